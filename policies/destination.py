@@ -1,0 +1,75 @@
+"""A destination: the place that messages are sent to, a queue or a topic with a dotted name.
+
+Written `queue://orders.custom` or `topic://prices.eu`; a name alone is a queue. Several with commas between are a
+composite: one atomic send to all of them, `queue://a,topic://b`. Names are case-sensitive, may hold any character but
+the comma and NUL, and `.` separates their segments (an empty segment is a segment).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .errors import DestinationError
+
+NAME_BYTES_MAX = 1024
+"""The longest name, in bytes of UTF-8."""
+
+
+class Kind(enum.Enum):
+    """What a destination is. The values are those on disk: never change them."""
+
+    QUEUE = 0
+    TOPIC = 1
+
+    @property
+    def scheme(self) -> str:
+        return "queue://" if self is Kind.QUEUE else "topic://"
+
+
+@dataclass(frozen=True, slots=True, order=False)
+class Destination:
+    """One queue or one topic. Hashable; equal by kind and name."""
+
+    kind: Kind
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise DestinationError("a destination needs a name; an empty one was given")
+        for bad, word in ((",", "a comma (it separates the parts of a composite)"), ("\0", "a NUL character")):
+            if bad in self.name:
+                raise DestinationError(f"destination name {self.name!r} holds {word}; leave it out")
+        try:
+            size = len(self.name.encode())
+        except UnicodeEncodeError as error:
+            raise DestinationError(f"destination name {self.name!r} is not valid unicode: {error}") from None
+        if size > NAME_BYTES_MAX:
+            raise DestinationError(
+                f"destination name {self.name[:40]!r}... takes {size} bytes; at most {NAME_BYTES_MAX} are allowed"
+            )
+
+    def __str__(self) -> str:
+        return self.kind.scheme + self.name
+
+    @classmethod
+    def parse(cls, text: str) -> Destination:
+        """`queue://name`, `topic://name`, or a bare name, which is a queue. Raises DestinationError."""
+        return _parse(text)
+
+    @classmethod
+    def parse_composite(cls, text: str) -> tuple[Destination, ...]:
+        """The parts of `queue://a,topic://b` in order, each once. Raises DestinationError."""
+        return tuple(dict.fromkeys(_parse(part.strip()) for part in text.split(",")))
+
+
+@lru_cache(maxsize=16384)
+def _parse(text: str) -> Destination:
+    scheme, separator, name = text.partition("://")
+    if not separator:
+        return Destination(Kind.QUEUE, text)
+    for kind in Kind:
+        if kind.scheme == scheme + separator:
+            return Destination(kind, name)
+    raise DestinationError(f"unknown scheme {scheme!r} in destination {text!r}; use queue:// or topic://")

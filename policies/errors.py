@@ -1,0 +1,93 @@
+"""Every error that Anabranch raises on purpose, grouped by what the caller does next.
+
+A message names the thing, the value and the next step. The families are few: catch the family, read the fields.
+They live on the ground floor so that each layer can raise them; `anabranch` re-exports all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class AnabranchError(Exception):
+    """The base of all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a configuration: where, and what. `line` counts from 1; 0 where there is no file."""
+
+    message: str
+    line: int = 0
+
+
+class ConfigError(AnabranchError):
+    """The configuration is wrong; nothing was opened or created. `problems` holds all of them, not just the first."""
+
+    def __init__(self, problems: Sequence[Problem | str], path: str | None = None) -> None:
+        self.problems = [p if isinstance(p, Problem) else Problem(p) for p in problems]
+        self.path = path
+        super().__init__("\n".join(self._line(p) for p in self.problems))
+
+    def _line(self, problem: Problem) -> str:
+        place = f"{self.path}:" if self.path else ""
+        if problem.line:
+            place = f"{self.path or 'line '}{':' if self.path else ''}{problem.line}:"
+        return f"{place} {problem.message}" if place else problem.message
+
+
+class DestinationError(AnabranchError, ValueError):
+    """A destination name or a pattern is not one."""
+
+
+class NoRouteError(AnabranchError, LookupError):
+    """No pattern matches the destination. Nothing was created."""
+
+
+class StoreLockedError(AnabranchError):
+    """Another process (or another router of this one) owns the directory."""
+
+
+class PlacementError(AnabranchError):
+    """The configuration would hide data that a store holds; or a recorded store is missing or is another one."""
+
+
+class CorruptionError(AnabranchError):
+    """Acknowledged data is damaged. Nothing was changed on disk."""
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        self.path, self.offset, self.reason = path, offset, reason
+        super().__init__(f"{path} at offset {offset}: {reason}")
+
+
+class StoreFailedError(AnabranchError):
+    """The store met an error that it must not go on after; reopen it. `__cause__` says what happened."""
+
+
+class StoreFullError(AnabranchError):
+    """A limit was reached. The operation took no effect."""
+
+
+class MessageTooLargeError(AnabranchError, ValueError):
+    """The message is larger than its store takes. Nothing was sent."""
+
+
+class UnknownMessageError(AnabranchError, LookupError):
+    """The message is not there to be acked or released: already acked, or not leased by this process."""
+
+
+class TransactionError(AnabranchError):
+    """The transaction cannot do this, or was rolled back."""
+
+
+class OutcomeUnknownError(AnabranchError):
+    """It is not known whether the operation took effect. Retry it with the same `message_id`."""
+
+
+class ClosedError(AnabranchError):
+    """The router or the store is closed, or this process is a fork of the one that opened it."""
+
+
+class TraceError(AnabranchError):
+    """A usage trace or a foreign journal cannot be used: what, where, and what to do."""

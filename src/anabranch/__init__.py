@@ -1,0 +1,1 @@
+"""Anabranch: embedded message persistence in partitioned durable stores."""
