@@ -91,3 +91,7 @@ class ClosedError(AnabranchError):
 
 class TraceError(AnabranchError):
     """A usage trace or a foreign journal cannot be used: what, where, and what to do."""
+
+
+class MissingDependencyError(AnabranchError, ImportError):
+    """This part needs something that is not installed; the message says what to install."""
