@@ -95,3 +95,7 @@ class TraceError(AnabranchError):
 
 class MissingDependencyError(AnabranchError, ImportError):
     """This part needs something that is not installed; the message says what to install."""
+
+
+class MissingExtraError(AnabranchError, ImportError):
+    """An optional part is not installed. The message names the `pip install` that brings it."""
