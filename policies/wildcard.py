@@ -1,0 +1,348 @@
+"""Destination patterns: which names they match, which one wins, and why.
+
+A pattern is `queue://` or `topic://` (neither: both kinds) and a dotted name in which
+
+    *       as a whole segment is any one segment, also an empty one
+    >       as the last segment is any number of segments, also none: `a.>` matches `a`, `a.b`, `a.b.c`; `>` everything
+    * ?     inside a segment are any characters (also none) and any one character: `orders.eu-*`
+    [ab]    is one of these characters; ranges `[a-z]`, all others `[!ab]`, and `]` in first place is itself
+    [*]     and likewise `[?]`, `[[]`, `[>]` are the characters themselves; `escape` writes them
+
+All else is literal, case-sensitive; `.` always separates. No wildcard but `>` reaches over a `.`.
+
+Which pattern wins depends on the patterns alone (invariant 5). An exact name beats all; then, at the first segment in
+which two patterns differ, literal beats in-segment glob (the one with more literal characters first, then text order)
+beats `*` beats `>`, and a pattern that ends there beats one that goes on; then one kind beats both.
+
+    >>> routes = RouteTable([("queue://orders.*", "all"), ("queue://orders.eu-*", "europe")])
+    >>> routes.route(Destination.parse("orders.eu-1")).target
+    'europe'
+
+Patterns are immutable and a RouteTable never changes: any thread may use them. Names are matched by fnmatch2; what
+that takes is said at `_matches`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Generic, TypeVar
+
+from fnmatch2 import fnmatchcase2
+
+from .destination import Destination, Kind
+from .errors import ConfigError, DestinationError
+
+T = TypeVar("T")
+
+ROUTES_CACHED_MAX = 16384
+"""How many destinations a RouteTable remembers the route of."""
+
+_LITERAL, _GLOB, _STAR, _REST = range(4)
+_RANK_NAMES = ("the literal", "the glob", "the wildcard", "the wildcard")
+_KIND_SETS = (frozenset({Kind.QUEUE}), frozenset({Kind.TOPIC}), frozenset(Kind))
+_KIND_NAMES = ("queues alone", "topics alone", "queues and topics")
+
+# Characters that fnmatch or fnmatch2 gives a meaning to, each as a lone surrogate. No valid name holds a surrogate, so
+# the encoding is one to one, and one character stays one character, as `?` and `[...]` need.
+_TRAPS = {char: chr(0xDC00 + ord(char)) for char in "/\\[]*?!^-&|~"}
+_ENCODE = str.maketrans({**_TRAPS, ".": "/"})
+_DECODE = str.maketrans({code: char for char, code in _TRAPS.items()})
+_END = "/\0"
+
+
+def _matches(encoded_name: str, encoded_pattern: str, *, prefix: bool) -> bool:
+    """The one place that asks fnmatch2, which matches paths, and matches them by prefix.
+
+    Both sides come encoded (`_ENCODE`): segments end in `/`, and characters that would mean something are others, so
+    that no backslash becomes a slash and no literal becomes a wildcard. `**`, which fnmatch2 does not backtrack on,
+    never gets here. For a pattern that does not end in `>`, a last segment that no name can hold makes the prefix
+    match a whole one.
+    """
+    if prefix:
+        return bool(fnmatchcase2(encoded_name, encoded_pattern))
+    return bool(fnmatchcase2(encoded_name + _END, encoded_pattern + _END))
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """One segment. Equal segments match the same names; the source text does not count (`[ab]` is `[ba]`)."""
+
+    rank: int
+    encoded: str
+    literals: int
+    lead: str
+    """What every match begins with; of a literal, all of it."""
+    source: str = field(compare=False)
+
+    @property
+    def key(self) -> tuple[int, int, str, str]:
+        return (self.rank, -self.literals if self.rank == _GLOB else 0, self.encoded.translate(_DECODE), self.encoded)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A parsed pattern. Two are equal when they are one pattern, however written: `[ab]` and `[ba]`, `a` and `[a]`."""
+
+    text: str = field(compare=False)
+    kinds: frozenset[Kind]
+    segments: tuple[_Segment, ...] = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """Raises DestinationError, which says what is wrong and what to write instead."""
+        return _parse(text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is a name: without any wildcard."""
+        return all(segment.rank == _LITERAL for segment in self.segments)
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """Sorts patterns: of those that match a destination, the first is its route (invariant 5)."""
+        return (not self.exact, tuple(s.key for s in self.segments), _KIND_SETS.index(self.kinds))
+
+    def matches(self, destination: Destination) -> bool:
+        """Whether this destination is one of those that the pattern names."""
+        name = destination.name
+        if destination.kind not in self.kinds or not name.startswith(self._lead):
+            return False
+        return _matches(name.translate(_ENCODE), self._encoded, prefix=self._open_ended)
+
+    @cached_property
+    def _open_ended(self) -> bool:
+        return self.segments[-1].rank == _REST
+
+    @cached_property
+    def _encoded(self) -> str:
+        if len(self.segments) == 1 and self._open_ended:
+            return "*"
+        closed = self.segments[:-1] if self._open_ended else self.segments
+        return "/".join(s.encoded for s in closed)
+
+    @cached_property
+    def _lead(self) -> str:
+        """What every name that matches begins with. It spares most patterns the question to fnmatch2."""
+        parts = []
+        for segment in self.segments:
+            if segment.rank == _REST:
+                break
+            parts.append(segment.lead)
+            if segment.rank != _LITERAL:
+                break
+        return ".".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[T]):
+    """A pattern that matches a destination, what it leads to, and why it won or lost."""
+
+    pattern: Pattern
+    target: T
+    reason: str
+
+
+class RouteTable(Generic[T]):
+    """Patterns and what they lead to. Which of them wins does not depend on the order in which they are given."""
+
+    def __init__(self, pairs: Iterable[tuple[str, T]]) -> None:
+        """Raises DestinationError for what is no pattern, and ConfigError for two that are the same."""
+        parsed = [(Pattern.parse(text), target) for text, target in pairs]
+        seen: dict[Pattern, str] = {}
+        problems = []
+        for pattern, _ in parsed:
+            if pattern in seen:
+                problems.append(f"pattern {pattern.text!r} is the same as {seen[pattern]!r}; keep one of them")
+            seen.setdefault(pattern, pattern.text)
+        if problems:
+            raise ConfigError(problems)
+        self._entries = sorted(parsed, key=lambda entry: entry[0].key)
+        self._route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._find)
+
+    def route(self, destination: Destination) -> Match[T] | None:
+        """The winner, or None where no pattern matches. A known destination costs a look into a bounded cache."""
+        return self._route(destination)
+
+    def matches(self, destination: Destination) -> list[Match[T]]:
+        """Every pattern that matches, the winner first, each with a sentence on why it stands where it stands."""
+        found = [(pattern, target) for pattern, target in self._entries if pattern.matches(destination)]
+        result = []
+        for place, (pattern, target) in enumerate(found):
+            if place:
+                above = found[place - 1][0]
+                reason = f"loses to {above.text!r}: {_why(above, pattern)}"
+            elif len(found) > 1:
+                below = found[1][0]
+                reason = f"wins over {below.text!r}: {_why(pattern, below)}"
+            else:
+                reason = "the only pattern that matches"
+            result.append(Match(pattern, target, reason))
+        return result
+
+    def nearest(self, destination: Destination, n: int = 3) -> list[str]:
+        """The texts of the n patterns most like the destination, for the error that says that none matches."""
+
+        def likeness(pattern: Pattern) -> float:
+            name = str(destination) if "://" in pattern.text else destination.name
+            return difflib.SequenceMatcher(None, pattern.text, name, autojunk=False).ratio()
+
+        ranked = sorted((-likeness(pattern), pattern.text) for pattern, _ in self._entries)
+        return [text for _, text in ranked[:n]]
+
+    def _find(self, destination: Destination) -> Match[T] | None:
+        return next(iter(self.matches(destination)), None)
+
+
+def escape(name: str) -> str:
+    """The pattern that matches exactly this name, of either kind; with `queue://` or `topic://` before it, of one."""
+    segments = []
+    for segment in name.split("."):
+        if segment == ">":
+            segments.append("[>]")
+        else:
+            segments.append("".join(f"[{char}]" if char in "*?[" else char for char in segment))
+    return ".".join(segments).replace("://", "[:]//")
+
+
+def _why(above: Pattern, below: Pattern) -> str:
+    """Why `above` comes before `below`, two different patterns that match one destination."""
+    if above.exact and not below.exact:
+        return "an exact name beats every wildcard"
+    for place, (a, b) in enumerate(zip(above.segments, below.segments, strict=False), start=1):
+        if a == b:
+            continue
+        if a.rank != b.rank:
+            return f"in segment {place}, {_RANK_NAMES[a.rank]} {a.source!r} beats {_RANK_NAMES[b.rank]} {b.source!r}"
+        if a.literals != b.literals:
+            counts = f"({a.literals} to {b.literals})"
+            return f"in segment {place}, {a.source!r} has more literal characters than {b.source!r} {counts}"
+        return f"in segment {place}, {a.source!r} comes before {b.source!r} in text order"
+    if len(above.segments) != len(below.segments):
+        return f"it ends where the other goes on with {below.segments[len(above.segments)].source!r}"
+    one, other = (_KIND_NAMES[_KIND_SETS.index(pattern.kinds)] for pattern in (above, below))
+    return f"it is for {one}, the other for {other}"
+
+
+# Parsing -------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Pattern:
+    scheme, separator, name = text.partition("://")
+    kinds = {kind.scheme: frozenset({kind}) for kind in Kind}.get(scheme + separator)
+    if not separator:
+        kinds, name = frozenset(Kind), text
+    if kinds is None:
+        raise DestinationError(
+            f"unknown scheme {scheme!r} in pattern {text!r}; use queue://, topic:// or none for both"
+        )
+    if not name:
+        raise DestinationError(f"pattern {text!r} is empty; to match everything write >")
+    if "," in name or "\0" in name:
+        raise DestinationError(f"pattern {text!r} holds a comma or NUL, as no name does; list patterns one by one")
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        raise DestinationError(f"pattern {text!r} is not valid unicode")
+    sources = name.split(".")
+    if ">" in sources[:-1]:
+        raise DestinationError(
+            f"pattern {text!r}: > is the rest of a name, so only its last segment; a literal one is [>]"
+        )
+    segments = [_segment(source, text) for source in sources]
+    if sources[-1] == ">":
+        segments[-1] = _Segment(_REST, "", 0, "", ">")
+    return Pattern(text, kinds, tuple(segments))
+
+
+def _segment(source: str, pattern: str) -> _Segment:
+    if source == "*":
+        return _Segment(_STAR, "*", 0, "", source)
+    encoded: list[str] = []
+    literals: list[str] = []
+    lead: str | None = None
+    at = 0
+    while at < len(source):
+        char, at = source[at], at + 1
+        literal = None
+        if char == "*" and encoded and encoded[-1] == "*":
+            raise DestinationError(
+                f"pattern {pattern!r}: ** is no wildcard; * is one segment, a last segment > is all the rest"
+            )
+        if char == "[":
+            token, literal, at = _bracket(source, at, pattern)
+        elif char in "*?":
+            token = char
+        else:
+            token, literal = char.translate(_ENCODE), char
+        encoded.append(token)
+        if literal is not None:
+            literals.append(literal)
+        elif lead is None:
+            lead = "".join(literals)
+    whole = "".join(literals)
+    rank = _LITERAL if lead is None else _GLOB
+    return _Segment(rank, "".join(encoded), len(literals), whole if lead is None else lead, source)
+
+
+def _bracket(source: str, at: int, pattern: str) -> tuple[str, str | None, int]:
+    """The brackets that open just before `at`: encoded, the character if they name just one, and where they end."""
+    negated = source.startswith("!", at)
+    start = at + negated
+    end = source.find("]", start + 1)
+    if end < 0:
+        raise DestinationError(
+            f"pattern {pattern!r}: no ] closes the [ in segment {source!r} (a . always separates segments); "
+            "a literal [ is written [[]"
+        )
+    ranges = _ranges(source[start:end], pattern)
+    if not negated and len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        char = chr(ranges[0][0])
+        return char.translate(_ENCODE), char, end + 1
+    return f"[{'!' if negated else ''}{_encoded_class(ranges)}]", None, end + 1
+
+
+def _ranges(members: str, pattern: str) -> list[tuple[int, int]]:
+    """The code points that `a-z_` names, as sorted ranges that do not touch."""
+    found = []
+    at = 0
+    while at < len(members):
+        low = high = members[at]
+        at += 1
+        if members.startswith("-", at) and at + 1 < len(members):
+            high = members[at + 1]
+            at += 2
+        if low > high:
+            raise DestinationError(f"pattern {pattern!r}: the range {low}-{high} is empty; write {high}-{low}")
+        found.append((ord(low), ord(high)))
+    merged: list[tuple[int, int]] = []
+    for low_code, high_code in sorted(found):
+        if merged and low_code <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high_code))
+        else:
+            merged.append((low_code, high_code))
+    return merged
+
+
+def _encoded_class(ranges: list[tuple[int, int]]) -> str:
+    """The inside of fnmatch brackets that match, among encoded characters, what the ranges hold among plain ones."""
+    cuts = sorted({ord(char) for char in _TRAPS})
+    traps = [_TRAPS[chr(cut)] for cut in cuts if any(low <= cut <= high for low, high in ranges)]
+    plain = []
+    for low, high in ranges:
+        # The surrogates stand for other characters, so a range may not run over them.
+        for first, last in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)):
+            for cut in cuts:
+                if first <= cut <= last:
+                    plain.append((first, cut - 1))
+                    first = cut + 1
+            plain.append((first, last))
+    return "".join(_span(first, last) for first, last in plain if first <= last) + "".join(traps)
+
+
+def _span(first: int, last: int) -> str:
+    return chr(first) if first == last else f"{chr(first)}-{chr(last)}"
