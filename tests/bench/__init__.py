@@ -1,0 +1,28 @@
+"""Benchmarks: Anabranch beside its peers, alternately, on one machine.
+
+    python -m tests.bench --scenario send-sync --peers anabranch,sqlite3,raw --n 20000 --threads 1 --rounds 3
+    python -m tests.bench --scenario all                    # every scenario, every peer, its default count
+
+Each run is a process of its own on a fresh directory of a real disk (`--dir`; tmpfs is refused, since a sync there
+costs nothing). Within a round each peer runs once, and the order turns by one from round to round. Each run prints one
+JSON line to stdout; at the end a table of medians and ratios goes to stderr. Quote medians of at least three rounds:
+one run on a busy machine says nothing. No timing is ever an assertion.
+
+A scenario (scenarios.py) drives a peer (peers/) through a handful of calls that it has; a peer that lacks one is left
+out by name. The calls of a peer are its library's own bound methods wherever that is possible, so that the harness
+adds nothing.
+
+    send-sync              1 KiB, each send on disk before the call returns; latencies of each call
+    send-nosync            100 B, each send handed to the operating system
+    send-many              100 B, 1000 a call, not synced
+    send+ack-nosync        100 B: one sent, one received and acked, in turn; counts pairs
+    tx-single-store        10 sends of 1 KiB in one transaction, durable; counts transactions, latencies of commits
+    recover-clean          a directory of n 1 KiB messages, closed: from open to the first message in hand
+    recover-rebuild-index  the same with the index deleted
+    drain                  n messages of 1 KiB read in order
+    toy-maker-disk         a factory's day replayed: the most files and bytes that were on disk at once
+    route                  a destination that was routed before: which store is it?
+
+What the peers really give is in each module's docstring, and was counted with
+`strace -f -c -e trace=fsync,fdatasync,msync python -m tests.bench ...`.
+"""

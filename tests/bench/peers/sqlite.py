@@ -1,0 +1,63 @@
+"""sqlite3 of the standard library: one table, WAL.
+
+Durable: `synchronous=FULL`, one fdatasync of the log a commit. Not durable: `synchronous=OFF`. A message in hand is
+not leased: it is read, then deleted by its ack, which is what the table alone can say. Threads take turns at one
+connection, which is faster than a connection each (they would sleep on each other's locks).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+
+class Sqlite:
+    name = "sqlite3"
+
+    def __init__(self, directory: Path, *, durable: bool) -> None:
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(directory / "queue.db", isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+        self._db.execute("CREATE TABLE IF NOT EXISTS messages (id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB)")
+
+    def sender(self) -> Callable[[bytes], None]:
+        execute, lock = self._db.execute, self._lock
+
+        def send(body: bytes) -> None:
+            with lock:
+                execute("INSERT INTO messages (body) VALUES (?)", (body,))
+
+        return send
+
+    def batch_sender(self) -> Callable[[list[bytes]], None]:
+        def send(bodies: list[bytes]) -> None:
+            with self._lock, self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.executemany("INSERT INTO messages (body) VALUES (?)", [(body,) for body in bodies])
+
+        return send
+
+    transaction = batch_sender
+
+    def taker(self) -> Callable[[], bytes]:
+        execute, lock = self._db.execute, self._lock
+
+        def take() -> bytes:
+            with lock:
+                number, body = execute("SELECT id, body FROM messages ORDER BY id LIMIT 1").fetchone()
+                execute("DELETE FROM messages WHERE id = ?", (number,))
+            return bytes(body)
+
+        return take
+
+    def reader(self) -> Callable[[], int]:
+        return lambda: sum(1 for _ in self._db.execute("SELECT body FROM messages ORDER BY id"))
+
+    def close(self) -> None:
+        self._db.close()
+
+
+PEERS = [Sqlite]

@@ -1,0 +1,282 @@
+"""What is measured: each scenario drives a peer through the calls that it needs and says how long they took."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import toymaker
+
+DURABLE_BYTES = 1024
+PLAIN_BYTES = 100
+BATCH = 1000
+TRANSACTION = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of one peer is to do: n operations on an empty directory."""
+
+    peer: type[Any]
+    directory: Path
+    n: int
+    threads: int
+
+
+@dataclass(slots=True)
+class Result:
+    """One line of output. `latencies` are nanoseconds of single calls; empty where taking them would distort."""
+
+    seconds: float
+    operations: int
+    payload_bytes: int
+    latencies: Sequence[int] = ()
+    disk: toymaker.Disk | None = None
+
+    def line(self, peer: str, scenario: str, n: int, threads: int) -> dict[str, Any]:
+        """The JSON object of a run. The percentiles are null where latencies were not taken."""
+        ordered = sorted(self.latencies)
+        line: dict[str, Any] = {
+            "peer": peer,
+            "scenario": scenario,
+            "n": n,
+            "payload_bytes": self.payload_bytes,
+            "threads": threads,
+            "seconds": round(self.seconds, 6),
+            "per_second": round(self.operations / self.seconds, 1),
+            "p50_us": round(ordered[len(ordered) // 2] / 1000, 1) if ordered else None,
+            "p99_us": round(ordered[len(ordered) * 99 // 100] / 1000, 1) if ordered else None,
+        }
+        return line | (asdict(self.disk) if self.disk else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A name, the calls that a peer must have for it, a count that takes seconds, and what to do."""
+
+    needs: tuple[str, ...]
+    n: int
+    run: Callable[[Run], Result]
+    threads: bool = field(default=False)
+    """Whether more than one thread means anything."""
+
+    def lacking(self, peer: type[Any]) -> list[str]:
+        """The calls that a peer does not have."""
+        return [need for need in self.needs if not hasattr(peer, need)]
+
+
+def body(size: int) -> bytes:
+    """The same bytes each time, such as no file system would compress."""
+    return random.Random(size).randbytes(size)
+
+
+def opened(run: Run, *, durable: bool, messages: int = 0, payload_bytes: int = 0) -> Any:
+    peer = run.peer(run.directory, durable=durable)
+    if hasattr(peer, "reserve"):
+        peer.reserve(messages, payload_bytes)
+    os.sync()  # what earlier runs left in the page cache is not this one's to write
+    return peer
+
+
+def in_threads(threads: int, work: Callable[[int], None]) -> float:
+    """Runs `work(i)` in that many threads at once; seconds from the start of the first to the end of the last."""
+    if threads == 1:
+        started = time.perf_counter()
+        work(0)
+        return time.perf_counter() - started
+    errors: list[BaseException] = []
+    gate = threading.Barrier(threads + 1)
+
+    def guarded(number: int) -> None:
+        gate.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=guarded, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    gate.wait()
+    started = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    seconds = time.perf_counter() - started
+    if errors:
+        raise errors[0]
+    return seconds
+
+
+def timed_calls(call: Callable[[Any], object], argument: Any, count: int) -> array[int]:
+    """Nanoseconds of each of `count` calls."""
+    clock = time.perf_counter_ns
+    latencies = array("q", bytes(8 * count))
+    for index in range(count):
+        started = clock()
+        call(argument)
+        latencies[index] = clock() - started
+    return latencies
+
+
+def send_sync(run: Run) -> Result:
+    peer = opened(run, durable=True, messages=run.n, payload_bytes=DURABLE_BYTES)
+    message, each = body(DURABLE_BYTES), run.n // run.threads
+    senders = [peer.sender() for _ in range(run.threads)]
+    taken: list[array[int]] = [array("q")] * run.threads
+
+    def work(number: int) -> None:
+        taken[number] = timed_calls(senders[number], message, each)
+
+    seconds = in_threads(run.threads, work)
+    peer.close()
+    return Result(seconds, each * run.threads, DURABLE_BYTES, [ns for part in taken for ns in part])
+
+
+def send_nosync(run: Run) -> Result:
+    peer = opened(run, durable=False, messages=run.n, payload_bytes=PLAIN_BYTES)
+    message, each = body(PLAIN_BYTES), run.n // run.threads
+    senders = [peer.sender() for _ in range(run.threads)]
+
+    def work(number: int) -> None:
+        send = senders[number]
+        for _ in range(each):
+            send(message)
+
+    seconds = in_threads(run.threads, work)
+    peer.close()
+    return Result(seconds, each * run.threads, PLAIN_BYTES)
+
+
+def send_many(run: Run) -> Result:
+    batch = min(BATCH, run.n)
+    calls = run.n // batch
+    peer = opened(run, durable=False, messages=run.n, payload_bytes=PLAIN_BYTES)
+    bodies, send = [body(PLAIN_BYTES)] * batch, peer.batch_sender()
+    started = time.perf_counter()
+    for _ in range(calls):
+        send(bodies)
+    seconds = time.perf_counter() - started
+    peer.close()
+    return Result(seconds, calls * batch, PLAIN_BYTES)
+
+
+def send_ack_nosync(run: Run) -> Result:
+    peer = opened(run, durable=False)
+    message, each = body(PLAIN_BYTES), run.n // run.threads
+    calls = [(peer.sender(), peer.taker()) for _ in range(run.threads)]
+
+    def work(number: int) -> None:
+        send, take = calls[number]
+        for _ in range(each):
+            send(message)
+            take()
+
+    seconds = in_threads(run.threads, work)
+    peer.close()
+    return Result(seconds, each * run.threads, PLAIN_BYTES)
+
+
+def tx_single_store(run: Run) -> Result:
+    peer = opened(run, durable=True, messages=run.n * TRANSACTION, payload_bytes=DURABLE_BYTES)
+    bodies = [body(DURABLE_BYTES)] * TRANSACTION
+    started = time.perf_counter()
+    latencies = timed_calls(peer.transaction(), bodies, run.n)
+    seconds = time.perf_counter() - started
+    peer.close()
+    return Result(seconds, run.n, DURABLE_BYTES, latencies)
+
+
+def filled(run: Run) -> None:
+    """Leaves the directory with n pending messages of 1 KiB, closed and on disk."""
+    peer = opened(run, durable=False, messages=run.n, payload_bytes=DURABLE_BYTES)
+    message = body(DURABLE_BYTES)
+    if hasattr(peer, "batch_sender"):
+        send_batch = peer.batch_sender()
+        for start in range(0, run.n, BATCH):
+            send_batch([message] * min(BATCH, run.n - start))
+    else:
+        send = peer.sender()
+        for _ in range(run.n):
+            send(message)
+    peer.close()
+    os.sync()
+
+
+def recover_clean(run: Run) -> Result:
+    filled(run)
+    return first_message(run)
+
+
+def recover_rebuild_index(run: Run) -> Result:
+    filled(run)
+    run.peer.drop_index(run.directory)
+    return first_message(run)
+
+
+def first_message(run: Run) -> Result:
+    """From open to the first message in hand: a store that opens on first use is not let off."""
+    started = time.perf_counter()
+    peer = run.peer(run.directory, durable=False)
+    first = peer.taker()()
+    seconds = time.perf_counter() - started
+    assert first == body(DURABLE_BYTES)
+    peer.close()
+    return Result(seconds, run.n, DURABLE_BYTES)
+
+
+def drain(run: Run) -> Result:
+    filled(run)
+    peer = run.peer(run.directory, durable=False)
+    read = peer.reader()
+    started = time.perf_counter()
+    count = read()
+    seconds = time.perf_counter() - started
+    peer.close()
+    assert count == run.n, f"{run.peer.name} read {count} of {run.n}"
+    return Result(seconds, run.n, DURABLE_BYTES)
+
+
+def toy_maker_disk(run: Run) -> Result:
+    operations = toymaker.operations(run.n)
+    peer = run.peer(run.directory, durable=False)
+    started = time.perf_counter()
+    disk = toymaker.replay(operations, peer.day())
+    seconds = time.perf_counter() - started
+    peer.close()
+    return Result(seconds, len(operations), 0, disk=disk)
+
+
+def route(run: Run) -> Result:
+    peer = run.peer(run.directory, durable=False)
+    find, destinations = peer.router()
+    for destination in destinations:
+        find(destination)
+    rounds = max(1, run.n // len(destinations))
+    started = time.perf_counter()
+    for _ in range(rounds):
+        for destination in destinations:
+            find(destination)
+    seconds = time.perf_counter() - started
+    peer.close()
+    return Result(seconds, rounds * len(destinations), 0)
+
+
+SCENARIOS = {
+    "send-sync": Scenario(("sender",), 20_000, send_sync, threads=True),
+    "send-nosync": Scenario(("sender",), 100_000, send_nosync, threads=True),
+    "send-many": Scenario(("batch_sender",), 500_000, send_many),
+    "send+ack-nosync": Scenario(("sender", "taker"), 50_000, send_ack_nosync, threads=True),
+    "tx-single-store": Scenario(("transaction",), 5_000, tx_single_store),
+    "recover-clean": Scenario(("sender", "taker"), 200_000, recover_clean),
+    "recover-rebuild-index": Scenario(("sender", "taker", "drop_index"), 200_000, recover_rebuild_index),
+    "drain": Scenario(("sender", "reader"), 200_000, drain),
+    "toy-maker-disk": Scenario(("day",), 50_000, toy_maker_disk),
+    "route": Scenario(("router",), 1_000_000, route),
+}
