@@ -91,3 +91,7 @@ class ClosedError(AnabranchError):
 
 class TraceError(AnabranchError):
     """A usage trace or a foreign journal cannot be used: what, where, and what to do."""
+
+
+class MissingExtraError(AnabranchError, ImportError):
+    """An optional part is not installed. The message names the `pip install` that brings it."""
