@@ -1,0 +1,200 @@
+"""What one store would cost, from the summary: the inner step of the search, well under a millisecond.
+
+The members' bytes are added by bucket and laid end to end into segments; a bucket belongs to the segment that its
+middle falls into. A segment loses, at its end, half an operation on average (longer ones more often: the mean of the
+squares over the mean), so it holds that much less. Where a segment begins inside a bucket, time is interpolated. Then
+the same sweep as in the exact model. The mean error against that is well under one percent.
+
+Costs are additive over stores, so sets of destinations are evaluated and remembered here, never whole partitionings.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .jit import njit
+from .model import GIB, HOUR, CostModel
+from .operations import Floats, Ints
+from .summary import Summary
+
+
+class SetCosts:
+    """The cost J of any set of destinations as one store, in GiB-hours. A set is a bit mask over destination numbers.
+
+    `retention_weight` above 1 makes disk dearer than it is, which leads the search to partitionings that need less.
+    """
+
+    def __init__(self, summary: Summary, costs: CostModel, retention_weight: float = 1.0) -> None:
+        self.summary = summary
+        self.costs = costs
+        self.retention_weight = retention_weight
+        self._known: dict[int, tuple[float, float]] = {}
+        self._capacity = float(summary.sizes.capacity(costs.segment_bytes))
+        ahead = summary.sizes.sizes.segments_ahead
+        self._ahead = ahead * costs.segment_bytes * summary.duration / GIB / HOUR
+        self._overhead = costs.overhead_segments * costs.segment_bytes * summary.duration / GIB / HOUR
+        groups = summary.transactions
+        self._group_rows = np.cumsum([0] + [len(group.members) for group in groups])
+        self._group_members = np.array([m for group in groups for m in group.members], np.int64)
+        self._group_counts = np.array([group.count for group in groups], np.int64)
+
+    @property
+    def evaluated(self) -> int:
+        """How many sets have been evaluated so far."""
+        return len(self._known)
+
+    def reweighted(self, retention_weight: float) -> SetCosts:
+        """The same with another weight; what was evaluated stays known to both."""
+        other = SetCosts(self.summary, self.costs, retention_weight)
+        other._known = self._known
+        return other
+
+    def cost(self, mask: int) -> float:
+        """J of this store: retention, its overhead, and two syncs for every spanning transaction that touches it."""
+        found = self._known.get(mask)
+        if found is None:
+            found = self._known[mask] = self._evaluate(mask)
+        retained, shared = found
+        return self.retention_weight * retained + self._overhead + 2 * self.costs.sync_price * shared
+
+    def retained(self, mask: int) -> float:
+        """GiB-hours that its segments stay on disk."""
+        self.cost(mask)
+        return self._known[mask][0]
+
+    def _evaluate(self, mask: int) -> tuple[float, float]:
+        members = np.array(mask_members(mask), np.int64)
+        s = self.summary
+        byte_seconds = _retained(
+            members,
+            s.byte_rows,
+            s.byte_bucket,
+            s.byte_sum,
+            s.byte_squares,
+            s.life_rows,
+            s.life_send,
+            s.life_ack,
+            s.life_time,
+            s.bucket_start,
+            self._capacity,
+            float(self.costs.segment_bytes),
+            s.sizes.model == "kahadb",
+        )
+        shared = _spanning(
+            members, len(s.destinations), self._group_rows, self._group_members, self._group_counts
+        )
+        return byte_seconds / GIB / HOUR + self._ahead, float(shared)
+
+
+def mask_members(mask: int) -> list[int]:
+    """The numbers of the bits that are set, ascending."""
+    members = []
+    while mask:
+        low = mask & -mask
+        members.append(low.bit_length() - 1)
+        mask ^= low
+    return members
+
+
+@njit
+def _retained(
+    members: Ints,
+    byte_rows: Ints,
+    byte_bucket: Ints,
+    byte_sum: Floats,
+    byte_squares: Floats,
+    life_rows: Ints,
+    life_send: Ints,
+    life_ack: Ints,
+    life_time: Floats,
+    bucket_start: Floats,
+    capacity: float,
+    segment_bytes: float,
+    chains: bool,
+) -> float:
+    """Byte-seconds that the store's segments are on disk."""
+    buckets = len(bucket_start) - 1
+    finish = bucket_start[buckets]
+    written = np.zeros(buckets)
+    total, squares = 0.0, 0.0
+    for m in members:
+        for k in range(byte_rows[m], byte_rows[m + 1]):
+            written[byte_bucket[k]] += byte_sum[k]
+            total += byte_sum[k]
+            squares += byte_squares[k]
+    if total == 0.0:
+        return 0.0
+    room = max(capacity - squares / (2.0 * total), capacity / 2.0)
+    count = max(int(math.ceil(total / room)), 1)
+    start = np.empty(count)
+    segment = np.zeros(buckets, np.int64)
+    before, born = 0.0, 0
+    for b in range(buckets):
+        if written[b] == 0.0:
+            continue
+        span = bucket_start[b + 1] - bucket_start[b]
+        while born < count and born * room < before + written[b]:
+            start[born] = bucket_start[b] + span * max(born * room - before, 0.0) / written[b]
+            born += 1
+        segment[b] = min(int((before + written[b] / 2.0) / room), count - 1)
+        before += written[b]
+    for s in range(born, count):
+        start[s] = finish
+    end = np.empty(count)
+    for s in range(count):
+        end[s] = start[s + 1] if s + 1 < count else finish
+    for m in members:
+        for k in range(life_rows[m], life_rows[m + 1]):
+            s = segment[life_send[k]]
+            end[s] = max(end[s], min(life_time[k], finish))
+    if chains:
+        _sweep(members, life_rows, life_send, life_ack, segment, end)
+    held = 0.0
+    for s in range(count):
+        held += end[s] - start[s]
+    return held * segment_bytes
+
+
+@njit
+def _sweep(members: Ints, life_rows: Ints, life_send: Ints, life_ack: Ints, segment: Ints, end: Floats) -> None:
+    """The ack rule, segment after segment. Edges hang in a linked list at the segment of their ack: no sort is needed."""
+    edges = 0
+    for m in members:
+        edges += life_rows[m + 1] - life_rows[m]
+    first = np.full(len(end), -1, np.int64)
+    following = np.empty(edges, np.int64)
+    source = np.empty(edges, np.int64)
+    at = 0
+    for m in members:
+        for k in range(life_rows[m], life_rows[m + 1]):
+            if life_ack[k] < 0:
+                continue
+            s, t = segment[life_ack[k]], segment[life_send[k]]
+            if t < s:
+                source[at], following[at] = t, first[s]
+                first[s] = at
+                at += 1
+    for s in range(len(end)):
+        edge = first[s]
+        while edge >= 0:
+            end[s] = max(end[s], end[source[edge]])
+            edge = following[edge]
+
+
+@njit
+def _spanning(members: Ints, width: int, rows: Ints, group_members: Ints, counts: Ints) -> int:
+    """Transactions with a destination in the set and another outside it."""
+    chosen = np.zeros(width, np.bool_)
+    for m in members:
+        chosen[m] = True
+    shared = 0
+    for g in range(len(counts)):
+        inside = 0
+        for k in range(rows[g], rows[g + 1]):
+            if chosen[group_members[k]]:
+                inside += 1
+        if 0 < inside < rows[g + 1] - rows[g]:
+            shared += counts[g]
+    return shared

@@ -1,0 +1,359 @@
+"""Which destinations should share a store: the partitioning of least cost, given the cost of every set.
+
+Up to 12 atoms (a destination, or several that are pinned together) dynamic programming over subsets finds the optimum.
+Above, two heuristics start from opposite ends, each is improved by local search, and the better one is kept:
+
+- agglomeration: from all-separate, join the pair of stores that gains most, until none gains;
+- intervals: atoms in order of how long their messages stay, cut into runs by dynamic programming. Retention is what
+  binds destinations together, so a good partitioning is nearly one of runs.
+
+Nothing is random and ties go to what comes first, so the same costs give the same answer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError
+from .evaluate import SetCosts, mask_members
+from .jit import njit
+from .model import Partition, canonical
+from .operations import Ints
+from .summary import retention_quantile
+
+EXACT_ATOMS_MAX = 12
+INTERVAL_ATOMS_MAX = 60
+NEIGHBOURS = 40
+"""In agglomeration and local search above this many atoms, only stores near in retention are candidates for joining."""
+ROUNDS_MAX = 12
+_GAIN_MIN = 1e-9
+"""A relative gain below this is rounding, not a gain."""
+
+Progress = Callable[[str, float], None]
+"""Called with a stage and the share of it that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What the costs do not say. Destinations are given by number."""
+
+    durability: tuple[int, ...] = ()
+    """A group for each destination; different groups never share a store. Empty: all alike."""
+    pinned: tuple[tuple[int, ...], ...] = ()
+    """Sets that must share a store."""
+    stores_max: int | None = None
+
+
+@dataclass(slots=True)
+class _Problem:
+    """The atoms, in the order of their first destination, and what may be joined."""
+
+    costs: SetCosts
+    atoms: list[int]
+    group: list[int]
+    stores_max: int
+    rank: list[int] = field(default_factory=list)
+    """Place of each atom in the order of (durability, retention)."""
+
+    def cost(self, store: int) -> float:
+        """Cost of a store given as a mask over atoms; infinite where durabilities mix."""
+        members = mask_members(store)
+        if any(self.group[a] != self.group[members[0]] for a in members[1:]):
+            return math.inf
+        return self.costs.cost(self.destinations(members))
+
+    def destinations(self, members: Sequence[int]) -> int:
+        mask = 0
+        for atom in members:
+            mask |= self.atoms[atom]
+        return mask
+
+    def partition(self, stores: Sequence[int]) -> Partition:
+        return canonical([mask_members(self.destinations(mask_members(store))) for store in stores])
+
+    def total(self, stores: Sequence[int]) -> float:
+        return math.fsum(self.cost(store) for store in stores)
+
+    def position(self, store: int) -> float:
+        """Where a store stands in the order of retention."""
+        members = mask_members(store)
+        return sum(self.rank[a] for a in members) / len(members)
+
+
+def search(
+    costs: SetCosts, constraints: Constraints | None = None, *, keep: int = 3, progress: Progress | None = None
+) -> tuple[Partition, ...]:
+    """The best partitionings, best first, at most `keep`. Raises ConfigError where the constraints contradict each other."""
+    problem = _problem(costs, constraints or Constraints())
+    report = progress or (lambda stage, share: None)
+    if len(problem.atoms) <= EXACT_ATOMS_MAX:
+        best = _exact(problem, report)
+    else:
+        starts = [_agglomerate(problem, report), _intervals(problem, report)]
+        improved = [_improve(problem, stores, report) for stores in starts if stores]
+        best = min(improved, key=lambda stores: (problem.total(stores), problem.partition(stores)))
+    ranked = _with_neighbours(problem, best, keep)
+    report("search", 1.0)
+    return tuple(ranked)
+
+
+def _problem(costs: SetCosts, constraints: Constraints) -> _Problem:
+    width = len(costs.summary.destinations)
+    durability = constraints.durability or (0,) * width
+    atom_of = list(range(width))
+    for pin in constraints.pinned:
+        first = min(atom_of[d] for d in pin)
+        joined = {atom_of[d] for d in pin}
+        atom_of = [first if a in joined else a for a in atom_of]
+    atoms = [sum(1 << d for d in range(width) if atom_of[d] == a) for a in sorted(set(atom_of))]
+    group = []
+    for atom in atoms:
+        kinds = {durability[d] for d in mask_members(atom)}
+        if len(kinds) > 1:
+            names = ", ".join(costs.summary.destinations[d] for d in mask_members(atom))
+            raise ConfigError([f"{names} are pinned together but differ in durability; pin or classify them otherwise"])
+        group.append(kinds.pop())
+    stores_max = len(atoms) if constraints.stores_max is None else constraints.stores_max
+    if stores_max < len(set(group)):
+        raise ConfigError(
+            [f"at most {stores_max} stores are allowed, but {len(set(group))} durabilities need a store each; allow more"]
+        )
+    problem = _Problem(costs, atoms, group, stores_max)
+    order = sorted(range(len(atoms)), key=lambda a: (group[a], _stay(costs, atoms[a]), a))
+    problem.rank = [0] * len(atoms)
+    for place, atom in enumerate(order):
+        problem.rank[atom] = place
+    return problem
+
+
+def _stay(costs: SetCosts, atom: int) -> float:
+    return max(retention_quantile(costs.summary, d) for d in mask_members(atom))
+
+
+# Subsets: the optimum -----------------------------------------------------------------------------------------------
+
+
+def _exact(problem: _Problem, report: Progress) -> list[int]:
+    size = 1 << len(problem.atoms)
+    values = np.full(size, np.inf)
+    for store in range(1, size):
+        values[store] = problem.cost(store)
+        if store % 256 == 0:
+            report("search", store / size)
+    choice, stores = _subset_program(values, len(problem.atoms), min(problem.stores_max, len(problem.atoms)))
+    result, rest = [], size - 1
+    for count in range(stores, 0, -1):
+        store = int(choice[count, rest])
+        result.append(store)
+        rest ^= store
+    return result
+
+
+@njit
+def _subset_program(values: npt.NDArray[np.float64], atoms: int, stores_max: int) -> tuple[Ints, int]:
+    """choice[k, set] is the store that holds the set's lowest atom when the set is best cut into k stores."""
+    size = 1 << atoms
+    best = np.full((stores_max + 1, size), np.inf)
+    choice = np.zeros((stores_max + 1, size), np.int64)
+    best[0, 0] = 0.0
+    for count in range(1, stores_max + 1):
+        for whole in range(1, size):
+            low = whole & -whole
+            part = whole
+            while part:
+                # A store without the lowest atom will hold some other set's lowest: each partition is seen once.
+                if part & low:
+                    value = values[part] + best[count - 1, whole ^ part]
+                    if value < best[count, whole]:
+                        best[count, whole] = value
+                        choice[count, whole] = part
+                part = (part - 1) & whole
+    stores = 1
+    for count in range(1, stores_max + 1):
+        if best[count, size - 1] < best[stores, size - 1]:
+            stores = count
+    return choice, stores
+
+
+# Agglomeration ------------------------------------------------------------------------------------------------------
+
+
+def _agglomerate(problem: _Problem, report: Progress) -> list[int]:
+    """Join the pair that gains most until none gains; past that, while there are too many stores, the one that costs least."""
+    order = sorted(range(len(problem.atoms)), key=lambda a: problem.rank[a])
+    stores = {number: 1 << atom for number, atom in enumerate(order)}
+    near = NEIGHBOURS if len(order) > NEIGHBOURS else len(order)
+    heap: list[tuple[float, int, int]] = []
+
+    def offer(a: int, b: int) -> None:
+        joined = problem.cost(stores[a] | stores[b])
+        if joined < math.inf:
+            change = joined - problem.cost(stores[a]) - problem.cost(stores[b])
+            heapq.heappush(heap, (change, min(a, b), max(a, b)))
+
+    for a in range(len(order)):
+        for b in range(a + 1, min(a + 1 + near, len(order))):
+            offer(a, b)
+        report("agglomerate", a / len(order))
+    born = len(order)
+    while heap:
+        change, a, b = heapq.heappop(heap)
+        if a not in stores or b not in stores:
+            continue
+        if change >= -_GAIN_MIN * problem.cost(stores[a]) and len(stores) <= problem.stores_max:
+            break
+        stores[born] = stores.pop(a) | stores.pop(b)
+        at = problem.position(stores[born])
+        others = sorted((n for n in stores if n != born), key=lambda n: (abs(problem.position(stores[n]) - at), n))
+        for other in others[:near]:
+            offer(other, born)
+        born += 1
+    return list(stores.values()) if len(stores) <= problem.stores_max else []
+
+
+# Intervals ----------------------------------------------------------------------------------------------------------
+
+
+def _intervals(problem: _Problem, report: Progress) -> list[int]:
+    """The best cut of the atoms, in order of retention, into runs."""
+    runs = _runs(problem)
+    count = len(runs)
+    stores_max = min(problem.stores_max, count)
+    values = np.full((count, count + 1), math.inf)
+    for i in range(count):
+        store = 0
+        for j in range(i + 1, count + 1):
+            store |= runs[j - 1]
+            values[i, j] = problem.cost(store)
+            if values[i, j] == math.inf:
+                break
+        report("intervals", (i + 1) / count)
+    best = np.full((stores_max + 1, count + 1), math.inf)
+    cut = np.zeros((stores_max + 1, count + 1), np.int64)
+    best[0, 0] = 0.0
+    for k in range(1, stores_max + 1):
+        for j in range(1, count + 1):
+            candidates = best[k - 1, :j] + values[:j, j]
+            cut[k, j] = int(np.argmin(candidates))
+            best[k, j] = candidates[cut[k, j]]
+    k, j = int(np.argmin(best[:, count])), count
+    if not math.isfinite(best[k, count]):
+        return []
+    stores = []
+    while j:
+        i = int(cut[k, j])
+        store = 0
+        for run in runs[i:j]:
+            store |= run
+        stores.append(store)
+        k, j = k - 1, i
+    return stores
+
+
+def _runs(problem: _Problem) -> list[int]:
+    """At most INTERVAL_ATOMS_MAX runs of neighbours in the order of retention, none of mixed durability."""
+    order = sorted(range(len(problem.atoms)), key=lambda a: problem.rank[a])
+    length = math.ceil(len(order) / INTERVAL_ATOMS_MAX)
+    runs: list[int] = []
+    members = 0
+    for place, atom in enumerate(order):
+        fresh = place == 0 or members == length or problem.group[atom] != problem.group[order[place - 1]]
+        if fresh:
+            runs.append(0)
+            members = 0
+        runs[-1] |= 1 << atom
+        members += 1
+    return runs
+
+
+# Local search -------------------------------------------------------------------------------------------------------
+
+
+def _improve(problem: _Problem, stores: list[int], report: Progress) -> list[int]:
+    """Move one atom to another or a new store, or join two stores, until nothing gains."""
+    stores = sorted(stores)
+    for round_ in range(ROUNDS_MAX):
+        before = problem.total(stores)
+        for atom in range(len(problem.atoms)):
+            stores = _move(problem, stores, 1 << atom)
+        stores = _join(problem, stores)
+        report("improve", (round_ + 1) / ROUNDS_MAX)
+        if problem.total(stores) >= before * (1 - _GAIN_MIN):
+            break
+    report("improve", 1.0)
+    return stores
+
+
+def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
+    """The best move of this atom, if one gains."""
+    home = next(store for store in stores if store & atom)
+    rest = home & ~atom
+    leaving = problem.cost(home) - (problem.cost(rest) if rest else 0.0)
+    targets = [store for store in stores if store != home]
+    if len(targets) > NEIGHBOURS:
+        at = problem.position(atom)
+        targets = sorted(targets, key=lambda store: (abs(problem.position(store) - at), store))[:NEIGHBOURS]
+    best, target = leaving * (1 - _GAIN_MIN), None
+    for store in targets:
+        arriving = problem.cost(store | atom) - problem.cost(store)
+        if arriving < best:
+            best, target = arriving, store
+    if rest and len(stores) < problem.stores_max and problem.cost(atom) < best:
+        target = 0
+    if target is None:
+        return stores
+    kept = [store for store in stores if store not in (home, target)]
+    return sorted(kept + [target | atom] + ([rest] if rest else []))
+
+
+def _join(problem: _Problem, stores: list[int]) -> list[int]:
+    """Join pairs while one gains."""
+    while len(stores) > 1:
+        best, pair = -_GAIN_MIN * problem.total(stores), None
+        by_position = sorted(stores, key=lambda store: (problem.position(store), store))
+        for i, a in enumerate(by_position):
+            for b in by_position[i + 1 : i + 1 + NEIGHBOURS]:
+                change = problem.cost(a | b) - problem.cost(a) - problem.cost(b)
+                if change < best:
+                    best, pair = change, (a, b)
+        if pair is None:
+            break
+        stores = sorted([store for store in stores if store not in pair] + [pair[0] | pair[1]])
+    return stores
+
+
+def _with_neighbours(problem: _Problem, best: list[int], keep: int) -> list[Partition]:
+    """The best and the next best that are one step from it."""
+    found: dict[Partition, float] = {}
+    for stores in neighbours(best, len(problem.atoms)):
+        if len(stores) <= problem.stores_max:
+            total = problem.total(stores)
+            if total < math.inf:
+                found[problem.partition(stores)] = total
+    first = problem.partition(best)
+    found.pop(first, None)
+    return [first, *heapq.nsmallest(keep - 1, found, key=lambda partition: (found[partition], partition))]
+
+
+def neighbours(stores: Sequence[int], atoms: int) -> list[list[int]]:
+    """Every partitioning that one move of an atom or one join of two stores makes of this one."""
+    result = []
+    for atom in (1 << a for a in range(atoms)):
+        home = next(store for store in stores if store & atom)
+        rest = home & ~atom
+        others = [store for store in stores if store != home]
+        if rest:
+            result.append([*others, rest, atom])
+        for target in others:
+            changed = [target | atom if store == target else store for store in others]
+            result.append([*changed, rest] if rest else changed)
+    for i, a in enumerate(stores):
+        for b in stores[i + 1 :]:
+            result.append([*(store for store in stores if store not in (a, b)), a | b])
+    return result
