@@ -46,7 +46,7 @@ def in_process(peer: str, scenario: str, base: Path, n: int, threads: int) -> di
 
 def measure(peer: str, scenario: str, directory: Path, n: int, threads: int) -> dict[str, Any]:
     result = SCENARIOS[scenario].run(Run(peers.load(peer), directory, n, threads))
-    return result.line(peer, scenario, n, threads)
+    return result.line(peer, scenario, threads)
 
 
 def filesystem(directory: Path) -> str:

@@ -40,13 +40,13 @@ class Result:
     latencies: Sequence[int] = ()
     disk: toymaker.Disk | None = None
 
-    def line(self, peer: str, scenario: str, n: int, threads: int) -> dict[str, Any]:
+    def line(self, peer: str, scenario: str, threads: int) -> dict[str, Any]:
         """The JSON object of a run. The percentiles are null where latencies were not taken."""
         ordered = sorted(self.latencies)
         line: dict[str, Any] = {
             "peer": peer,
             "scenario": scenario,
-            "n": n,
+            "n": self.operations,
             "payload_bytes": self.payload_bytes,
             "threads": threads,
             "seconds": round(self.seconds, 6),
@@ -245,11 +245,11 @@ def drain(run: Run) -> Result:
 
 def toy_maker_disk(run: Run) -> Result:
     operations = toymaker.operations(run.n)
-    peer = run.peer(run.directory, durable=False)
+    day = run.peer.day(run.directory)
     started = time.perf_counter()
-    disk = toymaker.replay(operations, peer.day())
+    disk = toymaker.replay(operations, day)
     seconds = time.perf_counter() - started
-    peer.close()
+    day.close()
     return Result(seconds, len(operations), 0, disk=disk)
 
 
@@ -277,6 +277,6 @@ SCENARIOS = {
     "recover-clean": Scenario(("sender", "taker"), 200_000, recover_clean),
     "recover-rebuild-index": Scenario(("sender", "taker", "drop_index"), 200_000, recover_rebuild_index),
     "drain": Scenario(("sender", "reader"), 200_000, drain),
-    "toy-maker-disk": Scenario(("day",), 50_000, toy_maker_disk),
+    "toy-maker-disk": Scenario(("day",), 100_000, toy_maker_disk),
     "route": Scenario(("router",), 1_000_000, route),
 }

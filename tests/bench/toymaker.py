@@ -41,6 +41,8 @@ class Day(Protocol):
     def disk(self) -> tuple[int, int]:
         """Files and bytes that hold messages now."""
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Disk:

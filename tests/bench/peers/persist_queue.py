@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import persistqueue
 
@@ -32,15 +33,20 @@ class PersistQueue:
     name = "persist-queue"
 
     def __init__(self, directory: Path, *, durable: bool) -> None:
-        self._queue = persistqueue.SQLiteQueue(str(directory), multithreading=True, auto_commit=True, serializer=AsIs)
+        self._queue: Any = persistqueue.SQLiteQueue(
+            str(directory), multithreading=True, auto_commit=True, serializer=AsIs
+        )
         if not durable:
-            self._queue._putter.execute("PRAGMA synchronous=OFF")
+            putter: Any = self._queue._putter
+            putter.execute("PRAGMA synchronous=OFF")
 
     def sender(self) -> Callable[[bytes], object]:
-        return self._queue.put  # type: ignore[no-any-return]
+        put: Callable[[bytes], object] = self._queue.put
+        return put
 
     def taker(self) -> Callable[[], bytes]:
-        return self._queue.get_nowait  # type: ignore[no-any-return]
+        get: Callable[[], bytes] = self._queue.get_nowait
+        return get
 
     def reader(self) -> Callable[[], int]:
         return lambda: len(self._queue.queue())

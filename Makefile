@@ -1,0 +1,48 @@
+# Two commands from a fresh clone, with Python 3.11 or newer and nothing else: make demo, make test.
+# PYTHON=/path/to/python3.13 chooses the interpreter; ARGS=... goes to pytest, the demo or the benchmarks.
+
+PYTHON ?= python3
+VENV = .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test lint format bench clean
+
+demo: $(VENV)/.installed-all
+	@$(BIN)/anabranch demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/python -m mypy
+
+format: $(VENV)/.installed-dev
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.made:
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null || { \
+	    echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=/path/to/python3.13 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	    echo "$(PYTHON) cannot make a virtual environment (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@touch $@
+
+# A stamp for each set of extras; older than pyproject.toml, it is installed again.
+$(VENV)/.installed-all: $(VENV)/.made pyproject.toml
+	@echo "Installing Anabranch and what the advisor needs into $(VENV): the first time about 600 MB, some minutes."
+	@$(PIP) --editable ".[all]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
+	@echo "Installing Anabranch and what its tests need into $(VENV): the first time about 700 MB, some minutes."
+	@$(PIP) --editable ".[dev]"
+	@touch $@ $(VENV)/.installed-all

