@@ -38,11 +38,11 @@ $(VENV)/.made:
 
 # A stamp for each set of extras; older than pyproject.toml, it is installed again.
 $(VENV)/.installed-all: $(VENV)/.made pyproject.toml
-	@echo "Installing Anabranch and what the advisor needs into $(VENV): the first time about 600 MB, some minutes."
+	@echo "Installing Anabranch and what the advisor needs into $(VENV): 1.3 GB and some minutes the first time."
 	@$(PIP) --editable ".[all]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
-	@echo "Installing Anabranch and what its tests need into $(VENV): the first time about 700 MB, some minutes."
+	@echo "Installing Anabranch and what its tests need into $(VENV): 1.3 GB and some minutes the first time."
 	@$(PIP) --editable ".[dev]"
 	@touch $@ $(VENV)/.installed-all
