@@ -20,7 +20,15 @@ _SIZES = {
 }  # fmt: skip
 _DURATIONS = {
     unit: Decimal(seconds)
-    for unit, seconds in {"us": "1e-6", "ms": "1e-3", "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}.items()
+    for unit, seconds in {
+        "us": "1e-6",
+        "ms": "1e-3",
+        "s": "1",
+        "m": "60",
+        "min": "60",
+        "h": "3600",
+        "d": "86400",
+    }.items()
 }
 
 _SIZE_BY_FOLDED = {unit.lower(): factor for unit, factor in _SIZES.items()}

@@ -1,0 +1,189 @@
+"""The configuration file: YAML in, typed models out, with every error of the file at once.
+
+    config = load("stores.yaml")
+    store = config.routes().route(Destination.parse("orders.custom")).target
+    print(store.name, store.options)
+
+or without a file, with the same checks:
+
+    config = Config("data", [StoreConfig("all", [">"], journal=JournalOptions(sync=Sync.PERIODIC))])
+
+What the file may say is in docs/configuration.md; `json_schema` says it to editors. Loading reads the one file and the
+environment variables that it names; it creates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import SecretStr, ValidationError
+
+from . import config_yaml
+from .config_checks import Outline, disagreements
+from .config_models import Config, StoreConfig, validated_options
+from .config_options import DEFAULT_KIND, Base, Duration, JournalOptions, Options, Size, known_kinds
+from .config_problems import Located, describe_value, did_you_mean, explain
+from .config_schema import json_schema
+from .config_yaml import Document
+from .errors import ConfigError, Problem
+
+__all__ = [
+    "Config",
+    "Duration",
+    "JournalOptions",
+    "Options",
+    "Size",
+    "StoreConfig",
+    "dump_yaml",
+    "json_schema",
+    "load",
+    "loads",
+]
+
+_EMPTY = "the file says nothing; the least is a directory and one store, and `anabranch init` writes an example"
+
+
+def load(path: str | Path) -> Config:
+    """The configuration in a file. Relative directories start from the file's. Raises ConfigError."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(["no such file; `anabranch init` writes one"], str(path)) from None
+    except OSError as error:
+        raise ConfigError([f"the file cannot be read: {error.strerror}"], str(path)) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError([Problem("not UTF-8; save the file as UTF-8", line)], str(path)) from None
+    return _loads(text, path.parent, str(path))
+
+
+def loads(text: str, base: str | Path) -> Config:
+    """The configuration in a text. Relative directories start from `base`. Raises ConfigError."""
+    return _loads(text, Path(base), None)
+
+
+def dump_yaml(config: Config) -> str:
+    """A file that `loads` reads back as this configuration; what is as by default is left out.
+
+    Raises ConfigError for a secret, which belongs into the environment.
+    """
+    stores = []
+    for store in config.stores:
+        fields: dict[str, Any] = {"name": store.name, "match": list(store.match)}
+        if store.per_destination:
+            fields["per_destination"] = True
+        for key in ("directory", "index_directory"):
+            if getattr(store, key) is not None:
+                fields[key] = str(getattr(store, key))
+        for key, value in store.options:
+            if isinstance(value, SecretStr):
+                raise ConfigError([f"store {store.name!r}: {key} is a secret; write {key}_env by hand instead"])
+        options = store.options.model_dump(mode="json", exclude_defaults=True)
+        if options or store.kind != DEFAULT_KIND:
+            fields[store.kind] = options
+        stores.append(fields)
+    data = {"directory": str(config.directory), "stores": stores}
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _loads(text: str, directory: Path, name: str | None) -> Config:
+    document = config_yaml.parse(text)
+    if document.data is None:
+        raise ConfigError(document.problems or [Problem(_EMPTY)], name)
+    base = Base(directory.absolute())
+    found: list[Located] = []
+    config = None
+    defaults = _defaults(document, found, base)
+    data = _with_defaults(document.data, defaults)
+    try:
+        config = Config.model_validate(data, context=base)
+    except ValidationError as error:
+        found += [problem for problem in explain(error, Config) if not _is_of_defaults(problem.path, document)]
+    found += disagreements(*_outlines(data, base.directory), lambda path: f" (line {document.line(path)})")
+    problems = document.problems + [Problem(p.describe(data), document.line(p.path)) for p in found]
+    if config is None or problems:
+        problems.sort(key=lambda problem: problem.line)
+        raise ConfigError(problems, name)
+    return config
+
+
+# Store defaults ------------------------------------------------------------------------------------------------------
+
+
+def _defaults(document: Document, found: list[Located], base: Base) -> Mapping[str, Any]:
+    """What `defaults:` says, by kind; what is wrong in it joins `found`, whether or not a store uses it."""
+    if not isinstance(document.data, dict) or document.data.get("defaults") is None:
+        return {}
+    defaults = document.data["defaults"]
+    if not isinstance(defaults, dict):
+        text = f"expected a mapping of kinds of stores; found {describe_value(defaults)}"
+        found.append(Located(("defaults",), text))
+        return {}
+    for kind, options in defaults.items():
+        if kind not in known_kinds():
+            found.append(Located(("defaults", kind), f"unknown kind of store; {did_you_mean(kind, known_kinds())}"))
+            continue
+        for problem in validated_options(kind, options, base)[1]:
+            path = ("defaults", *problem.path)
+            if path in document.lines:  # else it is an option that is missing here and may stand in each store
+                found.append(Located(path, problem.text))
+    return defaults
+
+
+def _with_defaults(data: Any, defaults: Mapping[str, Any]) -> Any:
+    """The data without its section `defaults`, each store with the options that it does not give itself."""
+    if not isinstance(data, dict):
+        return data
+    data = {key: value for key, value in data.items() if key != "defaults"}
+    if isinstance(data.get("stores"), list):
+        data["stores"] = [_store_with_defaults(store, defaults) for store in data["stores"]]
+    return data
+
+
+def _store_with_defaults(store: Any, defaults: Mapping[str, Any]) -> Any:
+    if not isinstance(store, dict):
+        return store
+    kind = next((kind for kind in known_kinds() if kind in store), DEFAULT_KIND)
+    general, own = defaults.get(kind), store.get(kind)
+    if not isinstance(general, dict) or not (own is None or isinstance(own, dict)):
+        return store
+    own = own or {}
+    replaced = {key.removesuffix("_env") for key in own} | {f"{key}_env" for key in own}
+    return {**store, kind: {**{key: value for key, value in general.items() if key not in replaced}, **own}}
+
+
+def _is_of_defaults(path: config_yaml.Path, document: Document) -> bool:
+    """Whether a problem in a store lies in a value that came from `defaults`, where it is reported once."""
+    option = path[:4]
+    return len(option) == 4 and option not in document.lines and ("defaults", *option[2:]) in document.lines
+
+
+# What stores look like even where something in them is wrong ---------------------------------------------------------
+
+
+def _outlines(data: Any, base: Path) -> tuple[Path | None, list[Outline]]:
+    if not isinstance(data, dict):
+        return None, []
+    stores = data.get("stores")
+    return _path(data.get("directory"), base), list(_each_outline(stores if isinstance(stores, list) else [], base))
+
+
+def _each_outline(stores: list[Any], base: Path) -> Iterator[Outline]:
+    for place, store in enumerate(stores):
+        if isinstance(store, dict):
+            name, match = store.get("name"), store.get("match")
+            yield Outline(
+                place,
+                name if isinstance(name, str) else None,
+                match if isinstance(match, list) else (),
+                _path(store.get("directory"), base),
+                _path(store.get("index_directory"), base),
+            )
+
+
+def _path(value: object, base: Path) -> Path | None:
+    return base / Path(value).expanduser() if isinstance(value, str) and value else None

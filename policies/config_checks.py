@@ -1,0 +1,121 @@
+"""What must hold between stores: no name, pattern or directory twice, no directory inside another's.
+
+Checked on outlines, so that a store in which something else is wrong takes part too: errors come all at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config_problems import Located
+from .config_yaml import Path as Place
+from .errors import DestinationError
+from .wildcard import Pattern
+
+RESERVED = ("decisions", "placement.mdb", "router.lock")
+"""What the data directory itself holds, beside `stores`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """As much of a store as could be read. `place` is its position in the list of stores."""
+
+    place: int
+    name: str | None
+    match: Sequence[object]
+    directory: Path | None
+    index_directory: Path | None
+
+
+def disagreements(
+    root: Path | None, stores: Sequence[Outline], where: Callable[[Place], str] = lambda _place: ""
+) -> Iterator[Located]:
+    """Each pair of stores that cannot both be. `where` gives the words for a place: ` (line 7)`."""
+    yield from _names(stores, where)
+    yield from _patterns(stores, where)
+    yield from _directories(root, stores, where)
+
+
+def _names(stores: Sequence[Outline], where: Callable[[Place], str]) -> Iterator[Located]:
+    seen: dict[str, Outline] = {}
+    for store in stores:
+        if store.name is None:
+            continue
+        first = seen.setdefault(store.name.casefold(), store)
+        if first is store:
+            continue
+        what = "this name too" if first.name == store.name else f"the name {first.name!r}: on some disks they are one"
+        at = where(("stores", first.place, "name"))
+        yield Located(("stores", store.place, "name"), f"store number {first.place + 1}{at} has {what}; rename one")
+
+
+def _patterns(stores: Sequence[Outline], where: Callable[[Place], str]) -> Iterator[Located]:
+    seen: dict[Pattern, tuple[Outline, Place]] = {}
+    for store in stores:
+        for index, text in enumerate(store.match):
+            place: Place = ("stores", store.place, "match", index)
+            try:
+                pattern = Pattern.parse(text) if isinstance(text, str) else None
+            except DestinationError:
+                continue
+            if pattern is None:
+                continue
+            if pattern not in seen:
+                seen[pattern] = (store, place)
+                continue
+            first, at = seen[pattern]
+            owner = "this store" if first is store else f"store {first.name!r}"
+            yield Located(place, f"pattern {text!r} stands in {owner} already{where(at)}; keep one of the two")
+
+
+def _directories(root: Path | None, stores: Sequence[Outline], where: Callable[[Place], str]) -> Iterator[Located]:
+    taken: list[tuple[Outline, Place, str]] = []
+    for store in stores:
+        place: Place = ("stores", store.place)
+        if store.directory is None and root is not None and store.name is not None:
+            taken.append((store, place, os.path.normpath(root / "stores" / store.name)))
+        for key in ("directory", "index_directory"):
+            path: Path | None = getattr(store, key)
+            if path is None:
+                continue
+            reason = _against_root(os.path.normpath(path), os.path.normpath(root)) if root is not None else ""
+            if reason:
+                yield Located((*place, key), reason)
+            else:
+                taken.append((store, (*place, key), os.path.normpath(path)))
+    for (one, at, first), (other, place, second) in itertools.combinations(taken, 2):
+        if one is other or (len(at) == 2 and len(place) == 2):
+            continue  # a store may nest its own; two defaults meet only where the names do
+        relation = _relation(second, first)
+        if relation:
+            owner = f"store {one.name!r}{where(at)}"
+            yield Located(place, f"{second} {relation} {owner}'s {first}; give each store a directory of its own")
+
+
+def _against_root(path: str, root: str) -> str:
+    for taken in (root, os.path.join(root, "stores")):  # noqa: PTH118
+        if path == taken:
+            return f"{path} is where the stores without a directory of their own are; choose another"
+        if _inside(taken, path):
+            return f"{path} holds {taken}, where the stores without a directory of their own are; choose another"
+    for name in RESERVED:
+        taken = os.path.join(root, name)  # noqa: PTH118
+        if path == taken or _inside(path, taken):
+            return f"{path} is kept for the router's own {name}; choose another"
+    return ""
+
+
+def _relation(path: str, other: str) -> str:
+    if path == other:
+        return "is also"
+    if _inside(path, other):
+        return "is inside"
+    return "holds" if _inside(other, path) else ""
+
+
+def _inside(path: str, outer: str) -> bool:
+    return path.startswith(outer.rstrip(os.sep) + os.sep)

@@ -1,0 +1,208 @@
+"""The configuration as typed, frozen models: a data directory and its stores.
+
+    Config("data", [StoreConfig("all", [">"], journal=JournalOptions(sync=Sync.PERIODIC))])
+
+The constructors check what the file's loader checks, and raise one ConfigError that holds everything wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from .config_checks import Outline, disagreements
+from .config_options import (
+    DEFAULT_KIND,
+    Base,
+    Directory,
+    Model,
+    Options,
+    from_environment,
+    known_kinds,
+    options_model,
+)
+from .config_problems import OPTIONS_ALIAS, Located, describe_value, explain, fold
+from .wildcard import Pattern, RouteTable
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""What a store may be called: a name that is safe as a directory's."""
+
+T = TypeVar("T")
+
+_KIND_ALIAS = "__kind__"
+
+
+def _store_name(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ValueError(
+            "expected a name that can be a directory's: 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
+    return name
+
+
+def _pattern(text: str) -> str:
+    Pattern.parse(text)
+    return text
+
+
+def _some(values: tuple[T, ...]) -> tuple[T, ...]:
+    # pydantic's min_length counts those that are valid, and so would add a second error to that of an only item.
+    if not values:
+        raise ValueError("expected at least one")
+    return values
+
+
+_PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
+_AT_LEAST_ONE = Field(json_schema_extra={"minItems": 1})
+
+
+class StoreConfig(Model):
+    """One store: its name, what it takes, and its options."""
+
+    unknown_key: ClassVar[str] = "neither a key of a store nor an installed kind of store"
+
+    name: Annotated[str, Field(strict=True), AfterValidator(_store_name)]
+    """What the store is called, in errors, in statistics and on disk."""
+    match: Annotated[tuple[_PatternText, ...], AfterValidator(_some), _AT_LEAST_ONE]
+    """The patterns of the destinations that live in it, such as `queue://orders.>`."""
+    per_destination: Annotated[bool, Field(strict=True)] = False
+    """Whether each destination that lands here gets a store of its own, with these options."""
+    directory: Directory | None = None
+    """Where it keeps its files, if not in stores/<name> in the data directory."""
+    index_directory: Directory | None = None
+    """Where it keeps its index, if not beside its journal: a faster disk, say."""
+    kind: str = Field(default=DEFAULT_KIND, validation_alias=_KIND_ALIAS)
+    """Which adapter it is. In the file and in the constructor, the name of the key that holds the options."""
+    options: SerializeAsAny[BaseModel] = Field(validation_alias=OPTIONS_ALIAS)
+    """The options of that adapter: of a journal, JournalOptions."""
+
+    def __init__(
+        self,
+        name: str,
+        match: Iterable[str],
+        *,
+        per_destination: bool = False,
+        directory: str | Path | None = None,
+        index_directory: str | Path | None = None,
+        **kind: BaseModel | Mapping[str, Any] | None,
+    ) -> None:
+        """At most one further keyword, the kind: `journal=JournalOptions(...)`. None is a journal with defaults.
+
+        Raises ConfigError.
+        """
+        super().__init__(
+            name=name,
+            match=match if isinstance(match, str) else tuple(match),
+            per_destination=per_destination,
+            directory=directory,
+            index_directory=index_directory,
+            **kind,
+        )
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        fields = [name for name in cls.model_fields if name not in {"kind", "options"}]
+        return [*fields, *known_kinds()]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _key_to_kind(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        found = [kind for kind in known_kinds() if kind in data]
+        rest = {key: value for key, value in data.items() if key not in found}
+        kind = found[0] if found else DEFAULT_KIND
+        return {**rest, _KIND_ALIAS: found if len(found) > 1 else kind, OPTIONS_ALIAS: data.get(kind)}
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _one_kind(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            raise fold([Located((), f"a store has one kind; this one has {' and '.join(value)}")])
+        return value
+
+    @field_validator("options", mode="plain")
+    @classmethod
+    def _options_of_kind(cls, value: Any, info: ValidationInfo) -> BaseModel:
+        kind = info.data.get("kind")
+        if kind is None:
+            return Options()
+        options, problems = validated_options(kind, value, info.context)
+        if options is None:
+            raise fold(problems)
+        return options
+
+
+class Config(Model):
+    """A whole configuration. Immutable; to change it, load or build another."""
+
+    directory: Directory
+    """The data directory: lock, placement record, and the stores that name no directory of their own."""
+    stores: Annotated[tuple[StoreConfig, ...], AfterValidator(_some), _AT_LEAST_ONE]
+    """The stores. Their order means nothing."""
+
+    def __init__(self, directory: str | Path, stores: Iterable[StoreConfig]) -> None:
+        """Relative directories start from the working directory. Raises ConfigError."""
+        super().__init__(directory=directory, stores=tuple(stores))
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def directory_of(self, store: StoreConfig) -> Path:
+        """Where this store keeps its files."""
+        return store.directory or self.directory / "stores" / store.name
+
+    def routes(self) -> RouteTable[StoreConfig]:
+        """The table that routes destinations to these stores."""
+        return RouteTable((pattern, store) for store in self.stores for pattern in store.match)
+
+    @model_validator(mode="after")
+    def _stores_agree(self, info: ValidationInfo) -> Config:
+        if not isinstance(info.context, Base):  # a file has them checked even where other things are wrong
+            outlines = [
+                Outline(place, store.name, store.match, store.directory, store.index_directory)
+                for place, store in enumerate(self.stores)
+            ]
+            problems = list(disagreements(self.directory, outlines))
+            if problems:
+                raise fold(problems)
+        return self
+
+
+def validated_options(kind: str, value: object, context: object) -> tuple[BaseModel | None, list[Located]]:
+    """The options of a known kind, from a model or a mapping, or what is wrong with them."""
+    try:
+        model = options_model(kind)
+    except ValueError as error:
+        return None, [Located((kind,), str(error))]
+    if isinstance(value, model):
+        return value, []
+    if value is not None and not isinstance(value, Mapping):
+        text = f"expected a mapping of options; found {describe_value(value)}"
+        return None, [Located((kind,), text)]
+    values, wrong = from_environment(model, value or {})
+    problems = [Located((kind, key), text) for key, text in wrong]
+    try:
+        options = model.model_validate(values, context=context)
+    except ValidationError as error:
+        named = {key.removesuffix("_env") for key, _ in wrong}
+        problems += [
+            Located((kind, *problem.path), problem.text)
+            for problem in explain(error, model)
+            if problem.path[:1] not in {(key,) for key in named}
+        ]
+    return (None, problems) if problems else (options, [])
