@@ -17,11 +17,12 @@ adds nothing.
     send-many              100 B, 1000 a call, not synced
     send+ack-nosync        100 B: one sent, one received and acked, in turn; counts pairs
     tx-single-store        10 sends of 1 KiB in one transaction, durable; counts transactions, latencies of commits
-    recover-clean          a directory of n 1 KiB messages, closed: from open to the first message in hand
+    recover-clean          a directory of n 1 KiB messages, closed: seconds from open to the first message in hand
     recover-rebuild-index  the same with the index deleted
     drain                  n messages of 1 KiB read in order
     toy-maker-disk         a factory's day replayed: the most files and bytes that were on disk at once
-    route                  a destination that was routed before: which store is it?
+    route                  a destination that was routed before: which store is it? With the default count of a
+                           million, seconds are microseconds a lookup
 
 What the peers really give is in each module's docstring, and was counted with
 `strace -f -c -e trace=fsync,fdatasync,msync python -m tests.bench ...`.

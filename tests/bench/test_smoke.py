@@ -69,14 +69,15 @@ def test_the_ratio_says_how_many_times_a_peer_anabranch_is() -> None:
     def line(peer: str, per_second: float) -> dict[str, object]:
         return {"peer": peer, "scenario": "s", "n": 1, "payload_bytes": 1, "threads": 1} | {
             "per_second": per_second,
+            "seconds": 0.5,
             "p50_us": None,
             "p99_us": None,
         }
 
     lines = [line("anabranch", speed) for speed in (100.0, 300.0, 200.0)] + [line("lmdb", 50.0)]
     rows = report.table(lines).splitlines()
-    assert rows[2].split() == ["anabranch", "200", "100", "300", "1.00"]
-    assert rows[3].split() == ["lmdb", "50", "50", "50", "4.00"]
+    assert rows[2].split() == ["anabranch", "200", "100", "300", "0.5000", "1.00"]
+    assert rows[3].split() == ["lmdb", "50", "50", "50", "0.5000", "4.00"]
 
 
 @pytest.mark.parametrize("wrong", [["--scenario", "nope"], ["--n", "0"], ["--peers", "lmdb,nope"]])
