@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 REFERENCE = "anabranch"
+COLUMNS = {"a second": 13, "slowest": 13, "fastest": 13, "seconds": 10, "p50 us": 9, "p99 us": 9, "ratio": 8}
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
@@ -17,7 +18,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         reference = _median([run for run in runs if run["peer"] == REFERENCE], "per_second")
         first = runs[0]
         title = f"{scenario}: n {first['n']}, {first['payload_bytes']} bytes, {first['threads']} thread(s)"
-        header = f"  {'peer':<16}{'a second':>13}{'slowest':>13}{'fastest':>13}{'seconds':>10}{'p50 us':>9}{'p99 us':>9}{'ratio':>8}"
+        header = f"  {'peer':<16}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items())
         rows = [
             _row(peer, [run for run in runs if run["peer"] == peer], reference)
             for peer in dict.fromkeys(run["peer"] for run in runs)
