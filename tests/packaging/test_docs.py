@@ -1,0 +1,41 @@
+"""The pages that a newcomer reads: their links lead somewhere, their program runs, their rule numbers exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_smallest_program_of_the_readme_runs(tmp_path: Path) -> None:
+    section = (ROOT / "README.md").read_text().split("## The smallest program\n")[1]
+    lines = section.strip("\n").splitlines()
+    end = next(index for index, line in enumerate(lines) if line and not line.startswith("    "))
+    program = "\n".join(line[4:] for line in lines[:end])
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
+def test_every_rule_that_the_code_cites_is_written_down() -> None:
+    text = (ROOT / "docs" / "invariants.md").read_text()
+    rules = set(re.findall(r"\*\*([IJGXTDM]\d+)\b", text))
+    invariants = set(re.findall(r"^(\d+)\. \*\*", text, re.MULTILINE))
+    assert invariants == {str(number) for number in range(1, 11)}
+    for folder in ("router", "adapters", "policies", "tests"):
+        for source in (ROOT / folder).rglob("*.py"):
+            code = source.read_text()
+            assert set(re.findall(r"\b[Ii]nvariant (\d+)\b", code)) <= invariants, source
+            assert set(re.findall(r"\brules? ([IJGXTDM]\d+)\b", code)) <= rules, source
