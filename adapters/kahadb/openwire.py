@@ -1,0 +1,317 @@
+"""OpenWire as KahaDB stores it: loose encoding, no caching, a length before each command.
+
+An object is its type byte and its fields in a fixed order; most fields have no fixed size, so reading one means
+walking all before it. Only what a usage trace or an explanation asks for is decoded; the rest is stepped over.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_SHORT = struct.Struct(">h")
+_UNSIGNED_SHORT = struct.Struct(">H")
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+
+MESSAGE_CLASSES = {
+    23: "message",
+    24: "bytes",
+    25: "map",
+    26: "object",
+    27: "stream",
+    28: "text",
+    29: "blob",
+}
+ACK_TYPES = {
+    0: "delivered",
+    1: "poison",
+    2: "standard",
+    3: "redelivered",
+    4: "individual",
+    5: "unmatched",
+    6: "expired",
+}
+_MESSAGE_ACK = 22
+_SUBSCRIPTION_INFO = 55
+_LOCAL_TRANSACTION, _XA_TRANSACTION = 111, 112
+
+
+class OpenWireError(ValueError):
+    """The bytes are not the object that was expected; says why."""
+
+
+class LocalTransaction(NamedTuple):
+    connection: str
+    number: int
+
+
+class XaTransaction(NamedTuple):
+    format_id: int
+    global_id: bytes
+    branch: bytes
+
+
+class MessageInfo(NamedTuple):
+    """What a stored message says about itself. Times are milliseconds since the epoch; sizes are bytes."""
+
+    type: int
+    transaction: LocalTransaction | XaTransaction | None
+    group_id: str | None
+    correlation_id: str | None
+    persistent: bool
+    expiration: int
+    """0: never."""
+    priority: int
+    timestamp: int
+    """When the client sent it, by the client's clock."""
+    jms_type: str | None
+    body_size: int
+    """The content as stored: deflated if compressed, with the length that goes before a text."""
+    compressed: bool
+    redeliveries: int
+    broker_in_time: int
+    """When the broker took it, by the broker's clock."""
+    broker_out_time: int
+
+
+class AckInfo(NamedTuple):
+    type: int
+    message_count: int
+
+    @property
+    def type_name(self) -> str:
+        return ACK_TYPES.get(self.type, f"type {self.type}")
+
+
+class SubscriptionInfo(NamedTuple):
+    client_id: str | None
+    name: str | None
+    selector: str | None
+    no_local: bool
+
+
+def read_message(data: bytes) -> MessageInfo:
+    """The message in an AddMessage command. Raises OpenWireError."""
+    try:
+        return _message(data, has_text_view=True)
+    except OpenWireError:
+        return _message(data, has_text_view=False)  # a store from before OpenWire version 10
+
+
+def read_ack(data: bytes) -> AckInfo:
+    """The ack in a RemoveMessage command. Raises OpenWireError."""
+    reader = _Reader(data)
+    reader.expect(_MESSAGE_ACK, "an ack")
+    reader.skip(5)  # command id, response required
+    reader.skip_object()  # destination
+    reader.skip_object()  # transaction
+    reader.skip_object()  # consumer
+    ack_type = reader.uint8()
+    reader.skip_object()  # first message
+    reader.skip_object()  # last message
+    return AckInfo(ack_type, reader.int32())
+
+
+def read_subscription(data: bytes) -> SubscriptionInfo:
+    """The subscription in a Subscription command. Raises OpenWireError."""
+    reader = _Reader(data)
+    reader.expect(_SUBSCRIPTION_INFO, "a subscription")
+    client_id = reader.text()
+    reader.skip_object()  # destination
+    selector = reader.text()
+    name = reader.text()
+    if reader.left == 0:  # before version 4 nothing follows
+        return SubscriptionInfo(client_id, name, selector, False)
+    reader.skip_object()  # subscribed destination
+    return SubscriptionInfo(client_id, name, selector, reader.flag() if reader.left else False)
+
+
+def _message(data: bytes, *, has_text_view: bool) -> MessageInfo:
+    reader = _Reader(data, has_text_view=has_text_view)
+    kind = reader.expect(None, "a message")
+    if kind not in MESSAGE_CLASSES:
+        raise OpenWireError(f"type {kind} is not a message")
+    reader.skip(5)  # command id, response required
+    reader.skip_object()  # producer
+    reader.skip_object()  # destination
+    transaction = reader.transaction()
+    reader.skip_object()  # original destination
+    reader.skip_object()  # message id
+    reader.skip_object()  # original transaction
+    group_id = reader.text()
+    reader.skip(4)  # group sequence
+    correlation_id = reader.text()
+    persistent = reader.flag()
+    expiration = reader.int64()
+    priority = reader.uint8()
+    reader.skip_object()  # reply to
+    timestamp = reader.int64()
+    jms_type = reader.text()
+    body_size = reader.skip_bytes()
+    reader.skip_bytes()  # properties
+    reader.skip_object()  # data structure
+    reader.skip_object()  # target consumer
+    compressed = reader.flag()
+    redeliveries = reader.int32()
+    reader.skip_objects()  # broker path
+    reader.skip(8)  # arrival
+    reader.skip_string()  # user
+    reader.skip(2)  # received by a bridge, droppable
+    reader.skip_objects()  # cluster
+    broker_in_time = reader.int64()
+    broker_out_time = reader.int64()
+    return MessageInfo(
+        kind,
+        transaction,
+        group_id,
+        correlation_id,
+        persistent,
+        expiration,
+        priority,
+        timestamp,
+        jms_type,
+        body_size,
+        compressed,
+        redeliveries,
+        broker_in_time,
+        broker_out_time,
+    )
+
+
+class _Reader:
+    """A cursor over one marshalled object."""
+
+    __slots__ = ("_at", "_data", "_end", "_has_text_view")
+
+    def __init__(self, data: bytes, *, has_text_view: bool = True) -> None:
+        self._data = data
+        self._end = len(data)
+        self._at = 0
+        self._has_text_view = has_text_view
+
+    @property
+    def left(self) -> int:
+        return self._end - self._at
+
+    def expect(self, kind: int | None, what: str) -> int:
+        """Read the length and the type; the type is `kind`, or any."""
+        if self._end < 5:
+            raise OpenWireError(f"{what} of {self._end} bytes")
+        if self.int32() != self._end - 4:
+            raise OpenWireError(f"the length before {what} is not that of its bytes")
+        found = self.uint8()
+        if kind is not None and found != kind:
+            raise OpenWireError(f"type {found} is not {what}")
+        return found
+
+    def skip(self, count: int) -> int:
+        """Step over `count` bytes; where they began."""
+        at = self._at
+        self._at = at + count
+        if count < 0 or self._at > self._end:
+            raise OpenWireError(f"cut at byte {at} of {self._end}")
+        return at
+
+    def uint8(self) -> int:
+        return self._data[self.skip(1)]
+
+    def flag(self) -> bool:
+        value = self._data[self.skip(1)]
+        if value > 1:
+            raise OpenWireError(f"{value} is no boolean, at byte {self._at - 1}")
+        return value == 1
+
+    def int32(self) -> int:
+        value: int = _INT.unpack_from(self._data, self.skip(4))[0]
+        return value
+
+    def int64(self) -> int:
+        value: int = _LONG.unpack_from(self._data, self.skip(8))[0]
+        return value
+
+    def text(self) -> str | None:
+        if not self.flag():
+            return None
+        length = self._string_length()
+        at = self.skip(length)
+        return _modified_utf8(self._data[at : at + length])
+
+    def skip_string(self) -> None:
+        if self.flag():
+            self.skip(self._string_length())
+
+    def _string_length(self) -> int:
+        length: int = _UNSIGNED_SHORT.unpack_from(self._data, self.skip(2))[0]
+        return length
+
+    def skip_bytes(self) -> int:
+        """Step over a byte array; how long it is."""
+        if not self.flag():
+            return 0
+        length = self.int32()
+        self.skip(length)
+        return length
+
+    def blob(self) -> bytes:
+        length = self.int32() if self.flag() else 0
+        at = self.skip(length)
+        return self._data[at : at + length]
+
+    def transaction(self) -> LocalTransaction | XaTransaction | None:
+        if not self.flag():
+            return None
+        kind = self.uint8()
+        if kind == _LOCAL_TRANSACTION:
+            number = self.int64()
+            if not self.flag() or self.uint8() != 120:
+                raise OpenWireError("a local transaction without a connection")
+            return LocalTransaction(self.text() or "", number)
+        if kind == _XA_TRANSACTION:
+            return XaTransaction(self.int32(), self.blob(), self.blob())
+        raise OpenWireError(f"type {kind} is not a transaction")
+
+    def skip_objects(self) -> None:
+        if self.flag():
+            for _ in range(_SHORT.unpack_from(self._data, self.skip(2))[0]):
+                self.skip_object()
+
+    def skip_object(self) -> None:
+        if not self.flag():
+            return
+        kind = self.uint8()
+        if 100 <= kind <= 103 or kind in (120, 124):  # destinations, connection, broker
+            self.skip_string()
+        elif kind == 110:  # message id
+            if self._has_text_view:
+                self.skip_string()
+            self.skip_object()
+            self.skip(16)
+        elif kind == 121:  # session
+            self.skip_string()
+            self.skip(8)
+        elif kind in (122, 123):  # consumer, producer
+            self.skip_string()
+            self.skip(16)
+        elif kind == _LOCAL_TRANSACTION:
+            self.skip(8)
+            self.skip_object()
+        elif kind == _XA_TRANSACTION:
+            self.skip(4)
+            self.skip_bytes()
+            self.skip_bytes()
+        else:
+            raise OpenWireError(f"an object of type {kind} at byte {self._at - 1}, which no stored message holds")
+
+
+def _modified_utf8(data: bytes) -> str:
+    """Java's form of UTF-8: NUL in two bytes, characters outside the basic plane as two surrogates."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        pass
+    try:
+        text = data.replace(b"\xc0\x80", b"\x00").decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "backslashreplace")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,135 @@
+"""An explanation as plain text: one sentence that says it, then the tables behind it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from .explain import Explanation, FileExplanation, StoreExplanation
+from .retention import human_bytes
+
+_CHAIN_MAX = 6
+
+
+def render_text(explanation: Explanation, width: int = 120) -> str:
+    """The whole explanation for a terminal of `width` columns, which long file lists keep to; ends in a newline."""
+    lines: list[str] = []
+    for store in explanation.stores:
+        if len(explanation.stores) > 1:
+            lines += [f"== {store.name}"]
+        lines += [summary_sentence(store), ""]
+        lines += _pending(store) + _subscriptions(store) + _transactions(store) + _files(store, width)
+    if explanation.damages:
+        lines += ["Damage:"] + [f"  {damage}" for damage in explanation.damages]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def summary_sentence(store: StoreExplanation) -> str:
+    """Who keeps what, in one sentence."""
+    files = store.files
+    only_acks = sum(file.only_acks for file in files)
+    free = [file for file in files if not file.kept]
+    parts = []
+    if only_acks:
+        parts.append(f"{only_acks} of {len(files)} journal files are kept only by acks")
+    else:
+        parts.append(f"{_files_word(len(files))}, {human_bytes(store.bytes)}")
+    if store.pending:
+        top = store.pending[0]
+        word = "message" if top.messages == 1 else "messages"
+        parts.append(
+            f"{top.destination} with {top.messages:,} pending {word} of {human_bytes(top.bytes)} "
+            f"pins {_files_word(top.kept_files)}, {human_bytes(top.kept_bytes)}"
+            + (f" ({human_bytes(top.freed_bytes)} could go if it were emptied)" if top.freed_bytes else "")
+        )
+    else:
+        parts.append("no message is pending")
+    if free:
+        size = human_bytes(sum(file.bytes for file in free))
+        parts.append(f"nothing keeps {_files_word(len(free))} ({size}), which the next clean-up removes")
+    if store.archived_files:
+        parts.append(f"{_files_word(store.archived_files)} in the archive are history")
+    return "; ".join(parts) + "."
+
+
+def _pending(store: StoreExplanation) -> list[str]:
+    if not store.pending:
+        return []
+    rows = [["destination", "pending", "bytes", "in files", "pins files", "pins", "frees if emptied", "oldest message"]]
+    rows += [
+        [
+            p.destination,
+            f"{p.messages:,}",
+            human_bytes(p.bytes),
+            str(p.files),
+            str(p.kept_files),
+            human_bytes(p.kept_bytes),
+            human_bytes(p.freed_bytes),
+            f"{p.oldest_message_id} in db-{p.oldest_file}.log",
+        ]
+        for p in store.pending
+    ]
+    return [*_table(rows, right=range(1, 7)), ""]
+
+
+def _subscriptions(store: StoreExplanation) -> list[str]:
+    if not store.subscriptions:
+        return []
+    rows = [["durable subscription", "topic", "pending", "oldest in", "record in"]]
+    for s in store.subscriptions:
+        oldest = "-" if s.oldest_file is None else f"db-{s.oldest_file}.log"
+        rows.append([s.key, s.destination, f"{s.pending_messages:,}", oldest, f"db-{s.file}.log"])
+    return [*_table(rows, right=(2,)), ""]
+
+
+def _transactions(store: StoreExplanation) -> list[str]:
+    if not store.transactions:
+        return []
+    rows = [["unfinished transaction", "state", "operations", "files"]]
+    rows += [[t.id, t.state, str(t.operations), ", ".join(f"db-{n}.log" for n in t.files)] for t in store.transactions]
+    return [*_table(rows, right=(2,)), ""]
+
+
+def _files(store: StoreExplanation, width: int) -> list[str]:
+    rows = [["file", "bytes", "why it is kept"]]
+    name_width = max(len(f"db-{file.number}.log") for file in store.files)
+    size_width = max(len(human_bytes(file.bytes)) for file in store.files)
+    for file in store.files:
+        first, *more = textwrap.wrap(_why(file), max(30, width - name_width - size_width - 4), break_on_hyphens=False)
+        rows.append([f"db-{file.number}.log", human_bytes(file.bytes), first])
+        rows += [["", "", line] for line in more]
+    return [*_table(rows, right=(1,)), ""]
+
+
+def _why(file: FileExplanation) -> str:
+    if not file.kept:
+        return "nothing keeps it: the next clean-up removes it"
+    text = "; ".join(reason.text for reason in file.reasons)
+    if file.chain:
+        text += f"; chain {_chain(file.chain)}, kept by {', '.join(file.root)}"
+    return text
+
+
+def _chain(numbers: Sequence[int]) -> str:
+    names = [f"db-{number}" for number in numbers]
+    if len(names) > _CHAIN_MAX:
+        left_out = len(names) - _CHAIN_MAX
+        names = [*names[: _CHAIN_MAX - 1], f"({left_out} more)", names[-1]]
+    return " > ".join(names)
+
+
+def _files_word(number: int) -> str:
+    return "1 file" if number == 1 else f"{number:,} files"
+
+
+def _table(rows: list[list[str]], right: Sequence[int] = ()) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines
