@@ -1,0 +1,89 @@
+"""The partition advisor: reads how destinations are used and says which of them should share a store.
+
+In one shared append-only journal a slow destination's old messages keep whole segments alive, however quick the others
+are. The advisor replays a trace of what was sent and acked against a model of the journal, for any way to divide the
+destinations, and finds the division that costs least:
+
+    from anabranch.policies.partitioning import RecommendOptions, recommend, render_text
+
+    answer = recommend("trace.parquet", RecommendOptions(segment_bytes=32 << 20))
+    print(render_text(answer))
+    answer.write("out")            # recommendation.json, stores.yaml, summary.txt
+
+A trace is rows of `UsageEvent`; `trace` says which files hold one. `from_events` makes a table of any source of
+events, such as an ActiveMQ journal directory read by `anabranch.adapters.kahadb`; `workload` makes one from a
+description. The cost of a division is in GiB-hours of disk, with the syncs that transactions over several stores add
+priced in.
+
+Where things are: `events` and `trace` the input, `operations` and `summary` what is made of it (`spark_summary` at
+scale), `sizes` bytes of an operation, `model` the exact retention model, `evaluate` its quick form, `search` the
+optimiser, `confirm` exact figures, `patterns` filters, `recommendation` and `render` the output, `job` all of it.
+
+It needs `pip install 'anabranch[recommend]'`; importing this package does not. Apart from `write`, nothing here
+touches a disk but Spark's scratch space.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MissingExtraError
+from .events import UsageEvent
+
+if TYPE_CHECKING:
+    from .job import RecommendOptions, recommend
+    from .recommendation import Candidate, Recommendation, StorePlan
+    from .render import render_text
+    from .sizes import JournalSizes
+    from .trace import Finding, from_events, read_trace, write_trace
+    from .workload import Workload, generate
+
+_HOMES = {
+    "Candidate": "recommendation",
+    "Finding": "trace",
+    "JournalSizes": "sizes",
+    "RecommendOptions": "job",
+    "Recommendation": "recommendation",
+    "StorePlan": "recommendation",
+    "Workload": "workload",
+    "from_events": "trace",
+    "generate": "workload",
+    "read_trace": "trace",
+    "recommend": "job",
+    "render_text": "render",
+    "write_trace": "trace",
+}
+
+__all__ = [
+    "Candidate",
+    "Finding",
+    "JournalSizes",
+    "RecommendOptions",
+    "Recommendation",
+    "StorePlan",
+    "UsageEvent",
+    "Workload",
+    "from_events",
+    "generate",
+    "read_trace",
+    "recommend",
+    "render_text",
+    "write_trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what was asked for only now: the core must not need the advisor's dependencies."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f".{home}", __name__)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"the advisor needs {error.name}, which is not installed; run: pip install 'anabranch[recommend]'"
+        ) from error
+    return getattr(module, name)

@@ -84,6 +84,7 @@ class Retention:
     """J, in GiB-hours: retention, overhead of stores, price of the syncs that spanning transactions add."""
     store_gib_hours: tuple[float, ...]
     store_peak_bytes: tuple[int, ...]
+    """Of each store by itself, at one moment."""
 
 
 def canonical(stores: Sequence[Sequence[int]]) -> Partition:
@@ -168,8 +169,9 @@ def measure(operations: Operations, partition: Partition, costs: CostModel) -> R
     held = (segments.end - segments.start) * costs.segment_bytes
     seconds = np.bincount(segments.store, weights=held, minlength=len(partition))
     seconds += ahead * costs.segment_bytes * (finish - begin)
-    peaks = [_peak(operations, segments, segments.store == b) for b in range(len(partition))]
-    peak_files = _peak(operations, segments, np.ones(len(segments.store), np.bool_)) + ahead * len(partition)
+    own = [segments.store == b for b in range(len(partition))]
+    peaks = [lasting_peak(segments.start[chosen], segments.end[chosen], 0.0) for chosen in own]
+    peak_files = _peak(operations, segments) + ahead * len(partition)
     gib_hours = float(seconds.sum()) / GIB / HOUR
     spanning, touches = spanning_transactions(operations, partition)
     overhead = costs.overhead_segments * costs.segment_bytes * len(partition) * (finish - begin) / GIB / HOUR
@@ -185,14 +187,13 @@ def measure(operations: Operations, partition: Partition, costs: CostModel) -> R
     )
 
 
-def _peak(operations: Operations, segments: Segments, chosen: npt.NDArray[np.bool_]) -> int:
+def _peak(operations: Operations, segments: Segments) -> int:
     span = PEAK_SPAN_SEGMENTS[operations.sizes.model] * segments.segment_bytes
-    start, end = segments.start[chosen], segments.end[chosen]
     if span == 0:
-        return lasting_peak(start, end, 0.0)
+        return lasting_peak(segments.start, segments.end, 0.0)
     written = np.cumsum(operations.size)
-    begin = written[np.searchsorted(operations.time, start, side="left")]
-    finish = written[np.searchsorted(operations.time, end, side="right") - 1]
+    begin = written[np.searchsorted(operations.time, segments.start, side="left")]
+    finish = written[np.searchsorted(operations.time, segments.end, side="right") - 1]
     # A trace that writes less than the span still has its files on disk.
     return lasting_peak(begin.astype(np.float64), finish.astype(np.float64), min(span, 0.5 * float(written[-1])))
 

@@ -155,7 +155,7 @@ def clock_times(
     table: pa.Table, seq: Ints, clock: Clock, operations_per_second: float, findings: list[Finding]
 ) -> Floats:
     if clock == "seq":
-        time = (seq - seq[0]) / operations_per_second
+        time = seq / operations_per_second
     else:
         column = table.column("ts")
         if column.null_count:

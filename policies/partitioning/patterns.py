@@ -14,17 +14,15 @@ catch-all store's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..destination import Destination, Kind
-from ..wildcard import RouteTable, escape
+from ..wildcard import Pattern, RouteTable, escape
 
 CATCH_ALL = ">"
 _NONE = -1
 """What the catch-all takes: no store of the recommendation."""
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(slots=True)
@@ -131,7 +129,9 @@ def _merge_stars(found: list[tuple[str, int]], store_of: Mapping[Destination, in
             return found
         star, group = merged
         candidate = [pair for pair in found if pair not in group] + [star]
-        if _routes(candidate, store_of):
+        # Only what the new filter matches can change its route: it matches all that the group did.
+        pattern = Pattern.parse(star[0])
+        if _routes(candidate, store_of, filter(pattern.matches, store_of)):
             found = candidate
         else:
             rejected.add(star)
@@ -161,15 +161,18 @@ def _largest_merge(
     return star, groups[star]
 
 
-def _routes(found: Sequence[tuple[str, int]], store_of: Mapping[Destination, int]) -> bool:
-    """Whether every destination goes where it should."""
+def _routes(
+    found: Sequence[tuple[str, int]], store_of: Mapping[Destination, int], asked: Iterable[Destination]
+) -> bool:
+    """Whether every one of these goes where it should."""
     table = RouteTable([*found, (CATCH_ALL, _NONE)])
-    for destination, number in store_of.items():
+    for destination in asked:
         match = table.route(destination)
-        if match is None or match.target != number:
+        if match is None or match.target != store_of[destination]:
             return False
     return True
 
 
 def _verify(found: Sequence[tuple[str, int]], store_of: Mapping[Destination, int]) -> None:
-    assert _routes(found, store_of), "a filter routes a destination to another store than the one it was made for"
+    routed = _routes(found, store_of, store_of)
+    assert routed, "a filter routes a destination to another store than the one it was made for"

@@ -16,16 +16,17 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError
-from .evaluate import SetCosts, mask_members
+from .evaluate import mask_members
 from .jit import njit
 from .model import Partition, canonical
 from .operations import Ints
-from .summary import retention_quantile
+from .summary import Summary, retention_quantile
 
 EXACT_ATOMS_MAX = 12
 INTERVAL_ATOMS_MAX = 60
@@ -50,11 +51,20 @@ class Constraints:
     stores_max: int | None = None
 
 
+class Costs(Protocol):
+    """What the search asks of a judge: the cost of a set of destinations (a bit mask) as one store."""
+
+    @property
+    def summary(self) -> Summary: ...
+
+    def cost(self, mask: int, /) -> float: ...
+
+
 @dataclass(slots=True)
 class _Problem:
     """The atoms, in the order of their first destination, and what may be joined."""
 
-    costs: SetCosts
+    costs: Costs
     atoms: list[int]
     group: list[int]
     stores_max: int
@@ -87,7 +97,7 @@ class _Problem:
 
 
 def search(
-    costs: SetCosts, constraints: Constraints | None = None, *, keep: int = 3, progress: Progress | None = None
+    costs: Costs, constraints: Constraints | None = None, *, keep: int = 3, progress: Progress | None = None
 ) -> tuple[Partition, ...]:
     """The best partitionings, best first, at most `keep`. Raises ConfigError where the constraints contradict each other."""
     problem = _problem(costs, constraints or Constraints())
@@ -103,7 +113,17 @@ def search(
     return tuple(ranked)
 
 
-def _problem(costs: SetCosts, constraints: Constraints) -> _Problem:
+def refine(costs: Costs, constraints: Constraints, start: Partition) -> Partition:
+    """Local search from a partitioning that keeps the constraints."""
+    problem = _problem(costs, constraints)
+    stores = []
+    for members in start:
+        mask = sum(1 << d for d in members)
+        stores.append(sum(1 << a for a, atom in enumerate(problem.atoms) if atom & mask))
+    return problem.partition(_improve(problem, stores, lambda stage, share: None))
+
+
+def _problem(costs: Costs, constraints: Constraints) -> _Problem:
     width = len(costs.summary.destinations)
     durability = constraints.durability or (0,) * width
     atom_of = list(range(width))
@@ -132,7 +152,7 @@ def _problem(costs: SetCosts, constraints: Constraints) -> _Problem:
     return problem
 
 
-def _stay(costs: SetCosts, atom: int) -> float:
+def _stay(costs: Costs, atom: int) -> float:
     return max(retention_quantile(costs.summary, d) for d in mask_members(atom))
 
 
