@@ -34,15 +34,13 @@ from .config_options import (
     known_kinds,
     options_model,
 )
-from .config_problems import OPTIONS_ALIAS, Located, describe_value, explain, fold
+from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .wildcard import Pattern, RouteTable
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """What a store may be called: a name that is safe as a directory's."""
 
 T = TypeVar("T")
-
-_KIND_ALIAS = "__kind__"
 
 
 def _store_name(name: str) -> str:
@@ -84,7 +82,7 @@ class StoreConfig(Model):
     """Where it keeps its files, if not in stores/<name> in the data directory."""
     index_directory: Directory | None = None
     """Where it keeps its index, if not beside its journal: a faster disk, say."""
-    kind: str = Field(default=DEFAULT_KIND, validation_alias=_KIND_ALIAS)
+    kind: str = Field(default=DEFAULT_KIND, validation_alias=KIND_ALIAS)
     """Which adapter it is. In the file and in the constructor, the name of the key that holds the options."""
     options: SerializeAsAny[BaseModel] = Field(validation_alias=OPTIONS_ALIAS)
     """The options of that adapter: of a journal, JournalOptions."""
@@ -127,7 +125,7 @@ class StoreConfig(Model):
         found = [kind for kind in known_kinds() if kind in data]
         rest = {key: value for key, value in data.items() if key not in found}
         kind = found[0] if found else DEFAULT_KIND
-        return {**rest, _KIND_ALIAS: found if len(found) > 1 else kind, OPTIONS_ALIAS: data.get(kind)}
+        return {**rest, KIND_ALIAS: found if len(found) > 1 else kind, OPTIONS_ALIAS: data.get(kind)}
 
     @field_validator("kind", mode="before")
     @classmethod
@@ -161,6 +159,10 @@ class Config(Model):
         super().__init__(directory=directory, stores=tuple(stores))
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [*cls.model_fields, "defaults"]
 
     def directory_of(self, store: StoreConfig) -> Path:
         """Where this store keeps its files."""

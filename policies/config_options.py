@@ -24,7 +24,16 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
@@ -133,14 +142,19 @@ class Base:
     directory: Path
 
 
-def _absolute(path: Path, info: ValidationInfo) -> Path:
-    if not str(path).strip() or path == Path() or "\0" in str(path):
+def _written(value: object) -> object:
+    # Path("") is ".", which nobody means who leaves a value empty.
+    if isinstance(value, str) and (not value.strip() or "\0" in value):
         raise ValueError("expected the path of a directory")
+    return value
+
+
+def _absolute(path: Path, info: ValidationInfo) -> Path:
     base = info.context.directory if isinstance(info.context, Base) else Path.cwd()
     return Path(os.path.normpath(base / path.expanduser()))
 
 
-Directory = Annotated[Path, AfterValidator(_absolute)]
+Directory = Annotated[Path, BeforeValidator(_written), AfterValidator(_absolute)]
 """A path made absolute: a file's start from where the file is, others from the working directory. `~` is the home."""
 
 Count = Annotated[int, Field(strict=True, ge=0)]

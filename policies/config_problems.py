@@ -16,8 +16,8 @@ from .config_yaml import Path
 FOLDED = "located"
 """The type of an error that carries problems already located, to be put at its own place."""
 
-OPTIONS_ALIAS = "__options__"
-"""What StoreConfig.options goes by in pydantic's errors; the file has the name of the kind in its place."""
+KIND_ALIAS, OPTIONS_ALIAS = "__kind__", "__options__"
+"""What StoreConfig.kind and .options go by in pydantic's errors. The file has no such keys: the kind is the key."""
 
 _FOUND_MAX = 60
 
@@ -82,7 +82,7 @@ def describe_value(value: object) -> str:
 
 
 def _explain_one(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Located]:
-    path = tuple(part for part in details["loc"] if part != OPTIONS_ALIAS)
+    path = tuple(part for part in details["loc"] if part not in (KIND_ALIAS, OPTIONS_ALIAS))
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == FOLDED:
         for inner in context["located"]:

@@ -1,0 +1,448 @@
+"""The configuration file and the objects: what is accepted, and what each mistake is called, with its line."""
+
+from __future__ import annotations
+
+import pickle
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from anabranch.policies.config import Config, JournalOptions, Options, StoreConfig, dump_yaml, load, loads
+from anabranch.policies.destination import Destination
+from anabranch.policies.durability import Sync
+from anabranch.policies.errors import ConfigError
+from anabranch.policies.wildcard import Pattern, escape
+
+BASE = Path("/srv/app")
+
+GOOD = """
+directory: data
+defaults:
+  journal: {sync: never, segment_size: 1MiB}
+stores:
+  - name: custom
+    match: [queue://orders.custom]
+    journal: {sync: always, segment_size: 32MiB, checkpoint_interval: 2m}
+  - name: telemetry
+    match: ["queue://telemetry.>", "topic://ticks.*"]
+    directory: /fast/telemetry
+    index_directory: ../index
+  - name: rest
+    match: [">"]
+    per_destination: true
+    journal:
+"""
+
+
+def problems(text: str) -> list[tuple[int, str]]:
+    with pytest.raises(ConfigError) as caught:
+        loads(textwrap.dedent(text), BASE)
+    return [(problem.line, problem.message) for problem in caught.value.problems]
+
+
+def one(text: str) -> tuple[int, str]:
+    (problem,) = problems(text)
+    return problem
+
+
+def journal(line: str) -> str:
+    return f"directory: d\nstores:\n- name: a\n  match: [a]\n  journal:\n    {line}\n"
+
+
+# What is accepted ----------------------------------------------------------------------------------------------------
+
+
+def test_a_good_file() -> None:
+    config = loads(GOOD, BASE)
+    custom, telemetry, rest = config.stores
+    assert config.directory == BASE / "data"
+    assert (custom.name, custom.kind, custom.match) == ("custom", "journal", ("queue://orders.custom",))
+    assert custom.options == JournalOptions(sync=Sync.ALWAYS, segment_size=2**25, checkpoint_interval=120.0)
+    assert telemetry.options == rest.options == JournalOptions(sync=Sync.NEVER, segment_size=2**20)
+    assert (telemetry.directory, telemetry.index_directory) == (Path("/fast/telemetry"), Path("/srv/index"))
+    assert rest.per_destination and not custom.per_destination
+    assert config.directory_of(custom) == BASE / "data/stores/custom"
+    assert config.directory_of(telemetry) == Path("/fast/telemetry")
+
+
+def test_routes_of_a_configuration() -> None:
+    routes = loads(GOOD, BASE).routes()
+    for name, store in [("orders.custom", "custom"), ("topic://ticks.x", "telemetry"), ("ticks.x", "rest")]:
+        match = routes.route(Destination.parse(name))
+        assert match is not None and match.target.name == store
+
+
+def test_a_file_is_read_relative_to_itself(tmp_path: Path) -> None:
+    path = tmp_path / "stores.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load(path).directory == tmp_path / "data"
+    assert load(str(path)) == loads(GOOD, tmp_path)
+
+
+def test_objects_and_file_are_one_thing() -> None:
+    store = StoreConfig(name="a", match=["queue://a"], journal=JournalOptions(sync="never"))  # type: ignore[arg-type]
+    built = Config(directory="/srv/app/d", stores=[store])
+    assert built == loads("{directory: d, stores: [{name: a, match: ['queue://a'], journal: {sync: never}}]}", BASE)
+    assert StoreConfig("a", ["a"]).options == JournalOptions()
+    assert StoreConfig("a", ["a"], journal={"sync": "never"}).options == JournalOptions(sync=Sync.NEVER)
+    assert Config("here", [store]).directory == Path.cwd() / "here"
+    assert pickle.loads(pickle.dumps(built)) == built
+    assert hash(built) == hash(pickle.loads(pickle.dumps(built)))
+
+
+def test_models_are_frozen() -> None:
+    config = loads(GOOD, BASE)
+    for target, name in [(config, "directory"), (config.stores[0], "name"), (config.stores[0].options, "sync")]:
+        with pytest.raises(ValueError, match="frozen"):
+            setattr(target, name, "x")
+
+
+def test_anchors_and_merge_keys() -> None:
+    config = loads(
+        """
+        directory: d
+        stores:
+          - {name: a, match: [a], journal: &slow {sync: never, pool_files: 7}}
+          - {name: b, match: [b], journal: {<<: *slow, pool_files: 1}}
+        """,
+        BASE,
+    )
+    assert config.stores[1].options == JournalOptions(sync=Sync.NEVER, pool_files=1)
+
+
+patterns = st.text("ab.*?[]>/\\é \n'\":#-", min_size=1, max_size=8).map(lambda name: "queue://" + escape(name))
+options = st.builds(
+    JournalOptions,
+    sync=st.sampled_from(Sync),
+    sync_interval=st.floats(0.001, 3600),
+    segment_size=st.integers(2**16, 2**30),
+    pool_files=st.integers(0, 100),
+    archive_directory=st.sampled_from([None, Path("/archive/x y")]),
+    max_bytes=st.none() | st.integers(1, 2**50),
+)
+stores = st.lists(
+    st.builds(
+        lambda match, per, options: (match, per, options), st.lists(patterns, min_size=1), st.booleans(), options
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=50)
+@given(stores)
+def test_a_dumped_configuration_loads_as_itself(drawn: list[tuple[list[str], bool, JournalOptions]]) -> None:
+    taken: set[Pattern] = set()
+    built = []
+    for place, (match, per_destination, journal_options) in enumerate(drawn):
+        fresh = [text for text in dict.fromkeys(match) if Pattern.parse(text) not in taken]
+        taken.update(map(Pattern.parse, fresh))
+        if fresh:
+            built.append(
+                StoreConfig(
+                    f"s{place}",
+                    fresh,
+                    per_destination=per_destination,
+                    directory=f"/x/{place}",
+                    journal=journal_options,
+                )
+            )
+    config = Config("/srv/data", built)
+    assert loads(dump_yaml(config), BASE) == config
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+
+def test_all_errors_of_a_file_at_once() -> None:
+    assert problems(
+        """\
+        directory: data
+        defaults:
+          journal: {sync_interval: 1 year, segmnt_size: 1}
+        stores:
+          - name: a
+            match: [queue://a, "b[", 5]
+            journal: {sync: sometimes, segment_size: 1KiB, pool_files: true}
+          - name: a
+            name: b
+            match: [queue://a]
+            per_destination: maybe
+          - name: B/..
+            mach: [x]
+            directory: data/stores/a/x
+            jurnal: {}
+          - foo
+          - {name: x, match: x, journal: [1]}
+          - {name: X, match: [], index_directory: data}
+        extra: 1
+        """
+    ) == [
+        (
+            3,
+            "defaults.journal.sync_interval: expected a duration: seconds or a number with a unit (us ms s m h d), "
+            "such as 0.5, 500ms or 2m; found '1 year'",
+        ),
+        (3, "defaults.journal.segmnt_size: unknown key; did you mean 'segment_size'?"),
+        (
+            6,
+            "store 'a': match[1]: pattern 'b[': no ] closes the [ in segment 'b[' (a . always separates segments); "
+            "a literal [ is written [[]; found 'b['",
+        ),
+        (6, "store 'a': match[2]: expected text; found the number 5; put it in quotes if it is meant as text"),
+        (7, "store 'a': journal.sync: expected 'always', 'periodic' or 'never'; found 'sometimes'"),
+        (7, "store 'a': journal.segment_size: expected at least 64KiB and at most 1GiB; found '1KiB'"),
+        (7, "store 'a': journal.pool_files: expected a whole number; found true"),
+        (8, "store 'a': name: store number 1 (line 5) has this name too; rename one"),
+        (9, "key 'name' stands here twice, first in line 8; keep one"),
+        (10, "store 'a': match[0]: pattern 'queue://a' stands in store 'a' already (line 6); keep one of the two"),
+        (11, "store 'a': per_destination: expected true or false; found 'maybe'"),
+        (
+            12,
+            "store 'B/..': name: expected a name that can be a directory's: 1 to 64 of A-Z a-z 0-9 . _ -, the first a "
+            "letter or digit; found 'B/..'",
+        ),
+        (12, "store 'B/..': match: is missing, and is required"),
+        (13, "store 'B/..': mach: neither a key of a store nor an installed kind of store; did you mean 'match'?"),
+        (
+            14,
+            "store 'B/..': directory: /srv/app/data/stores/a/x is inside store 'a' (line 5)'s /srv/app/data/stores/a; "
+            "give each store a directory of its own",
+        ),
+        (
+            14,
+            "store 'B/..': directory: /srv/app/data/stores/a/x is inside store 'a' (line 8)'s /srv/app/data/stores/a; "
+            "give each store a directory of its own",
+        ),
+        (15, "store 'B/..': jurnal: neither a key of a store nor an installed kind of store; did you mean 'journal'?"),
+        (16, "store number 4: expected a mapping of keys and values; found 'foo'"),
+        (17, "store 'x': match: expected a list; found 'x'"),
+        (17, "store 'x': journal: expected a mapping of options; found a list"),
+        (18, "store 'X': match: expected at least one; found an empty list"),
+        (18, "store 'X': name: store number 5 (line 17) has the name 'x': on some disks they are one; rename one"),
+        (
+            18,
+            "store 'X': index_directory: /srv/app/data is where the stores without a directory of their own are; "
+            "choose another",
+        ),
+        (19, "extra: unknown key; allowed: directory, stores, defaults"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("", 0, "`anabranch init` writes an example"),
+        ("# only words\n", 0, "`anabranch init` writes an example"),
+        ("[1]", 1, "expected a mapping of keys and values; found a list"),
+        ("directory: d\n", 1, "stores: is missing"),
+        ("directory: d\nstores: {a: b}\n", 2, "stores: expected a list; found a mapping"),
+        ("directory: 5\nstores: [{name: a, match: [a]}]", 1, "directory: expected a path; found the number 5"),
+        ("directory: ''\nstores: [{name: a, match: [a]}]", 1, "directory: expected the path of a directory"),
+        ("directory: d\nstores:\n- {name: 2024-01-01, match: [a]}", 3, "expected text; found 2024-01-01 (a date)"),
+        ("directory: d\nstores: [{name: a, match: [a]}]\ndefaults: 5", 3, "defaults: expected a mapping"),
+        ("directory: d\nstores: [{name: a, match: [a]}]\ndefaults: {jurnal: 5}", 3, "did you mean 'journal'?"),
+        ("directory: d\n1: x\nstores: [{name: a, match: [a]}]", 2, "key 1 is not text; put it in quotes"),
+        ("directory: d\nstores: [{name: a, match: [>]}]", 2, 'need quotes: ["*.eu", ">"]'),
+        ("directory: d\nstores: [{name: a, match: [*.a]}]", 2, "need quotes"),
+        ("directory: d\nstores:\n- name: a\n  match: [a]\n   x: 1", 5, "not YAML"),
+        ("directory: d\n---\nstores: 1", 2, "expected a single document"),
+        ("directory: !!python/object:os.system d\nstores: [{name: a, match: [a]}]", 1, "cannot be read"),
+        ("directory: d\nstores: \x07", 2, "U+0007 is not allowed"),
+        ("a: &a [*a]", 1, "aliases expand without end"),
+        ("[" * 1000, 0, "nested too deeply"),
+        (journal("sync: off"), 6, "found false"),
+        (journal("sync_interval: 1ns"), 6, "such as 0.5, 500ms or 2m; found '1ns'"),
+        (journal("sync_interval: 2h"), 6, "expected at least 1ms and at most 1h; found '2h'"),
+        (journal("segment_size: 32M"), 6, "such as 65536, 32MiB or 10 MB; found '32M'"),
+        (journal("max_messages: 0"), 6, "expected greater than or equal to 1; found the number 0"),
+        (journal("max_leases: 1.5"), 6, "expected a whole number; found the number 1.5"),
+        (journal("archive_directory: []"), 6, "expected a path; found an empty list"),
+    ],
+)
+def test_one_error(text: str, line: int, says: str) -> None:
+    found = problems(text)
+    assert any(at == line and says in message for at, message in found), found
+
+
+def test_aliases_cannot_blow_up() -> None:
+    levels = ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]"] + [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert "aliases expand without end" in one("\n".join(levels))[1]
+
+
+def test_two_stores_with_one_pattern_however_written() -> None:
+    text = """\
+        directory: d
+        stores:
+        - {name: a, match: ["x[ab]"]}
+        - {name: b, match: [y, "x[ba]"]}
+        """
+    assert one(text) == (
+        4,
+        "store 'b': match[1]: pattern 'x[ba]' stands in store 'a' already (line 3); keep one of the two",
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("/x", "/x", "is also"),
+        ("/x", "/x/../x/", "is also"),
+        ("/x", "/x/y", "is inside"),
+        ("/x/y", "/x", "holds"),
+        ("/x", "/xy", None),
+        ("d/a", "d/b", None),
+        ("/x", "d/stores/b", None),
+        ("/x", "d/stores", "is where the stores"),
+        ("/x", ".", "holds /srv/app/d"),
+        ("/x", "d/decisions/b", "router's own decisions"),
+    ],
+)
+def test_directories_that_meet(first: str, second: str, says: str | None) -> None:
+    stores = f"{{name: a, match: [a], directory: {first}}}, {{name: b, match: [b], directory: {second}}}"
+    text = f"{{directory: d, stores: [{stores}]}}"
+    if says is None:
+        loads(text, BASE)
+    else:
+        assert says in one(text)[1]
+
+
+def test_an_index_may_be_in_its_own_store_but_not_in_another() -> None:
+    stores = "{name: a, match: [a], directory: /x, index_directory: %s}, {name: b, match: [b], directory: /y}"
+    text = f"{{directory: d, stores: [{stores}]}}"
+    assert loads(text % "/x/index", BASE)
+    assert "is inside store" in one(text % "/y/index")[1] or "holds" in one(text % "/y/index")[1]
+
+
+def test_objects_have_the_same_errors() -> None:
+    with pytest.raises(ConfigError) as caught:
+        StoreConfig("a b", "queue://a", jurnal={}, per_destination=1)  # type: ignore[arg-type]
+    assert [problem.message.partition(":")[0] for problem in caught.value.problems] == [
+        "name",
+        "match",
+        "per_destination",
+        "jurnal",
+    ]
+    with pytest.raises(ConfigError, match="sync: expected 'always', 'periodic' or 'never'; found 'x'"):
+        JournalOptions(sync="x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="stores: expected at least one"):
+        Config("d", [])
+    with pytest.raises(ConfigError) as caught:
+        Config("d", [StoreConfig("a", ["a"]), StoreConfig("A", ["a"])])
+    assert len(caught.value.problems) == 2
+    with pytest.raises(ConfigError, match=r"journal: expected a mapping of options; found .*Options"):
+        StoreConfig("a", ["a"], journal=Options())
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "no such file"), (b"directory: \xff\n", "not UTF-8")])
+def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, says: str) -> None:
+    path = tmp_path / "stores.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(path)
+    assert str(caught.value).startswith(str(path))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_errors_name_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "stores.yaml"
+    path.write_text("directory: d\nstores: []\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value) == f"{path}:2: stores: expected at least one; found an empty list"
+
+
+@settings(max_examples=200)
+@given(st.text("ab: -[]{}\n'\"&*!|>%#,0.<", max_size=40))
+def test_no_text_does_worse_than_a_configuration_error(text: str) -> None:
+    for whole in (text, GOOD + text, GOOD.replace("32MiB", text)):
+        try:
+            loads(whole, BASE)
+        except ConfigError as error:
+            assert error.problems
+
+
+# Third parties' kinds, and secrets -----------------------------------------------------------------------------------
+
+
+def vault_store(options: str) -> str:
+    return f"directory: d\nstores:\n- name: a\n  match: [a]\n  vault: {{{options}}}\n"
+
+
+@pytest.mark.usefixtures("vault")
+def test_a_third_partys_kind() -> None:
+    store = loads(vault_store("url: x, batch: 1MiB, pool: {least: 3}"), BASE).stores[0]
+    found: Any = store.options
+    assert (store.kind, found.url, found.batch, found.pool.least) == ("vault", "x", 2**20, 3)
+    assert found == StoreConfig("a", ["a"], vault={"url": "x", "batch": 2**20, "pool": {"least": 3}}).options
+    assert one(vault_store("")) == (5, "store 'a': vault.url: is missing, and is required")
+    assert one(vault_store("url: x, pool: {lest: 3}")) == (
+        5,
+        "store 'a': vault.pool.lest: unknown key; did you mean 'least'?",
+    )
+    assert one(vault_store("url: x, btach: 1")) == (5, "store 'a': vault.btach: unknown key; did you mean 'batch'?")
+
+
+@pytest.mark.usefixtures("vault")
+def test_kinds_that_cannot_be() -> None:
+    both = "directory: d\nstores:\n- {name: a, match: [a], vault: {url: x}, journal: {}}\n"
+    assert one(both) == (3, "store 'a': a store has one kind; this one has journal and vault")
+    text = "directory: d\nstores:\n- {name: a, match: [a], %s: {x: 1}}\n"
+    assert "the adapter 'broken' (vault_adapter_missing:Broken) cannot be loaded: No module" in one(text % "broken")[1]
+    assert one(text % "plain")[1] == "store 'a': plain.x: unknown key; allowed: nothing"
+    assert one(text % "mongo")[1].endswith(
+        "allowed: name, match, per_destination, directory, index_directory, broken, journal, plain, vault"
+    )
+
+
+@pytest.mark.usefixtures("vault")
+def test_defaults_of_a_kind_need_not_be_whole() -> None:
+    defaults = "defaults: {vault: {batch: 2KiB, password: a}}"
+    text = f"directory: d\n{defaults}\nstores:\n- {{name: a, match: [a], vault: {{url: x}}}}\n"
+    found: Any = loads(text, BASE).stores[0].options
+    assert (found.batch, found.url) == (2048, "x")
+    assert one(text.replace("2KiB", "2")) == (2, "defaults.vault.batch: expected at least 1KiB; found the number 2")
+
+
+@pytest.mark.usefixtures("vault")
+def test_a_secret_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VAULT_PASSWORD", "hunter2")
+    monkeypatch.setenv("VAULT_URL", "there")
+    config = loads(vault_store("url_env: VAULT_URL, password_env: VAULT_PASSWORD"), BASE)
+    found: Any = config.stores[0].options
+    assert found.url == "there" and type(found.url) is str
+    assert isinstance(found.password, SecretStr) and found.password.get_secret_value() == "hunter2"
+    assert "hunter2" not in repr(config) + str(config) + config.model_dump_json()
+    with pytest.raises(ConfigError, match="write password_env by hand"):
+        dump_yaml(config)
+
+
+@pytest.mark.usefixtures("vault")
+def test_mistakes_with_secrets_are_named_and_the_secret_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VAULT_PASSWORD", "hunter2")
+    assert problems(
+        vault_store("url_env: NOT_THERE, password: x, password_env: VAULT_PASSWORD, batch: 1, batch_env: X")
+    ) == [
+        (5, "store 'a': vault.url_env: the environment has no variable 'NOT_THERE'; set it before the program starts"),
+        (5, "store 'a': vault.password_env: 'password' is given too; keep one of the two"),
+        (5, "store 'a': vault.batch: expected at least 1KiB; found the number 1"),
+        (5, "store 'a': vault.batch_env: unknown key; did you mean 'batch'?"),
+    ]
+    assert "the name of an environment variable" in one(vault_store("url_env: 5"))[1]
+    assert one(vault_store("url: x, password: [hunter2]")) == (
+        5,
+        "store 'a': vault.password: expected text; found a list",
+    )
+    defaults = "defaults: {vault: {password_env: VAULT_PASSWORD}}"
+    in_defaults = f"directory: d\n{defaults}\nstores:\n- {{name: a, match: [a], vault: {{url: x, pin: y}}}}\n"
+    found: Any = loads(in_defaults.replace("pin", "password"), BASE).stores[0].options
+    assert found.password.get_secret_value() == "y"
+    found = loads(in_defaults, BASE).stores[0].options
+    assert found.password.get_secret_value() == "hunter2"

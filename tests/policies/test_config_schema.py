@@ -1,0 +1,76 @@
+"""The JSON Schema takes what the loader takes, and refuses what editors should mark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from anabranch.policies.config import JournalOptions, json_schema, loads
+
+from .test_config import GOOD
+
+
+def validator() -> Draft202012Validator:
+    schema = json_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(json.loads(json.dumps(schema)))
+
+
+def test_a_good_file_validates() -> None:
+    loads(GOOD, Path("/"))
+    validator().validate(yaml.safe_load(GOOD))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{directory: d}",
+        "{directory: d, stores: []}",
+        "{directory: d, stores: [{name: a}]}",
+        "{directory: d, stores: [{name: a/b, match: [a]}]}",
+        "{directory: d, stores: [{name: a, match: []}]}",
+        "{directory: d, stores: [{name: a, match: [a], jurnal: {}}]}",
+        "{directory: d, stores: [{name: a, match: [a], journal: {sync: maybe}}]}",
+        "{directory: d, stores: [{name: a, match: [a], journal: {segment_size: 32M}}]}",
+        "{directory: d, stores: [{name: a, match: [a], journal: {sync_interval: soon}}]}",
+        "{directory: d, stores: [{name: a, match: [a]}], defaults: {jurnal: {}}}",
+    ],
+)
+def test_a_bad_file_does_not(text: str) -> None:
+    assert not validator().is_valid(yaml.safe_load(text))
+
+
+def test_every_option_is_described() -> None:
+    options = json_schema()["$defs"]["JournalOptions"]["properties"]
+    assert set(options) == set(JournalOptions.model_fields)
+    assert all(option["description"] for option in options.values())
+
+
+@pytest.mark.usefixtures("vault")
+def test_third_parties_options_and_their_environment_variables() -> None:
+    schema = validator()
+    store = {"name": "a", "match": ["a"]}
+    assert schema.is_valid({"directory": "d", "stores": [{**store, "vault": {"url_env": "URL", "password_env": "P"}}]})
+    assert not schema.is_valid({"directory": "d", "stores": [{**store, "vault": {"batch_env": "B"}}]})
+    assert not schema.is_valid({"directory": "d", "stores": [{**store, "vault": {}, "journal": {}}]})
+
+
+DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+
+
+def test_the_documentation_says_every_option_with_its_default() -> None:
+    for name, default in JournalOptions().model_dump(mode="json").items():
+        shown = "none" if default is None else f"`{default}`"
+        assert f"| `{name}` | {shown} | {JournalOptions.model_fields[name].description}" in DOCUMENTATION
+
+
+def test_the_documentations_examples_are_good() -> None:
+    example = DOCUMENTATION.partition("```yaml\n")[2].partition("```")[0]
+    assert [store.name for store in loads(example, Path("/")).stores] == ["custom", "telemetry", "rest"]
+    validator().validate(yaml.safe_load(example))
+    for code in DOCUMENTATION.split("```python\n")[2:]:
+        exec(code.partition("```")[0], {"__name__": "example"})
