@@ -1,0 +1,30 @@
+"""The `anabranch` command. Needs the extra `cli`; the library does not.
+
+    anabranch route --config stores.yaml orders.custom
+
+Exit codes: 0 done; 2 bad input (arguments, configuration, a name, a trace); 1 any other failure; 130 interrupted.
+Results go to stdout, with `--json` as one JSON document; errors, one clear line each, and progress go to stderr.
+
+To add a command: a module here, named as the command, with a `click` command called `command` whose help shows an
+example, and its name in `app.COMMANDS`. It raises the library's errors and prints none: `app` turns them into a line
+and an exit code. `output` has what commands share. Heavy imports belong inside the function: `anabranch --help`
+imports every module here.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The entry point of `anabranch` and of `python -m anabranch`."""
+    try:
+        from .app import app
+
+        app(prog_name="anabranch")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"click", "rich"}:
+            raise
+        sys.exit("The command line is not installed; install it with: pip install 'anabranch[cli]'")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,81 @@
+"""The frame of the command line: finds a command's module when asked for it, turns errors into a line and a code."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from ...policies.errors import (
+    AnabranchError,
+    ConfigError,
+    DestinationError,
+    NoRouteError,
+    PlacementError,
+    TraceError,
+)
+
+COMMANDS = ("init", "check", "route", "schema", "explain")
+"""Each is the name of a module here that holds a click command called `command`. The order is that of `--help`."""
+
+BAD_INPUT = (DestinationError, NoRouteError, PlacementError, TraceError)
+"""With ConfigError, the errors that users mend in what they gave: exit code 2. All others exit with 1."""
+
+
+class Failure(click.ClickException):
+    """An error as the user sees it. A configuration's lines begin with file and line, as editors like them."""
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, err=True)
+
+
+class BadInput(Failure):
+    """A failure that another input mends."""
+
+    exit_code = 2
+
+
+class App(click.Group):
+    """Imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f".{cmd_name}", __package__).command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise BadInput(str(error)) from error
+        except BAD_INPUT as error:
+            raise BadInput(f"Error: {error}") from error
+        except AnabranchError as error:
+            raise Failure(f"Error: {error}") from error
+        except BrokenPipeError:
+            raise  # whoever read our output has seen enough: click ends quietly
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename is not None else ""
+            raise Failure(f"Error: {where}{error.strerror or error}") from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(version("anabranch"), message="%(prog)s %(version)s")
+def app() -> None:
+    """Partitioned durable message stores: set them up, look into them, and learn what to split.
+
+    \b
+    Example:
+      anabranch init
+      anabranch check stores.yaml
+      anabranch route --config stores.yaml queue://orders.custom
+    """

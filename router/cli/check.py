@@ -1,0 +1,42 @@
+"""`anabranch check`: everything that is wrong with a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...policies.config import load
+from ...policies.errors import ConfigError
+from .output import echo_json, json_option
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default=Path("stores.yaml"))
+@json_option
+@click.pass_context
+def command(ctx: click.Context, path: Path, as_json: bool) -> None:
+    """Say what is wrong with a configuration file.
+
+    All of it at once, of PATH or stores.yaml. Opens no store and creates nothing.
+
+    \b
+    Example:
+      anabranch check stores.yaml
+      anabranch check --json stores.yaml
+    """
+    try:
+        config = load(path)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        problems = [{"line": problem.line, "message": problem.message} for problem in error.problems]
+        echo_json({"path": str(path), "valid": False, "problems": problems})
+        ctx.exit(2)
+    if as_json:
+        echo_json({"path": str(path), "valid": True, "problems": [], "stores": [store.name for store in config.stores]})
+        return
+    click.echo(f"{path} is valid. Data directory: {config.directory}")
+    for store in config.stores:
+        own = ", one for each destination" if store.per_destination else ""
+        click.echo(f"  {store.name} ({store.kind}{own}): {', '.join(store.match)}")

@@ -1,0 +1,66 @@
+"""`anabranch init`: a commented configuration to begin from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...policies.errors import ConfigError
+from .output import echo_json, json_option
+
+TEMPLATE = """\
+# Which stores there are, what lives in each, and how durable it is.
+# `anabranch check` says what is wrong with this file, `anabranch route NAME` where a destination goes and why.
+
+directory: data                          # relative to this file; stores live in data/stores/<name>
+
+# Options for all stores that do not give them themselves:
+# defaults:
+#   journal: {segment_size: 32MiB}
+
+stores:
+  # Few messages that stay for long: in a journal of their own they keep nobody else's files.
+  - name: orders
+    match: ["queue://orders.>"]          # > is any number of segments, also none; * is one; exact names win
+    journal:
+      sync: always                       # on disk when send() returns
+
+  # Many that are gone in a moment: their files are used again at once.
+  - name: telemetry
+    match: ["queue://telemetry.>", "topic://ticks.*"]
+    journal:
+      sync: never                        # the operating system chooses when
+
+  # All the rest, queues and topics.
+  - name: rest
+    match: [">"]
+    # per_destination: true              # a store of its own for each destination that lands here
+    journal:
+      sync: periodic                     # a power loss costs at most the interval plus one sync of work
+      sync_interval: 1s
+"""
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default=Path("stores.yaml"))
+@json_option
+def command(path: Path, as_json: bool) -> None:
+    """Write a commented configuration file.
+
+    To PATH, or stores.yaml; never over a file that exists.
+
+    \b
+    Example:
+      anabranch init
+      anabranch init config/stores.yaml
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(TEMPLATE)
+    except FileExistsError:
+        raise ConfigError(["exists already and was left as it is; give another name"], str(path)) from None
+    if as_json:
+        echo_json({"written": str(path)})
+    else:
+        click.echo(f"Wrote {path}. Look through it, then: anabranch check {path}")

@@ -1,0 +1,5 @@
+"""`python -m anabranch`: the command line."""
+
+from .router.cli import main
+
+main()

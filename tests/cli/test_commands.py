@@ -1,0 +1,139 @@
+"""The commands, run in this process."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from anabranch.policies.config import json_schema, loads
+from anabranch.router.cli.app import COMMANDS, app
+from anabranch.router.cli.init import TEMPLATE
+
+KINDS = Path(__file__).parents[1] / "kahadb" / "data" / "kinds-kahadb.tar.xz"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_an_example_and_json(name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "Example:\n    anabranch " + name in result.stdout
+    assert "--json" in result.stdout
+
+
+def test_init_writes_a_file_that_check_and_route_like() -> None:
+    assert run("init").exit_code == 0
+    assert Path("stores.yaml").read_text() == TEMPLATE
+    checked = run("check")
+    assert (checked.exit_code, checked.stderr) == (0, "")
+    assert "orders (journal): queue://orders.>" in checked.stdout
+    assert [p.name for p in Path().iterdir()] == ["stores.yaml"]  # nothing else was created
+    assert run("route", "orders.x").stdout.startswith(
+        "queue://orders.x goes to store orders by pattern queue://orders.>\n"
+    )
+
+
+def test_the_templates_comments_are_good_when_uncommented() -> None:
+    text = TEMPLATE
+    for line in ("# defaults:\n#   journal", "# per_destination"):
+        text = text.replace(line, line.replace("# ", "").replace("#   ", "   "))
+    assert loads(text, Path("/")).stores[2].per_destination
+
+
+def test_init_overwrites_nothing() -> None:
+    Path("stores.yaml").write_text("mine")
+    result = run("init")
+    assert result.exit_code == 2
+    assert result.stderr == "stores.yaml: exists already and was left as it is; give another name\n"
+    assert Path("stores.yaml").read_text() == "mine"
+    assert json.loads(run("init", "other.yaml", "--json").stdout) == {"written": "other.yaml"}
+    missing = run("init", "no/such/directory.yaml")
+    assert (missing.exit_code, missing.stderr) == (1, "Error: no/such/directory.yaml: No such file or directory\n")
+
+
+def test_check_says_every_error_with_file_and_line() -> None:
+    Path("bad.yaml").write_text("directory: d\nstores:\n- {name: a, match: [a], jurnal: {}}\nx: 1\n")
+    result = run("check", "bad.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "bad.yaml:3: store 'a': jurnal: neither a key of a store nor an installed kind of store; "
+        "did you mean 'journal'?\n"
+        "bad.yaml:4: x: unknown key; allowed: directory, stores, defaults\n"
+    )
+    as_json = run("check", "--json", "bad.yaml")
+    found = json.loads(as_json.stdout)
+    assert (as_json.exit_code, found["valid"], [p["line"] for p in found["problems"]]) == (2, False, [3, 4])
+    assert run("check", "missing.yaml").stderr == "missing.yaml: no such file; `anabranch init` writes one\n"
+
+
+def test_check_as_json() -> None:
+    run("init")
+    stores = ["orders", "telemetry", "rest"]
+    wanted = {"path": "stores.yaml", "valid": True, "problems": [], "stores": stores}
+    assert json.loads(run("check", "--json").stdout) == wanted
+
+
+def test_route_as_json() -> None:
+    run("init")
+    found = json.loads(run("route", "--config", "stores.yaml", "topic://ticks.eu", "--json").stdout)
+    assert (found["store"], found["pattern"]) == ("telemetry", "topic://ticks.*")
+    assert [(m["store"], m["pattern"], m["reason"].split(":")[0]) for m in found["matches"]] == [
+        ("telemetry", "topic://ticks.*", "wins over '>'"),
+        ("rest", ">", "loses to 'topic"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("order.x", "no pattern in stores.yaml matches queue://order.x; the closest are: queue://orders.>"),
+        ("a,b", "comma"),
+        ("jms://a", "unknown scheme 'jms'"),
+        ("", "needs a name"),
+    ],
+)
+def test_route_of_what_has_none(name: str, says: str) -> None:
+    Path("stores.yaml").write_text("{directory: d, stores: [{name: a, match: ['queue://orders.>', 'topic://t']}]}")
+    result = run("route", name)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_schema() -> None:
+    assert json.loads(run("schema").stdout) == json_schema()
+
+
+def test_explain(tmp_path: Path) -> None:
+    with tarfile.open(KINDS) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    text = run("explain", str(directory))
+    assert text.exit_code == 0
+    assert text.stdout.endswith("\n") and not text.stdout.endswith("\n\n")
+    assert json.loads(run("explain", "--json", str(directory)).stdout)["stores"]
+
+
+def test_explain_of_what_is_no_journal(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "missing"):
+        result = run("explain", str(directory))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert str(directory) in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_an_unknown_command_or_option() -> None:
+    assert run("rout").exit_code == 2
+    assert run("check", "--jsn").exit_code == 2
