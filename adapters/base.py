@@ -1,0 +1,219 @@
+"""The contract that every store keeps, and the values that cross it.
+
+A *store* holds the messages of some destinations, with one durability policy. The router decides which destination
+lives in which store; a store never sees another. Ours are in the packages beside this module; third parties register
+theirs in the entry-point group `anabranch.adapters`, and `tests/contract` is the suite that every store must pass.
+
+The words used below: an operation is *durable* when it survives what the store's policy says it survives
+(invariant 1); it is *visible* when receive, browse and depth know of it. No operation becomes visible before it is as
+durable as the policy asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ..policies.destination import Destination
+from ..policies.errors import UnknownMessageError
+
+Headers = Mapping[str, str | int | float | bool | bytes | None]
+"""What a sender may attach to a message: names to plain values."""
+
+
+class Outgoing(NamedTuple):
+    """A message to be sent."""
+
+    body: bytes
+    headers: Headers | None = None
+    message_id: str | None = None
+
+
+class Receipt(NamedTuple):
+    """What a send returns."""
+
+    destination: Destination
+    seq: int
+    """The message's place in its store's order, and its name there for life (rule I2)."""
+    duplicate: bool = False
+    """Its `message_id` was in the duplicate window: `seq` is that of the message already stored."""
+
+
+class Message:
+    """A message read from a store. Read-only by convention; compares by identity.
+
+    One that `receive` gave is leased to this process until `ack()` or `release()`, or until the process ends. One
+    that `browse` gave is a look only. Safe to hand to another thread.
+    """
+
+    __slots__ = ("body", "destination", "headers", "leased", "message_id", "seq", "store", "timestamp_ms")
+
+    def __init__(
+        self,
+        store: Store,
+        destination: Destination,
+        seq: int,
+        body: bytes,
+        headers: dict[str, Any],
+        message_id: str | None,
+        timestamp_ms: int,
+        leased: bool,
+    ) -> None:
+        self.store = store
+        self.destination = destination
+        self.seq = seq
+        self.body = body
+        self.headers = headers
+        self.message_id = message_id
+        self.timestamp_ms = timestamp_ms
+        self.leased = leased
+
+    def ack(self) -> None:
+        """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError."""
+        self.store.ack([self])
+
+    def release(self) -> None:
+        """Give it back: the next receive finds it at its old place in the order. Raises UnknownMessageError."""
+        self.store.release([self])
+
+    def __repr__(self) -> str:
+        return f"<Message {self.seq} of {self.destination}, {len(self.body)} bytes>"
+
+
+def require_leased(message: Message) -> None:
+    """Refuse a message that was only looked at."""
+    if not message.leased:
+        raise UnknownMessageError(
+            f"{message!r} was browsed, not received; receive it before you ack, release or claim it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store says about itself. Counts are since open where not said otherwise."""
+
+    name: str
+    kind: str
+    messages: int
+    """Held now, leased ones included."""
+    destinations: Mapping[Destination, int]
+    """Messages held now, by destination."""
+    leased: int
+    sends: int
+    acks: int
+    syncs: int
+    """How often the store waited for the disk (fdatasync, fsync)."""
+    batches: int
+    journal_bytes: int = 0
+    """Bytes of the files that hold records; pooled files are in `pool_bytes`."""
+    pool_bytes: int = 0
+    segments: Mapping[str, int] = field(default_factory=dict)
+    """Files by state: `active`, `retained`, `pooled`."""
+    live_percent: float = 100.0
+    """Bytes of live messages in the journal's records, of all its records' bytes."""
+    failed: str | None = None
+    """Why the store has stopped itself, if it has."""
+
+
+Progress = Callable[[str, int, int], None]
+"""Called now and then by long work: what is being done, how much is done, of how much (bytes)."""
+
+
+class Store(Protocol):
+    """One store. Every method may be called by any thread at any time between open and close.
+
+    All raise StoreFailedError once the store has failed, and ClosedError when it is closed or in a forked child.
+    Constructors touch nothing; `create` and `open` touch the disk.
+    """
+
+    name: str
+    store_id: bytes
+    """16 random bytes, for life (rule I4)."""
+
+    def open(self, progress: Progress | None = None) -> None:
+        """Recover what is on disk and be ready. Raises StoreLockedError, CorruptionError, ConfigError."""
+
+    def close(self) -> None:
+        """Finish what is queued, leave all of it durable, free the directory. Idempotent."""
+
+    def send(
+        self,
+        destination: Destination,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+    ) -> Receipt:
+        """Store one message at the end of its destination. On return it is durable and visible.
+
+        `sync=True` asks for power-failure durability of this one whatever the policy. A `message_id` within the
+        store's duplicate window is stored once: the receipt then says `duplicate`. Raises StoreFullError and
+        MessageTooLargeError (no effect), OutcomeUnknownError.
+        """
+
+    def send_nowait(
+        self,
+        destination: Destination,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+    ) -> Future[Receipt]:
+        """The same, without waiting: the future resolves when send would have returned, on a thread of ours.
+
+        Sends of one thread to one destination keep their order. What send would raise, the future raises.
+        """
+
+    def send_many(
+        self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
+    ) -> list[Receipt]:
+        """Store many, in order, with as few waits for the disk as may be. Not atomic: a crash keeps a prefix."""
+
+    def receive(self, destination: Destination, timeout: float | None = 0) -> Message | None:
+        """Lease the first message that nobody holds; None if there is none in `timeout` seconds (None: wait)."""
+
+    def browse(self, destination: Destination, limit: int | None = None, after: int = 0) -> Iterator[Message]:
+        """Look at the messages in order, leased ones too, from the one after seq `after`. Holds no lock between
+        two; a message acked meanwhile is left out, one sent meanwhile may be seen."""
+
+    def ack(self, messages: Sequence[Message]) -> None:
+        """Remove leased messages, all or none of them. Raises UnknownMessageError (and removes none)."""
+
+    def release(self, messages: Sequence[Message]) -> None:
+        """Give leased messages back, each to its old place. Nothing is written: leases end with the process."""
+
+    def claim(self, message: Message) -> None:
+        """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""
+
+    def unclaim(self, messages: Sequence[Message]) -> None:
+        """The transaction is rolled back: its messages are free again, each at its old place."""
+
+    def commit(
+        self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None
+    ) -> list[Receipt]:
+        """Apply claimed acks and sends as one: after any crash, all of them or none. If it raises anything but
+        OutcomeUnknownError nothing took effect and the acks are still claimed."""
+
+    def purge(self, destination: Destination) -> int:
+        """Remove what nobody holds; returns how many."""
+
+    def delete(self, destination: Destination) -> int:
+        """Remove the destination and all its messages, leased ones too; returns how many. Claimed messages
+        refuse it (TransactionError)."""
+
+    def destinations(self) -> Sequence[Destination]:
+        """Those known to the store, also empty ones."""
+
+    def depth(self, destination: Destination) -> int:
+        """Messages held, leased ones included."""
+
+    def reclaim(self) -> int:
+        """Free now the space that can be freed, which otherwise happens in the background; returns bytes."""
+
+    def stats(self) -> StoreStats:
+        """A consistent picture, cheap enough to take every second."""
+
+    def check(self) -> Iterator[str]:
+        """Walk everything and yield each violation found. Slow; for tests and for `anabranch check`."""

@@ -1,0 +1,108 @@
+"""The threads that all journal stores of a process share (rules G4, M1): two workers and one notifier.
+
+Correctness never depends on them: what they do, a store also does on its own at the next call or at the next open.
+They are daemons, hold a store only while they work for it, and do not exist in a forked child.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+WORKERS = 2
+WAIT_MAX = 1.0
+"""Seconds; a notification that an interrupted thread failed to give is made up for after it."""
+
+
+class Background:
+    """Runs small jobs, now or after a delay. Safe for all threads; `schedule` never blocks for long."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()  # guards _jobs and _threads; re-entrant for signal handlers
+        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._outcomes: SimpleQueue[list[tuple[Future[Any], Any, BaseException | None]]] = SimpleQueue()
+
+    def schedule(self, delay: float, job: Callable[[], None]) -> None:
+        """Run `job` on a worker once `delay` seconds have passed."""
+        with self._condition:
+            heapq.heappush(self._jobs, (time.monotonic() + delay, next(self._numbers), job))
+            self._start()
+            if self._jobs[0][2] is job:
+                self._condition.notify()
+
+    def resolve(self, outcomes: list[tuple[Future[Any], Any, BaseException | None]]) -> None:
+        """Resolve futures on the notifier thread, where their callbacks may do what they like (rule G4)."""
+        self._outcomes.put(outcomes)
+        if not self._threads:
+            with self._condition:
+                self._start()
+
+    def _start(self) -> None:
+        if self._threads:
+            return
+        self._threads = [
+            threading.Thread(target=self._work, name=f"anabranch-worker-{i}", daemon=True) for i in range(WORKERS)
+        ]
+        self._threads.append(threading.Thread(target=self._notify, name="anabranch-notifier", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._jobs or self._jobs[0][0] > time.monotonic():
+                    pause = self._jobs[0][0] - time.monotonic() if self._jobs else WAIT_MAX
+                    self._condition.wait(min(pause, WAIT_MAX))
+                job = heapq.heappop(self._jobs)[2]
+                if self._jobs:
+                    self._condition.notify()
+            try:
+                job()
+            except Exception:
+                log.exception("a background job failed: %r", job)
+            del job  # a waiting worker must not keep a closed store alive
+
+    def _notify(self) -> None:
+        while True:
+            for future, result, error in self._outcomes.get():
+                if future.done() or not future.set_running_or_notify_cancel():
+                    continue
+                if error is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(error)
+
+
+_shared = Background()
+
+
+def shared() -> Background:
+    """The process's one."""
+    return _shared
+
+
+class ForkGuard:
+    """`generation` differs in a forked child from what it was when a store was opened (rule D4)."""
+
+    generation = 0
+
+
+def _after_fork_in_child() -> None:
+    global _shared
+    ForkGuard.generation += 1
+    _shared = Background()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,68 @@
+"""The journal store's invariants, walked one by one.
+
+C1  every segment reads back whole, from its header to its end
+C2  every message in the index reads back from the journal, with its seq and destination
+C3  a destination's count and bytes are those of its messages in the index
+C4  a segment's live count and bytes are those of the index's messages that lie in it, and none of them is marked dead
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ...policies.errors import CorruptionError
+from . import format as f
+from .index import Index
+from .log import Tail
+from .messages import read_record
+from .reader import BatchReader
+from .segment import SegmentTable
+
+
+def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str]:
+    """Each violation found, as a sentence. Called under the index lock, with nothing pending."""
+    for segment in table.segments:
+        if segment.number > applied.segment.number:
+            continue
+        end = applied.offset if segment is applied.segment else segment.end
+        reader = BatchReader(segment.open().fd, segment.seed, f.HEADER_BYTES, segment.base_lsn - 1, end)
+        for _ in reader:
+            pass
+        if reader.offset != end:
+            yield f"C1 {CorruptionError(str(segment.path), reader.offset, f'records after {reader.lsn} are damaged')}"
+    counts: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
+    live: Counter[int] = Counter()
+    live_bytes: Counter[int] = Counter()
+    for number, place in index.all_places():
+        seq, lsn, offset, length = place
+        segment = table.find(lsn)  # type: ignore[assignment]
+        if segment is None:
+            yield f"C2 message {seq} of destination {number} lies in no segment (record {lsn})"
+            continue
+        record = read_record(segment, place)
+        start = f.RECORD_HEADER.size + f.SEQ.size
+        if len(record) < start + 4 or f.SEQ.unpack_from(record, f.RECORD_HEADER.size)[0] != seq:
+            yield f"C2 message {seq} of destination {number} does not read back at {segment.path}:{offset}"
+        elif f.MESSAGE.unpack_from(record, start)[0] != number:
+            yield f"C2 message {seq} at {segment.path}:{offset} is not of destination {number}"
+        counts[number] += 1
+        sizes[number] += length
+        live[segment.number] += 1
+        live_bytes[segment.number] += length
+        ordinal = lsn - segment.base_lsn
+        if segment.dead and ordinal >> 3 < len(segment.dead) and segment.dead[ordinal >> 3] & 1 << (ordinal & 7):
+            yield f"C4 message {seq} of destination {number} is in the index and marked dead in {segment.path}"
+    for number, state in index.states.items():
+        if (state.count, state.bytes) != (counts[number], sizes[number]):
+            yield (
+                f"C3 {state.destination} counts {state.count} messages of {state.bytes} bytes; "
+                f"the index holds {counts[number]} of {sizes[number]}"
+            )
+    for segment in table.segments:
+        if (segment.live, segment.live_bytes) != (live[segment.number], live_bytes[segment.number]):
+            yield (
+                f"C4 {segment.path} counts {segment.live} live messages of {segment.live_bytes} bytes; "
+                f"the index has {live[segment.number]} of {live_bytes[segment.number]} in it"
+            )

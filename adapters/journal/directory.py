@@ -1,0 +1,81 @@
+"""A journal store's directory: how it is made, locked and recognised (rules D2, D3, I4).
+
+    store.lock      locked while open; holds the owner's pid and host
+    store.id        16 random bytes in hex, the same as in every segment
+    journal/        the segments
+    index.mdb       the index, here or in `index_directory`
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...policies.errors import PlacementError
+from ..locking import DirectoryLock
+from . import format as f
+from .files import SegmentFiles, sync_directory
+
+
+class StoreDirectory:
+    """One store's directory. The constructor touches nothing."""
+
+    def __init__(self, name: str, path: Path, index_directory: Path | None) -> None:
+        self.name = name
+        self.path = path
+        self.journal = path / "journal"
+        self._index_directory = index_directory
+        self._lock = DirectoryLock(path / "store.lock", f"store {name!r}")
+
+    @property
+    def index(self) -> Path:
+        if self._index_directory is None:
+            return self.path / "index.mdb"
+        return self._index_directory / f"{self.read_id().hex()}.mdb"
+
+    def create(self, segment_size: int) -> bytes:
+        """Make it under another name, whole and durable, then rename it (rule D2). Returns the store id."""
+        store_id = os.urandom(16)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_name(f".{self.path.name}.{store_id.hex()}.tmp")
+        journal = unfinished / "journal"
+        journal.mkdir(parents=True)
+        header = f.SegmentHeader(
+            store_id=store_id, number=1, nonce=int.from_bytes(os.urandom(8), "little"), base_lsn=1, durable_lsn=0,
+            prev_number=0, prev_end=0, prev_lsn=0, last_seq=0, snapshot_number=0, snapshot_offset=0,
+            capacity=segment_size,
+        )  # fmt: skip
+        SegmentFiles(journal, lambda: None).publish(header, segment_size, lambda: None)
+        with (unfinished / "store.id").open("w") as file:
+            file.write(store_id.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(unfinished)
+        unfinished.rename(self.path)
+        sync_directory(self.path.parent)
+        return store_id
+
+    def read_id(self) -> bytes:
+        """Raises PlacementError if this is no store's directory."""
+        try:
+            store_id = bytes.fromhex((self.path / "store.id").read_text().strip())
+        except FileNotFoundError:
+            raise PlacementError(
+                f"{self.path} holds no store: its store.id is missing. If it lies on another disk, mount that first"
+            ) from None
+        except ValueError:
+            store_id = b""
+        if len(store_id) != 16:
+            raise PlacementError(f"{self.path / 'store.id'} is damaged; the segments' headers hold the same id")
+        return store_id
+
+    def lock(self) -> None:
+        """Raises StoreLockedError, and PlacementError if there is no such directory."""
+        if not self.path.is_dir():
+            raise PlacementError(f"{self.path}, the directory of store {self.name!r}, is missing; nothing was created")
+        self._lock.acquire()
+        if self._index_directory is not None:
+            self._index_directory.mkdir(parents=True, exist_ok=True)
+
+    def unlock(self) -> None:
+        self._lock.release()

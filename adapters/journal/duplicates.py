@@ -1,0 +1,36 @@
+"""The duplicate window: which message ids a store has seen lately (rule X7).
+
+Asked and filled by the leader alone, in log order: when it encodes a send whose id an earlier batch holds, that batch
+is already on disk, and a send twice in one batch shares its fate. So no second sender ever waits for a first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Key = tuple[int, bytes]
+"""Destination id and message id."""
+
+
+class DuplicateWindow:
+    """The last `limit` ids and the seq of each one's message. The index keeps the durable copy."""
+
+    __slots__ = ("_seqs", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._seqs: dict[Key, int] = {}
+
+    def get(self, key: Key) -> int | None:
+        return self._seqs.get(key)
+
+    def add(self, ids: Mapping[Key, int]) -> None:
+        """Remember them, forget the oldest beyond the limit. May be called again with the same."""
+        seqs = self._seqs
+        seqs.update(ids)
+        while len(seqs) > self.limit:
+            seqs.pop(next(iter(seqs)), None)
+
+    def items(self) -> list[tuple[Key, int]]:
+        """Oldest first."""
+        return list(self._seqs.items())

@@ -1,0 +1,202 @@
+"""The journal's directory: segment files, the pool of files to use again, and what makes a change of names durable.
+
+    <number>.seg      a published segment: its header is whole, its name is durable
+    pool-<n>.free     a released or prepared file, zero-filled or with void content, waiting to become a segment
+    *.tmp             unfinished; removed at open
+
+A segment is published by writing its header, fsync, rename, directory fsync (rule J1), and released by rename to the
+pool or unlink, then directory fsync (rule J7).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from ...policies.errors import CorruptionError
+from .format import HEADER_BYTES, SegmentHeader
+
+FILL_MIN: Final = 64 * 1024
+FILL_MAX: Final = 1024 * 1024
+"""Zero-fill goes ahead of the appends in chunks from FILL_MIN, doubling up to FILL_MAX (rule M1)."""
+
+SEGMENT_SUFFIX: Final = ".seg"
+POOL_SUFFIX: Final = ".free"
+UNFINISHED_SUFFIX: Final = ".tmp"
+
+
+class File:
+    """An open file that closes itself when its last user lets go of it.
+
+    A reader that holds one reads that file whatever becomes of its name: no descriptor is ever closed, and its number
+    used for another file, under a reader's feet.
+    """
+
+    __slots__ = ("__weakref__", "_close", "fd")
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._close = os.close  # os may be gone when the interpreter goes
+        self.fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            self._close(self.fd)
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """pwrite until all is written; the kernel may write less, most often just before it says that the disk is full."""
+    written = os.pwrite(fd, data, offset)
+    while written < len(data):
+        view = memoryview(data)[written:]
+        written += os.pwrite(fd, view, offset + written)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def zero_fill(fd: int, start: int, end: int) -> None:
+    """Write zeros, so that later appends there allocate nothing and their fdatasync need not touch the inode."""
+    zeros = bytes(FILL_MAX)
+    while start < end:
+        size = min(FILL_MAX, end - start)
+        write_all(fd, memoryview(zeros)[:size], start)
+        start += size
+
+
+class SegmentFiles:
+    """The files of one journal directory.
+
+    One thread at a time publishes (the leader), one releases (the reclaimer), one prepares; these three may run
+    beside each other: a file enters the pool when all is durable that makes it free, and only the leader takes it.
+    """
+
+    def __init__(self, directory: Path, count_sync: Callable[[], None]) -> None:
+        self.directory = directory
+        self.pool: list[tuple[Path, int]] = []
+        """Files to use again and their sizes."""
+        self._count_sync = count_sync
+        self._pool_numbers = itertools.count(1)
+
+    def path(self, number: int) -> Path:
+        return self.directory / f"{number:012d}{SEGMENT_SUFFIX}"
+
+    def headers(self) -> Iterator[SegmentHeader]:
+        """Of all published segments, in no order. Raises CorruptionError for one that has no valid header."""
+        for path in self.directory.glob(f"*{SEGMENT_SUFFIX}"):
+            header = read_header(path)
+            if self.path(header.number) != path:
+                raise CorruptionError(str(path), 16, f"the header says that this is segment {header.number}")
+            yield header
+
+    def load_pool(self) -> int:
+        """Take stock of the pool at open; returns the highest segment number that a pooled file ever was (rule I1)."""
+        highest, last = 0, 0
+        for path in self.directory.glob(f"pool-*{POOL_SUFFIX}"):
+            try:
+                highest = max(highest, read_header(path).number)
+            except CorruptionError:
+                pass  # never was a segment, or was half way to be one again: nothing in it counts
+            self.pool.append((path, path.stat().st_size))
+            last = max(last, int(path.stem.partition("-")[2]))
+        self._pool_numbers = itertools.count(last + 1)
+        return highest
+
+    @property
+    def pool_bytes(self) -> int:
+        return sum(size for _, size in list(self.pool))
+
+    def clean(self) -> None:
+        """Remove what an interrupted creation left."""
+        for path in self.directory.glob(f"*{UNFINISHED_SUFFIX}"):
+            path.unlink()
+
+    def publish(
+        self, header: SegmentHeader, standard_bytes: int, seal: Callable[[], None]
+    ) -> tuple[File, int]:
+        """Make a segment, from the pool if it has a file and `capacity` is the standard one.
+
+        Returns the file and up to where it is allocated. `seal` is called just before the segment may be seen on
+        disk: after an OSError before that nothing has changed.
+        """
+        path = self.path(header.number)
+        source, flags = path.with_suffix(UNFINISHED_SUFFIX), os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        pooled = None
+        if header.capacity == standard_bytes and self.pool:
+            pooled = self.pool.pop()
+            source, flags = pooled[0], os.O_RDWR
+        try:
+            file = File(source, flags)
+            write_all(file.fd, header.encode(), 0)
+            self._count_sync()
+            os.fsync(file.fd)
+        except OSError:
+            if pooled:
+                self.pool.append(pooled)
+            raise
+        seal()
+        source.rename(path)
+        self.sync_names()
+        return file, pooled[1] if pooled else HEADER_BYTES
+
+    def prepare(self, size: int) -> None:
+        """Put a zero-filled file into the pool, ahead of need."""
+        target = self._pool_path()
+        unfinished = target.with_suffix(UNFINISHED_SUFFIX)
+        file = File(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            zero_fill(file.fd, 0, size)
+            os.fsync(file.fd)
+        except OSError:
+            unfinished.unlink()
+            raise
+        unfinished.rename(target)
+        self.pool.append((target, size))
+
+    def release(
+        self, segments: list[tuple[int, int]], standard_bytes: int, pool_files: int, archive: Path | None
+    ) -> None:
+        """Take segments (number, size) off the journal, oldest first: into the archive if there is one, else into the
+        pool while it has room, else away.
+
+        The pool gets them only once the directory is synced: a header written before that into a file which after a
+        power failure has its old name again would be damage to that segment.
+        """
+        adopted: list[tuple[Path, int]] = []
+        for number, size in segments:
+            path = self.path(number)
+            if archive is not None:
+                archive.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, archive / path.name)
+            elif size == standard_bytes and len(self.pool) + len(adopted) < pool_files:
+                target = self._pool_path()
+                path.rename(target)
+                adopted.append((target, size))
+            else:
+                path.unlink(missing_ok=True)
+        if segments:
+            self.sync_names()
+            self.pool.extend(adopted)
+
+    def sync_names(self) -> None:
+        """Make what was renamed or removed durable."""
+        self._count_sync()
+        sync_directory(self.directory)
+
+    def _pool_path(self) -> Path:
+        return self.directory / f"pool-{next(self._pool_numbers)}{POOL_SUFFIX}"
+
+
+def read_header(path: Path) -> SegmentHeader:
+    """The header of one segment file. Raises CorruptionError."""
+    with path.open("rb") as file:
+        return SegmentHeader.decode(file.read(HEADER_BYTES), str(path))

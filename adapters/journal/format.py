@@ -1,0 +1,168 @@
+"""The journal's bytes: the one place that knows them. Drawn in docs/format.md, pinned by tests/journal/test_golden.py.
+
+All integers are little-endian. The checksum is CRC-32C (Castagnoli, polynomial 0x1EDC6F41), as google-crc32c computes
+it; records and batches start it from `seed ^ offset` (rule J1), so that neither a reused file's old bytes nor a
+message body that contains a journal can parse: a segment's seed is the CRC of its store id and its random nonce.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from google_crc32c import extend as crc32c
+
+from ...policies.destination import NAME_BYTES_MAX
+from ...policies.errors import CorruptionError
+
+VERSION: Final = 1
+MAGIC: Final = b"ANBRSEG\n"
+
+HEADER_BYTES: Final = 4096
+"""A segment's first page holds its header; batches follow."""
+
+SEGMENT_HEADER = struct.Struct("<8sHHI16sQQQQQQQQQQQ")
+assert SEGMENT_HEADER.size == 120
+
+BATCH_MAGIC: Final = b"\xabBat"
+BATCH_HEADER = struct.Struct("<4sIIIQQ")
+assert BATCH_HEADER.size == 32
+
+RECORD_HEADER = struct.Struct("<IIQBBH")
+assert RECORD_HEADER.size == 20
+CRC = struct.Struct("<I")
+RECORD_REST = struct.Struct("<IQBBH")
+"""A record's header without its CRC, which covers these bytes and the payload."""
+assert CRC.size + RECORD_REST.size == RECORD_HEADER.size
+
+SEND: Final = 1
+ACK: Final = 2
+ACK_RANGE: Final = 3
+DESTINATION: Final = 4
+DESTINATION_GONE: Final = 5
+SNAPSHOT: Final = 6
+RECORD_TYPES: Final = frozenset((SEND, ACK, ACK_RANGE, DESTINATION, DESTINATION_GONE, SNAPSHOT))
+
+SEQ = struct.Struct("<Q")
+MESSAGE = struct.Struct("<IBBHIQQ")
+"""What follows the seq in a SEND: destination id, priority, flags, bytes of the message id, bytes of the headers,
+sent at (ms since the epoch), expires at (ms, 0 = never). Then message id, headers (msgpack), body."""
+assert MESSAGE.size == 28
+SEND_START = struct.Struct("<IQBBHQ")
+"""A SEND's record header without its CRC, and the seq: what the leader puts before the rest."""
+assert SEND_START.size == RECORD_REST.size + SEQ.size
+MESSAGE_IN_RECORD = struct.Struct("<IQBBHQIBBHIQQ")
+"""A SEND's record header without its CRC, seq, and MESSAGE, in one, for the reader's hot path."""
+assert MESSAGE_IN_RECORD.size == RECORD_REST.size + SEQ.size + MESSAGE.size
+
+ACK_PAYLOAD = struct.Struct("<IIQ")
+"""Destination id, subscription id (0: a queue), seq."""
+assert ACK_PAYLOAD.size == 16
+
+RANGE_PAYLOAD = struct.Struct("<IIQQ")
+"""Destination id, subscription id, first and last seq: all the destination's messages between them are dead."""
+assert RANGE_PAYLOAD.size == 24
+
+DESTINATION_PAYLOAD = struct.Struct("<IB")
+"""Destination id, kind (policies.destination.Kind). Then the name in UTF-8."""
+assert DESTINATION_PAYLOAD.size == 5
+
+DECLARATION_BYTES_MAX: Final = RECORD_HEADER.size + DESTINATION_PAYLOAD.size + NAME_BYTES_MAX
+GONE_PAYLOAD = struct.Struct("<I")
+"""Destination id: all its messages are dead, and the id needs a new DESTINATION before it is used again."""
+
+DEFAULT_PRIORITY: Final = 4
+
+SEND_OVERHEAD: Final = RECORD_HEADER.size + SEQ.size + MESSAGE.size
+"""Bytes of a send in the journal beside message id, headers and body."""
+ACK_BYTES: Final = RECORD_HEADER.size + ACK_PAYLOAD.size
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What a segment says of itself and of the one before (rule J1)."""
+
+    store_id: bytes
+    number: int
+    nonce: int
+    base_lsn: int
+    """The LSN that its first record has, or would have."""
+    durable_lsn: int
+    """Known to be on disk when the segment was published."""
+    prev_number: int
+    """The segment before, 0 if this is the first. What lies between the two numbers is void."""
+    prev_end: int
+    """Where that one ends: what lies past it is void for ever."""
+    prev_lsn: int
+    """The last LSN of that one."""
+    last_seq: int
+    """The highest seq given out by then."""
+    snapshot_number: int
+    """The segment that holds the latest snapshot by then, 0 if there is none."""
+    snapshot_offset: int
+    """The offset of the batch that holds it."""
+    capacity: int
+    """The file's size once it is full."""
+
+    def encode(self) -> bytes:
+        """A whole page, zeros after the header."""
+        fields = (
+            self.number, self.nonce, self.base_lsn, self.durable_lsn, self.prev_number, self.prev_end,
+            self.prev_lsn, self.last_seq, self.snapshot_number, self.snapshot_offset, self.capacity,
+        )  # fmt: skip
+        blank = SEGMENT_HEADER.pack(MAGIC, VERSION, 0, 0, self.store_id, *fields)
+        return SEGMENT_HEADER.pack(MAGIC, VERSION, 0, crc32c(0, blank), self.store_id, *fields).ljust(
+            HEADER_BYTES, b"\0"
+        )
+
+    @classmethod
+    def decode(cls, page: bytes, path: str) -> SegmentHeader:
+        """Raises CorruptionError; its text tells a newer version from damage."""
+        if len(page) < SEGMENT_HEADER.size or page[:8] != MAGIC:
+            raise CorruptionError(path, 0, "not a journal segment: its header is missing or damaged")
+        _, version, flags, crc, store_id, *fields = SEGMENT_HEADER.unpack_from(page)
+        if version != VERSION:
+            reason = f"format version {version}; this program reads version {VERSION}: use the version that wrote it"
+            raise CorruptionError(path, 8, reason)
+        blank = SEGMENT_HEADER.pack(MAGIC, version, flags, 0, store_id, *fields)
+        if crc32c(0, blank) != crc:
+            raise CorruptionError(path, 0, "the segment header's checksum does not match")
+        return cls(store_id, *fields)
+
+    @property
+    def seed(self) -> int:
+        return segment_seed(self.store_id, self.nonce)
+
+
+def segment_seed(store_id: bytes, nonce: int) -> int:
+    """Where the checksums of a segment start from."""
+    return int(crc32c(crc32c(0, store_id), nonce.to_bytes(8, "little")))
+
+
+def encode_batch_header(seed: int, offset: int, length: int, count: int, base_lsn: int, watermark: int) -> bytes:
+    """The header of a batch at `offset` whose records take `length` bytes (rule J2)."""
+    rest = struct.pack("<IIQQ", length, count, base_lsn, watermark)
+    return BATCH_MAGIC + CRC.pack(crc32c(seed ^ offset, rest)) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The header of one group commit."""
+
+    length: int
+    """Bytes of its records, this header not included."""
+    count: int
+    base_lsn: int
+    watermark: int
+    """The LSN known to be on disk when it was written."""
+
+
+def decode_batch_header(data: bytes, seed: int, offset: int) -> BatchHeader | None:
+    """None if `data` does not begin with a batch header of this segment at this offset."""
+    if len(data) < BATCH_HEADER.size or data[:4] != BATCH_MAGIC:
+        return None
+    rest = data[8 : BATCH_HEADER.size]
+    if crc32c(seed ^ offset, rest) != CRC.unpack_from(data, 4)[0]:
+        return None
+    return BatchHeader(*struct.unpack("<IIQQ", rest))

@@ -1,0 +1,382 @@
+"""The index: which messages are there and where, in LMDB. Derived from the journal alone (rules X1 to X5).
+
+    messages       destination id, order, seq (big-endian)  ->  LSN, offset in the segment, length of the record
+    segments       number                                   ->  base LSN, last LSN, end, live, live bytes, dead bits
+    destinations   id                                       ->  kind, name, messages, bytes
+    duplicates     seq                                      ->  destination id, message id
+    state          b"checkpoint"                            ->  Checkpoint
+
+Everything between two checkpoints happens in one open write transaction, which is LMDB's cache: nothing of it reaches
+the file, so the file always shows the last checkpoint, and the journal is replayed from there. A crash, an error and an
+interruption half way through `apply` are therefore the same thing: go back to the checkpoint, replay.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+import msgspec
+
+from ...policies.destination import Destination, Kind
+from . import format as f
+from .destinations import DestinationState, Place
+from .files import sync_directory
+from .log import Entry
+from .segment import Segment, SegmentTable
+
+log = logging.getLogger(__name__)
+
+VERSION: Final = 1
+MAP_BYTES: Final = 1 << 30
+"""The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
+MAP_FULL_PERCENT: Final = 70
+PAGE_BYTES: Final = 4096
+LMDB_ENGINE: Final = 0
+"""The lmdb package bundles two engines whose files are mutually unreadable: 0 is LMDB 0.9."""
+
+KEY = struct.Struct(">IBQ")
+PLACE = struct.Struct("<QII")
+NUMBER = struct.Struct(">Q")
+ID = struct.Struct(">I")
+ORDER: Final = 0
+"""The order byte of every key: one order until stores know priorities."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """What an index file reflects. Positions are batch boundaries."""
+
+    version: int
+    store_id: bytes
+    lsn: int
+    """The last LSN that is in the index."""
+    segment: int
+    nonce: int
+    offset: int
+    """Where the batch after that LSN begins."""
+    seq: int
+    last_number: int
+    """The highest segment number by then."""
+    next_destination: int
+    snapshot: tuple[int, int]
+    clean: bool
+    """The store was closed in order, and nothing has been written since."""
+
+
+class IndexBrokenError(Exception):
+    """The index file is missing, damaged, of another version or another store: rebuild it."""
+
+
+def create_file(path: Path) -> None:
+    """A new, empty index. Made under another name and renamed, since LMDB refuses a file that a power failure met
+    before its first commit (rule X5)."""
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.unlink(missing_ok=True)
+    env = _open(unfinished, MAP_BYTES)
+    env.sync(True)
+    env.close()
+    unfinished.rename(path)
+    sync_directory(path.parent)
+
+
+def _open(path: Path, map_size: int) -> Any:
+    return lmdb.open(
+        str(path), map_size=map_size, subdir=False, lock=False, max_dbs=8, readahead=False, lib_version=LMDB_ENGINE
+    )
+
+
+class Index:
+    """One index file, open. Every method is called under the store's index lock."""
+
+    def __init__(self, path: Path, store_id: bytes, duplicate_limit: int) -> None:
+        self.path = path
+        self._store_id = store_id
+        self._duplicate_limit = duplicate_limit
+        self._env: Any = None
+        self._txn: Any = None
+        self.checkpointed: Checkpoint | None = None
+        self.states: dict[int, DestinationState] = {}
+        self.by_destination: dict[Destination, DestinationState] = {}
+        self.next_destination = 1
+        self._duplicates = 0
+        self.operations = 0
+        """Applied since the last checkpoint."""
+        self.emptied = False
+        """A sealed segment has lost its last live message: there is something to reclaim."""
+
+    # Opening
+
+    def open(self) -> Checkpoint | None:
+        """Open the file; None if it is new and empty. Raises IndexBrokenError."""
+        if not self.path.exists():
+            raise IndexBrokenError("it is missing")
+        try:
+            self._env = _open(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size))
+            self._begin()
+            packed = self._txn.get(b"checkpoint", db=self._state_db)
+        except lmdb.Error as error:
+            self.close()
+            raise IndexBrokenError(str(error)) from error
+        if packed is None:
+            return None
+        try:
+            checkpoint = msgspec.msgpack.decode(packed, type=Checkpoint)
+        except msgspec.MsgspecError as error:
+            raise IndexBrokenError(f"its checkpoint does not parse: {error}") from error
+        if checkpoint.version != VERSION or checkpoint.store_id != self._store_id:
+            raise IndexBrokenError("it is of another version or of another store")
+        self.checkpointed = checkpoint
+        return checkpoint
+
+    def _begin(self) -> None:
+        env = self._env
+        self._messages_db = env.open_db(b"messages")
+        self._segments_db = env.open_db(b"segments")
+        self._destinations_db = env.open_db(b"destinations")
+        self._duplicates_db = env.open_db(b"duplicates")
+        self._state_db = env.open_db(b"state")
+        self._txn = env.begin(write=True, buffers=False)
+
+    def abort(self) -> None:
+        """Back to the checkpoint, on disk's side; `load` does memory's."""
+        if self._txn is not None:
+            self._txn.abort()
+        self._txn = self._env.begin(write=True, buffers=False)
+
+    def close(self) -> None:
+        """Let go of the file, dropping what was not checkpointed. Idempotent."""
+        if self._txn is not None:
+            self._txn.abort()
+        if self._env is not None:
+            self._env.close()
+        self._txn = self._env = None
+
+    def load(self, segments: Iterable[Segment]) -> None:
+        """Set the destinations and the segments' counts to what the checkpoint says."""
+        txn = self._txn
+        known = {}
+        for key, value in txn.cursor(db=self._destinations_db):
+            kind, name, count, size = msgspec.msgpack.decode(value)
+            number = ID.unpack(key)[0]
+            known[number] = self._state(number, Destination(Kind(kind), name), count, size)
+        for number, state in self.states.items():
+            if number not in known:  # declared after the checkpoint: the replay counts anew
+                state.count = state.bytes = 0
+        for segment in segments:
+            row = txn.get(NUMBER.pack(segment.number), db=self._segments_db)
+            segment.live, segment.live_bytes, dead = msgspec.msgpack.decode(row)[3:] if row else (0, 0, b"")
+            segment.dead = bytearray(dead) if dead else None
+            segment.changed = row is None
+        self._duplicates = txn.stat(self._duplicates_db)["entries"]
+        if self.checkpointed is not None:
+            self.next_destination = max(self.next_destination, self.checkpointed.next_destination)
+        self.operations = 0
+
+    def _state(self, number: int, destination: Destination, count: int = 0, size: int = 0) -> DestinationState:
+        state = self.states.get(number)
+        if state is None:
+            state = DestinationState(number, destination, declared=True)
+            self.states[number] = state
+            self.by_destination[destination] = state
+        state.count, state.bytes, state.changed = count, size, False
+        self.next_destination = max(self.next_destination, number + 1)
+        return state
+
+    def declare(self, number: int, destination: Destination) -> None:
+        """A DESTINATION record met in the journal."""
+        if number not in self.states:
+            self._state(number, destination).changed = True
+        self.states[number].declared = True
+
+    def segment_rows(self) -> dict[int, tuple[int, int, int, int]]:
+        """number -> (base LSN, last LSN, end or 0, live) of each segment that the checkpoint knows."""
+        return {
+            NUMBER.unpack(key)[0]: tuple(msgspec.msgpack.decode(value)[:4])
+            for key, value in self._txn.cursor(db=self._segments_db)
+        }
+
+    def duplicates(self) -> Iterator[tuple[tuple[int, bytes], int]]:
+        """(destination id, message id), seq; oldest first."""
+        for key, value in self._txn.cursor(db=self._duplicates_db):
+            number, message_id = msgspec.msgpack.decode(value)
+            yield (number, message_id), NUMBER.unpack(key)[0]
+
+    # Changing
+
+    def apply(self, entries: list[Entry], segment: Segment, table: SegmentTable) -> None:
+        """Apply one batch, in order. `segment` is where it was written."""
+        puts: list[tuple[bytes, bytes]] = []
+        pack_key, pack_place = KEY.pack, PLACE.pack
+        live = live_bytes = 0
+        for entry in entries:
+            kind = entry[0]
+            if kind == f.SEND:
+                _, state, seq, lsn, offset, length, key = entry
+                puts.append((pack_key(state.id, ORDER, seq), pack_place(lsn, offset, length)))
+                state.count += 1
+                state.bytes += length
+                state.changed = True
+                live += 1
+                live_bytes += length
+                if key is not None:
+                    self.remember(key, seq)
+                continue
+            if puts:
+                self._put(puts, segment, live, live_bytes)
+                puts, live, live_bytes = [], 0, 0
+            if kind == f.ACK:
+                self._kill(entry[1], entry[2], table)
+            elif kind == f.ACK_RANGE:
+                self._kill_range(entry[1], entry[2], entry[3], table)
+            elif kind == f.DESTINATION:
+                entry[1].changed = True
+            else:
+                self._remove(entry[1], table)
+        if puts:
+            self._put(puts, segment, live, live_bytes)
+        self.operations += len(entries)
+
+    def _put(self, puts: list[tuple[bytes, bytes]], segment: Segment, live: int, live_bytes: int) -> None:
+        if len(puts) == 1:
+            self._txn.put(*puts[0], db=self._messages_db)
+        else:
+            with self._txn.cursor(db=self._messages_db) as cursor:
+                cursor.putmulti(puts)
+        segment.live += live
+        segment.live_bytes += live_bytes
+        segment.changed = True
+
+    def _kill(self, state: DestinationState, seq: int, table: SegmentTable) -> None:
+        value = self._txn.pop(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
+        state.held.pop(seq, None)
+        if value is not None:
+            self._dead(state, value, table)
+
+    def _dead(self, state: DestinationState, value: bytes, table: SegmentTable) -> None:
+        lsn, _, length = PLACE.unpack(value)
+        segment = table.find(lsn)
+        if segment is None:
+            raise AssertionError(f"index: record {lsn} of {state.destination} lies in no segment")
+        segment.kill(lsn, length)
+        if not segment.live and segment.end is not None:
+            self.emptied = True
+        state.count -= 1
+        state.bytes -= length
+        state.changed = True
+
+    def _kill_range(self, state: DestinationState, first: int, last: int, table: SegmentTable) -> int:
+        killed = 0
+        with self._txn.cursor(db=self._messages_db) as cursor:
+            found = cursor.set_range(KEY.pack(state.id, ORDER, first))
+            while found:
+                number, order, seq = KEY.unpack(cursor.key())
+                if number != state.id or order != ORDER or seq > last:
+                    break
+                self._dead(state, cursor.value(), table)
+                state.held.pop(seq, None)
+                killed += 1
+                found = cursor.delete() and bool(cursor.key())
+        return killed
+
+    def _remove(self, state: DestinationState, table: SegmentTable) -> None:
+        self._kill_range(state, 0, (1 << 64) - 1, table)
+        self._txn.delete(ID.pack(state.id), db=self._destinations_db)
+        state.ready.clear()
+        state.returned.clear()
+        state.held.clear()
+        state.changed = False
+
+    def remember(self, key: tuple[int, bytes], seq: int) -> None:
+        """Keep an id of the duplicate window, drop the oldest beyond the limit."""
+        txn, db = self._txn, self._duplicates_db
+        if txn.put(NUMBER.pack(seq), msgspec.msgpack.encode(key), db=db, overwrite=False):
+            self._duplicates += 1
+        while self._duplicates > self._duplicate_limit:
+            with txn.cursor(db=db) as cursor:
+                cursor.first()
+                cursor.delete()
+            self._duplicates -= 1
+
+    def drop_segments(self, numbers: Iterable[int]) -> None:
+        """Released segments: their rows go with the next checkpoint."""
+        for number in numbers:
+            self._txn.delete(NUMBER.pack(number), db=self._segments_db)
+
+    def checkpoint(self, checkpoint: Checkpoint, segments: Iterable[Segment]) -> None:
+        """Make the index's file reflect all that was applied. The journal is synced through it (rule X3)."""
+        txn = self._txn
+        for segment in segments:
+            if segment.changed:
+                segment.changed = False
+                dead = bytes(segment.dead) if segment.dead else b""
+                row = (
+                    segment.base_lsn, segment.last_lsn, segment.end or 0, segment.live, segment.live_bytes, dead,
+                )  # fmt: skip
+                txn.put(NUMBER.pack(segment.number), _segment_row(row), db=self._segments_db)
+        for state in list(self.states.values()):
+            if state.changed and state.declared:
+                state.changed = False
+                packed = msgspec.msgpack.encode(
+                    (state.destination.kind.value, state.destination.name, state.count, state.bytes)
+                )
+                txn.put(ID.pack(state.id), packed, db=self._destinations_db)
+        txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)
+        self.commit_partial()
+        self.checkpointed = checkpoint
+
+    def commit_partial(self) -> None:
+        """Commit, synced, and go on; the map grows here, where no transaction is open (rule X4)."""
+        self._txn.commit()
+        self._txn = None
+        info = self._env.info()
+        if (info["last_pgno"] + 1) * PAGE_BYTES * 100 > info["map_size"] * MAP_FULL_PERCENT:
+            self._env.set_mapsize(2 * info["map_size"])
+        self._txn = self._env.begin(write=True, buffers=False)
+        self.operations = 0
+
+    # Asking
+
+    def fetch(self, state: DestinationState, after: int, count: int) -> list[Place]:
+        """Up to `count` messages of a destination in order, from the one after seq `after`."""
+        places: list[Place] = []
+        prefix, unpack_key, unpack_place = state.id, KEY.unpack, PLACE.unpack
+        with self._txn.cursor(db=self._messages_db) as cursor:
+            if not cursor.set_range(KEY.pack(prefix, ORDER, after + 1)):
+                return places
+            for key, value in cursor.iternext():
+                number, _, seq = unpack_key(key)
+                if number != prefix:
+                    break
+                places.append((seq, *unpack_place(value)))
+                if len(places) >= count:
+                    break
+        return places
+
+    def place(self, state: DestinationState, seq: int) -> Place | None:
+        """Where one message is; None if it is dead."""
+        value = self._txn.get(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
+        return None if value is None else (seq, *PLACE.unpack(value))
+
+
+    def all_places(self) -> Iterator[tuple[int, Place]]:
+        """Destination id and place of every message, for checking."""
+        with self._txn.cursor(db=self._messages_db) as cursor:
+            for key, value in cursor.iternext():
+                number, _, seq = KEY.unpack(key)
+                yield number, (seq, *PLACE.unpack(value))
+
+
+def _segment_row(row: tuple[int, int, int, int, int, bytes]) -> bytes:
+    base_lsn, last_lsn, end, live, live_bytes, dead = row
+    return msgspec.msgpack.encode((base_lsn, last_lsn, end, live, live_bytes, dead.rstrip(b"\0")))
+
+
+def remove_file(path: Path) -> None:
+    """Take a broken index away."""
+    for name in (path, path.with_name(path.name + "-lock"), path.with_name(path.name + ".tmp")):
+        if name.exists():
+            name.unlink()

@@ -1,0 +1,617 @@
+"""Group commit: many threads, one writer at a time, one sync for all that wait (rules J1 to J3 and G1 to G5).
+
+A caller makes a Ticket and queues it. Whoever finds nobody leading takes the lead: writes a batch of what is queued
+with one call, syncs if anyone in it must, and wakes the others. Nothing that matters lives in a leader's local
+variables: the batch under way is `_flight`, the end of the log is `_tail`, and each moves by one assignment, so that
+a leader may be struck by KeyboardInterrupt at any bytecode and the next one carries on.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple
+
+from google_crc32c import extend as crc32c
+
+from ...policies.config import JournalOptions
+from ...policies.durability import Sync
+from ...policies.errors import (
+    AnabranchError,
+    ClosedError,
+    OutcomeUnknownError,
+    StoreFailedError,
+    StoreFullError,
+)
+from . import format as f
+from .background import ForkGuard, shared
+from .destinations import DestinationState
+from .duplicates import DuplicateWindow
+from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, write_all, zero_fill
+from .segment import Segment, SegmentTable
+
+log = logging.getLogger(__name__)
+
+HINT_WAIT: Final = 0.05
+"""Seconds after which a waiter looks whether anybody leads: handing on is a hint, never a debt (rule G1)."""
+IDLE_SECONDS: Final = 0.1
+"""After so long without a write a synced mark is written, so that the last batch has a watermark behind it (J4)."""
+QUEUE_MAX: Final = 50_000
+"""Tickets; who would queue more leads first."""
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+Operation = tuple[Any, ...]
+"""(SEND, state, rest of the payload, duplicate key or None), (ACK, state, seq), (ACK_RANGE, state, first, last),
+(DESTINATION_GONE, state) or (SNAPSHOT, document)."""
+Entry = tuple[Any, ...]
+"""An operation as the index wants it: (SEND, state, seq, lsn, offset, length, duplicate key or None), (DESTINATION,
+state), else the same as the operation; a snapshot has none."""
+
+
+class Ticket:
+    """Operations that go into the journal together, in one batch, and what became of them."""
+
+    __slots__ = ("done", "error", "future", "operations", "seqs", "size", "sync", "waiter")
+
+    def __init__(self, operations: list[Operation], size: int, sync: bool) -> None:
+        self.operations = operations
+        self.size = size
+        self.sync = sync
+        self.done = False
+        self.error: BaseException | None = None
+        self.seqs: list[tuple[int, bool]] = []
+        """For each SEND: its seq, and whether it was a duplicate."""
+        self.waiter: Any = None
+        self.future: tuple[Future[Any], Callable[[Ticket], Any]] | None = None
+
+    def finish(self, error: BaseException | None) -> None:
+        """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
+        if error is not None:
+            self.error = error
+        future = self.future
+        if future is not None and not self.done:
+            result = None if error is not None else future[1](self)
+            shared().resolve([(future[0], result, error)])
+        self.done = True
+        self.hint()
+
+    def hint(self) -> None:
+        """Wake the thread that waits for it, if one does."""
+        waiter = self.waiter
+        if waiter is not None:
+            try:
+                waiter.release()
+            except RuntimeError:
+                pass  # it was awake already
+
+    def outcome(self) -> list[tuple[int, bool]]:
+        """What send needs, or what went wrong."""
+        if self.error is not None:
+            raise self.error
+        return self.seqs
+
+
+class Tail(NamedTuple):
+    """The end of the log: what has been written."""
+
+    segment: Segment
+    offset: int
+    lsn: int
+    seq: int
+
+
+class Flight:
+    """A batch on its way to the disk: enough to write it again, same bytes, same place (rule G2)."""
+
+    __slots__ = ("data", "entries", "gone", "ids", "offset", "segment", "snapshot", "states", "sync", "tail", "tickets")
+
+    def __init__(self, tail: Tail, tickets: list[Ticket]) -> None:
+        self.segment = tail.segment
+        self.offset = tail.offset
+        self.tail = tail
+        self.tickets = tickets
+        self.data = b""
+        self.entries: list[Entry] = []
+        self.ids: dict[tuple[int, bytes], int] = {}
+        self.states: list[DestinationState] = []
+        """Declared in this batch."""
+        self.gone: list[DestinationState] = []
+        """Removed in this batch: to be declared anew before their next message."""
+        self.snapshot: tuple[int, int] | None = None
+        self.sync = False
+
+
+class Log:
+    """The journal's writing end. Threads: all of them. A forked child may only let go of it.
+
+    `_lead` guards all writing of the log's files and `_tail`, `_flight`, the head of `_queue`; `_sync_lock` guards
+    fdatasync and `durable_lsn`, so that of two syncs at once none misses the other's error (invariant 7).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store_id: bytes,
+        files: SegmentFiles,
+        options: JournalOptions,
+        window: DuplicateWindow,
+        deliver: Callable[[Flight], None],
+    ) -> None:
+        self.name, self.store_id = name, store_id
+        self.files, self.options, self.window = files, options, window
+        self.table = SegmentTable(())
+        self.durable_lsn = 0
+        self.snapshot_at = (0, 0)
+        self.batch_bytes_max = min(options.batch_bytes_max, options.segment_size - f.HEADER_BYTES)
+        self.failed: BaseException | None = None
+        self.syncs = self.batches = 0
+        self._deliver = deliver
+        self._always = options.sync is Sync.ALWAYS
+        self._queue: deque[Ticket] = deque()
+        self._lead = threading.Lock()
+        self._leader = 0
+        self._flight: Flight | None = None
+        self._sync_lock = threading.Lock()
+        self._unsynced: list[File] = []
+        self._table_lock = threading.Lock()
+        self.open_files: list[Segment] = []
+        """Sealed segments that are open for reading, oldest first."""
+        self._dirty_since: float | None = None
+        self._marked_lsn = 0
+        self._last_write = 0.0
+        self._idle_due = self._lead_due = self._prepare_due = False
+        self._closed = True
+        self._generation = ForkGuard.generation
+        self._last_number = 0
+        self._must_roll = False
+
+    # Opening and closing
+
+    def start(self, table: SegmentTable, tail: Tail, durable_lsn: int, last_number: int) -> None:
+        """Take over from recovery. `last_number` is the highest segment number ever seen (rule I1)."""
+        self.table, self._tail = table, tail
+        self.durable_lsn = self._marked_lsn = durable_lsn
+        self._last_number = last_number
+        self._generation = ForkGuard.generation
+        self._closed = False
+
+    @property
+    def tail(self) -> Tail:
+        return self._tail
+
+    def ensure_usable(self) -> None:
+        """Raise if closed, forked or failed."""
+        if self._closed:
+            raise ClosedError(f"store {self.name!r} is closed; open it again")
+        if self.forked:
+            raise ClosedError(f"store {self.name!r} was opened by the parent process; open it anew in a forked child")
+        if self.failed is not None:
+            raise self._failure()
+
+    def _failure(self) -> StoreFailedError:
+        error = StoreFailedError(
+            f"store {self.name!r} has stopped after an error: {self.failed}; close it and open it again"
+        )
+        error.__cause__ = self.failed
+        return error
+
+    def fail(self, cause: BaseException) -> None:
+        """Stop for good (invariant 7). All that wait get their error from whoever leads next."""
+        if self.failed is None:
+            self.failed = cause
+            log.error("store %s has failed: %s", self.name, cause)
+            shared().schedule(0, self._lead_queued)
+
+    def close(self) -> None:
+        """Write what is queued, sync it, leave a mark. Does nothing to the files of a failed store."""
+        if self.forked:
+            self._closed = True
+            return
+        self._lead_queued()
+        self._closed = True
+        self._lead_queued()
+        if self.failed is None:
+            self.sync()
+            self._mark()
+
+    @property
+    def forked(self) -> bool:
+        return self._generation != ForkGuard.generation
+
+    @property
+    def last_number(self) -> int:
+        return self._last_number
+
+    def forget_segments(self, numbers: set[int]) -> None:
+        """Take released segments out of the table."""
+        with self._table_lock:
+            self.table = self.table.without(numbers)
+
+    # Submitting
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue it. It will be written in the order of submission."""
+        if self._closed or self.failed is not None or self._generation != ForkGuard.generation:
+            self.ensure_usable()
+        if len(self._queue) >= QUEUE_MAX:
+            self._lead_queued()
+        self._queue.append(ticket)
+
+    def submit_nowait(self, ticket: Ticket) -> None:
+        """Queue it for a background thread, or whoever comes first, to write (rule G4)."""
+        self.submit(ticket)
+        if not self._lead_due:
+            self._lead_due = True
+            shared().schedule(0, self._lead_queued)
+
+    def wait(self, ticket: Ticket) -> list[tuple[int, bool]]:
+        """Lead or follow until the ticket is done. An interruption leaves its outcome unknown (rule G3)."""
+        try:
+            while not ticket.done:
+                if not self._lead.locked():
+                    with self._lead:
+                        self._lead_once()
+                    self._hand_on()
+                    continue
+                if self._leader == threading.get_ident():
+                    raise RuntimeError(
+                        f"store {self.name!r} was called from a signal handler or callback that interrupted its own "
+                        "write; use send_nowait there"
+                    )
+                waiter = ticket.waiter
+                if waiter is None:
+                    waiter = threading.Lock()
+                    waiter.acquire()
+                    ticket.waiter = waiter
+                if not ticket.done:
+                    waiter.acquire(timeout=HINT_WAIT)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(
+                f"store {self.name!r}: it is not known whether the interrupted operation took effect; "
+                "retry a send with the same message_id"
+            )
+            raise
+        return ticket.outcome()
+
+    def _hand_on(self) -> None:
+        try:
+            self._queue[0].hint()
+        except IndexError:
+            pass  # nobody waits
+
+    def _lead_queued(self) -> None:
+        """Write until the queue is empty."""
+        self._lead_due = False
+        while self._queue or self._flight is not None:
+            if self._leader == threading.get_ident() and self._lead.locked():
+                raise RuntimeError(f"store {self.name!r} was called again from within its own write")
+            with self._lead:
+                self._lead_once()
+
+    # Leading: only with _lead held
+
+    def _lead_once(self) -> None:
+        """Finish what an interrupted leader left, then write one batch."""
+        try:
+            self._leader = threading.get_ident()
+            flight = self._flight
+            if flight is not None:
+                self._finish(flight)
+            tickets, size = self._take()
+            if not tickets:
+                return
+            if self.failed is not None:
+                self._dismiss(tickets, self._failure())
+                return
+            if not self._make_room(tickets, size):
+                return
+            self._flight = flight = self._encode(tickets)
+            self._finish(flight)
+        finally:
+            self._leader = 0
+
+    def _take(self) -> tuple[list[Ticket], int]:
+        """The tickets of the next batch, which stay at the head of the queue until they are done."""
+        queue = self._queue
+        while queue and queue[0].done:
+            queue.popleft()
+        tickets: list[Ticket] = []
+        size = f.BATCH_HEADER.size
+        for position in range(len(queue)):
+            ticket = queue[position]
+            if tickets and size + ticket.size > self.batch_bytes_max:
+                break
+            tickets.append(ticket)
+            size += ticket.size
+        return tickets, size
+
+    def _dismiss(self, tickets: list[Ticket], error: BaseException) -> None:
+        for ticket in tickets:
+            ticket.finish(error)
+
+    def _make_room(self, tickets: list[Ticket], size: int) -> bool:
+        """See that the batch fits into the segment and its space is allocated; on a full disk the tickets get
+        StoreFullError before any byte of the batch is written (invariant 7)."""
+        try:
+            if self._must_roll or self._tail.offset + size > self._tail.segment.capacity:
+                self._roll(size)
+            self._allocate(self._tail.segment, self._tail.offset + size)
+        except OSError as error:
+            if error.errno not in FULL or self._must_roll:
+                self.fail(error)
+                self._dismiss(tickets, self._failure())
+                return False
+            full = StoreFullError(
+                f"store {self.name!r} cannot grow: {error.strerror} ({self.files.directory}); free some space and "
+                "try again. Nothing was written"
+            )
+            full.__cause__ = error
+            self._dismiss(tickets, full)
+            return False
+        return True
+
+    def _allocate(self, segment: Segment, end: int) -> None:
+        """Zero-fill ahead of the appends, in chunks that grow (rule M1)."""
+        if end <= segment.allocated or segment.file is None:
+            return
+        chunk = min(max(segment.allocated, FILL_MIN), FILL_MAX)
+        target = min(segment.capacity, max(end, segment.allocated + chunk))
+        zero_fill(segment.file.fd, segment.allocated, target)
+        segment.allocated = target
+
+    def begin_segment(self, base_lsn: int) -> None:
+        """After a crash: go on in a fresh segment, with LSNs never seen before (rules I1, J5)."""
+        self._roll(0, base_lsn)
+
+    def _roll(self, size: int, base_lsn: int | None = None) -> None:
+        """Go on in a new segment, whose header says where the old one ended (rule J1).
+
+        From just before the new header may be seen, the old segment takes no more: the header voids what would follow.
+        """
+        tail, standard = self._tail, self.options.segment_size
+        if base_lsn is None:
+            base_lsn = tail.lsn + 1
+        self._last_number += 1
+        header = f.SegmentHeader(
+            store_id=self.store_id, number=self._last_number, nonce=int.from_bytes(os.urandom(8), "little"),
+            base_lsn=base_lsn, durable_lsn=self.durable_lsn, prev_number=tail.segment.number,
+            prev_end=tail.offset, prev_lsn=tail.lsn, last_seq=tail.seq, snapshot_number=self.snapshot_at[0],
+            snapshot_offset=self.snapshot_at[1], capacity=max(standard, f.HEADER_BYTES + size),
+        )  # fmt: skip
+        file, allocated = self.files.publish(header, standard, self._seal)
+        segment = Segment(header, self.files.path(header.number), file)
+        segment.allocated = allocated
+        old = tail.segment
+        if old.file is not None and self.durable_lsn < tail.lsn:
+            self._unsynced.append(old.file)
+        old.end, old.last_lsn = tail.offset, tail.lsn
+        old.changed = True
+        # An interrupted roll may have left a void segment of the same base.
+        with self._table_lock:
+            kept = (s for s in self.table.segments if s is old or s.base_lsn != header.base_lsn)
+            self.table = SegmentTable((*kept, segment))
+        self._tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.seq)
+        self._must_roll = False
+
+    def _seal(self) -> None:
+        self._must_roll = True
+
+    def _encode(self, tickets: list[Ticket]) -> Flight:
+        """Give LSNs and seqs, and build the bytes. Changes nothing but the tickets' `seqs`."""
+        tail = self._tail
+        flight = Flight(tail, tickets)
+        seed, offset, lsn, seq = tail.segment.seed, tail.offset + f.BATCH_HEADER.size, tail.lsn, tail.seq
+        parts: list[bytes] = [b""]
+        entries, ids, window = flight.entries, flight.ids, self.window
+        pack_crc, pack_rest = f.CRC.pack, f.RECORD_REST.pack
+        for ticket in tickets:
+            flight.sync = flight.sync or ticket.sync
+            seqs: list[tuple[int, bool]] = []
+            for operation in ticket.operations:
+                kind = operation[0]
+                if kind == f.SEND:
+                    _, state, rest, key = operation
+                    if key is not None:
+                        first = window.get(key) or ids.get(key)
+                        if first is not None:
+                            seqs.append((first, True))
+                            continue
+                    if state not in flight.states and (not state.declared or state in flight.gone):
+                        flight.states.append(state)
+                        lsn += 1
+                        offset = self._append_plain(
+                            parts, seed, offset, lsn, f.DESTINATION, state.declaration()
+                        )
+                        entries.append((f.DESTINATION, state))
+                    lsn += 1
+                    seq += 1
+                    record = f.SEND_START.pack(len(rest) + 8, lsn, f.SEND, 0, 0, seq) + rest
+                    parts.append(pack_crc(crc32c(seed ^ offset, record)))
+                    parts.append(record)
+                    length = len(record) + 4
+                    entries.append((f.SEND, state, seq, lsn, offset, length, key))
+                    if key is not None:
+                        ids[key] = seq
+                    seqs.append((seq, False))
+                    offset += length
+                else:
+                    lsn += 1
+                    if kind == f.ACK:
+                        payload = f.ACK_PAYLOAD.pack(operation[1].id, 0, operation[2])
+                        entries.append(operation)
+                    elif kind == f.ACK_RANGE:
+                        payload = f.RANGE_PAYLOAD.pack(operation[1].id, 0, operation[2], operation[3])
+                        entries.append(operation)
+                    elif kind == f.DESTINATION_GONE:
+                        payload = f.GONE_PAYLOAD.pack(operation[1].id)
+                        flight.gone.append(operation[1])
+                        flight.states = [s for s in flight.states if s is not operation[1]]
+                        entries.append(operation)
+                    else:
+                        payload = operation[1]
+                        flight.snapshot = (tail.segment.number, tail.offset)
+                    record = pack_rest(len(payload), lsn, kind, 0, 0) + payload
+                    parts.append(pack_crc(crc32c(seed ^ offset, record)))
+                    parts.append(record)
+                    offset += len(record) + 4
+            ticket.seqs = seqs
+        length = offset - tail.offset - f.BATCH_HEADER.size
+        count = lsn - tail.lsn
+        if count or not tickets:
+            parts[0] = f.encode_batch_header(seed, tail.offset, length, count, tail.lsn + 1, self.durable_lsn)
+            flight.data = b"".join(parts)
+            flight.tail = Tail(tail.segment, offset, lsn, seq)
+        return flight
+
+    @staticmethod
+    def _append_plain(parts: list[bytes], seed: int, offset: int, lsn: int, kind: int, payload: bytes) -> int:
+        record = f.RECORD_REST.pack(len(payload), lsn, kind, 0, 0) + payload
+        parts.append(f.CRC.pack(crc32c(seed ^ offset, record)))
+        parts.append(record)
+        return offset + len(record) + f.CRC.size
+
+    def _finish(self, flight: Flight) -> None:
+        """Write the flight, sync it if need be, make it count. Every step may be done twice."""
+        try:
+            if self.failed is not None:
+                raise self._failure()
+            file = flight.segment.file
+            assert file is not None
+            if flight.data:
+                self.batches += 1
+                write_all(file.fd, flight.data, flight.offset)
+                self._last_write = now = time.monotonic()
+                if self._dirty_since is None:
+                    self._dirty_since = now
+                    self._schedule_idle()
+            if self._always or flight.sync or self._overdue():
+                self._sync_through(flight.tail)
+        except (OSError, StoreFailedError) as error:
+            self.fail(error)
+            unknown = OutcomeUnknownError(
+                f"store {self.name!r} failed while it wrote: {error}. Whether this operation took effect shows once "
+                "the store is opened again; retry a send with the same message_id"
+            )
+            unknown.__cause__ = error
+            self._dismiss(flight.tickets, unknown)
+            self._flight = None
+            return
+        for state in flight.gone:
+            state.declared = False
+        for state in flight.states:
+            state.declared = True
+        if flight.snapshot is not None:
+            self.snapshot_at = flight.snapshot
+        if flight.ids:
+            self.window.add(flight.ids)
+        self._tail = flight.tail
+        if flight.data:
+            self._deliver(flight)
+        for ticket in flight.tickets:
+            ticket.finish(None)
+        queue = self._queue
+        while queue and queue[0].done:
+            queue.popleft()
+        self._flight = None
+        flight.tickets = []
+        if not self._prepare_due and flight.tail.offset > flight.segment.capacity // 2:
+            self._schedule_prepare()
+
+    # Syncing
+
+    def _overdue(self) -> bool:
+        """Under `periodic`, who comes after the interval waits for the disk: the loss stays bounded (rule G5)."""
+        return (
+            self.options.sync is Sync.PERIODIC
+            and self._dirty_since is not None
+            and time.monotonic() - self._dirty_since > self.options.sync_interval
+        )
+
+    def _sync_through(self, tail: Tail) -> None:
+        """Make all that was written up to `tail` durable. Never tried again after an error (invariant 7)."""
+        with self._sync_lock:
+            if self.failed is not None:
+                raise self._failure()
+            if self.durable_lsn >= tail.lsn and self._dirty_since is None:
+                return
+            earlier, current = list(self._unsynced), tail.segment.file
+            try:
+                for file in earlier if current is None or current in earlier else [*earlier, current]:
+                    self.syncs += 1
+                    os.fdatasync(file.fd)
+            except OSError as error:
+                self.fail(error)
+                raise
+            self._unsynced = [file for file in self._unsynced if file not in earlier]
+            self.durable_lsn = max(self.durable_lsn, tail.lsn)
+            self._dirty_since = None if self._tail.lsn <= tail.lsn else time.monotonic()
+
+    def sync(self) -> None:
+        """Make all that has been written durable. Raises StoreFailedError."""
+        if self._tail.lsn > self.durable_lsn:
+            try:
+                self._sync_through(self._tail)
+            except OSError as error:
+                raise self._failure() from error
+
+    def _mark(self) -> None:
+        """An empty batch, whose watermark vouches for all before it (rule J4)."""
+        with self._lead:
+            try:
+                self._leader = threading.get_ident()
+                if self._flight is not None:
+                    self._finish(self._flight)
+                if self.failed is not None or self._marked_lsn >= self._tail.lsn:
+                    return
+                if self.durable_lsn < self._tail.lsn or not self._make_room([], f.BATCH_HEADER.size):
+                    return
+                self._flight = flight = self._encode([])
+                flight.sync = True
+                self._finish(flight)
+                self._marked_lsn = self.durable_lsn
+            finally:
+                self._leader = 0
+
+    def _schedule_idle(self) -> None:
+        if not self._idle_due:
+            self._idle_due = True
+            delay = self.options.sync_interval if self.options.sync is Sync.PERIODIC else IDLE_SECONDS
+            shared().schedule(delay, self._idle)
+
+    def _idle(self) -> None:
+        """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
+        self._idle_due = False
+        if self._closed or self.failed is not None or self.options.sync is Sync.NEVER:
+            return
+        try:
+            if not self._always:
+                self.sync()
+            if time.monotonic() - self._last_write < IDLE_SECONDS:
+                self._idle_due = True
+                shared().schedule(IDLE_SECONDS, self._idle)
+            else:
+                self._mark()
+        except AnabranchError as error:
+            log.debug("store %s: no mark: %s", self.name, error)
+
+    # The file after this one
+
+    def _schedule_prepare(self) -> None:
+        if self.options.pool_files > 0 and not self.files.pool:
+            self._prepare_due = True
+            shared().schedule(0, self._prepare)
+
+    def _prepare(self) -> None:
+        try:
+            if not self._closed and self.failed is None and not self.files.pool:
+                self.files.prepare(self.options.segment_size)
+        except OSError as error:
+            log.warning("store %s: no segment could be prepared ahead: %s", self.name, error)
+        finally:
+            self._prepare_due = False

@@ -1,0 +1,204 @@
+"""Reading the journal in order: batches, their records, and what the records mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from google_crc32c import extend as crc32c
+
+from ...policies.destination import Destination, Kind
+from ...policies.errors import CorruptionError
+from . import format as f
+from .destinations import DestinationState
+from .index import Index
+from .log import Entry
+
+WINDOW: Final = 1 << 20
+
+
+class Record(NamedTuple):
+    """One record: where it is and what it holds."""
+
+    lsn: int
+    kind: int
+    offset: int
+    """In the segment's file."""
+    length: int
+    """Of the whole record."""
+    payload: bytes
+
+
+class Batch(NamedTuple):
+    """One whole and valid batch."""
+
+    offset: int
+    header: f.BatchHeader
+    records: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + f.BATCH_HEADER.size + self.header.length
+
+    @property
+    def last_lsn(self) -> int:
+        return self.header.base_lsn + self.header.count - 1
+
+
+class BatchReader:
+    """Walks the batches of one segment. `offset` and `lsn` say how far all was whole and in sequence."""
+
+    def __init__(self, fd: int, seed: int, offset: int, lsn: int, limit: int | None = None) -> None:
+        self.offset = offset
+        self.lsn = lsn
+        """The last LSN before `offset`."""
+        self._fd, self._seed = fd, seed
+        self._limit = os.fstat(fd).st_size if limit is None else limit
+        self._window, self._window_at = b"", 0
+
+    def _read(self, offset: int, size: int) -> bytes:
+        """`size` bytes, fewer at the limit."""
+        size = min(size, self._limit - offset)
+        if size <= 0:
+            return b""
+        at = offset - self._window_at
+        if at < 0 or at + size > len(self._window):
+            self._window = read_at(self._fd, offset, min(max(size, WINDOW), self._limit - offset))
+            self._window_at, at = offset, 0
+        return self._window[at : at + size]
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self._next()) is not None:
+            self.offset, self.lsn = batch.end, batch.last_lsn
+            yield batch
+
+    def _next(self) -> Batch | None:
+        header = f.decode_batch_header(self._read(self.offset, f.BATCH_HEADER.size), self._seed, self.offset)
+        if header is None or header.base_lsn != self.lsn + 1:
+            return None
+        start = self.offset + f.BATCH_HEADER.size
+        records = self._read(start, header.length)
+        if len(records) < header.length or not self._whole(header, start, records):
+            return None
+        return Batch(self.offset, header, records)
+
+    def _whole(self, header: f.BatchHeader, start: int, records: bytes) -> bool:
+        position, lsn, unpack = 0, header.base_lsn, f.RECORD_HEADER.unpack_from
+        for _ in range(header.count):
+            if position + f.RECORD_HEADER.size > len(records):
+                return False
+            crc, length, found, _, _, _ = unpack(records, position)
+            end = position + f.RECORD_HEADER.size + length
+            if found != lsn or end > len(records):
+                return False
+            if crc32c(self._seed ^ (start + position), records[position + 4 : end]) != crc:
+                return False
+            position, lsn = end, lsn + 1
+        return position == len(records)
+
+    def headers_beyond(self) -> Iterator[f.BatchHeader]:
+        """Valid batch headers anywhere behind `offset`: what a hole hides."""
+        position = self.offset + 1
+        while position < self._limit:
+            data = read_at(self._fd, position, min(WINDOW, self._limit - position))
+            found = data.find(f.BATCH_MAGIC)
+            while found >= 0:
+                at = position + found
+                header = f.decode_batch_header(read_at(self._fd, at, f.BATCH_HEADER.size), self._seed, at)
+                if header is not None:
+                    yield header
+                found = data.find(f.BATCH_MAGIC, found + 1)
+            position += max(1, len(data) - len(f.BATCH_MAGIC) + 1)
+
+
+def read_at(fd: int, offset: int, size: int) -> bytes:
+    """All of it, or up to the end of the file."""
+    data = os.pread(fd, size, offset)
+    while 0 < len(data) < size:
+        more = os.pread(fd, size - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def records_of(batch: Batch) -> Iterator[Record]:
+    """The records of a batch that was read whole."""
+    position, start = 0, batch.offset + f.BATCH_HEADER.size
+    while position < len(batch.records):
+        _, length, lsn, kind, _, _ = f.RECORD_HEADER.unpack_from(batch.records, position)
+        end = position + f.RECORD_HEADER.size + length
+        payload = batch.records[position + f.RECORD_HEADER.size : end]
+        yield Record(lsn, kind, start + position, end - position, payload)
+        position = end
+
+
+class Replayer:
+    """Turns records into what the index applies. Keeps the counters that only records tell."""
+
+    def __init__(self, index: Index, path: str) -> None:
+        self.index = index
+        self.path = path
+        self.seq = 0
+        self.snapshot: tuple[int, int] | None = None
+
+    def entries(self, batch: Batch, segment_number: int, dead: bytes | None = None, base_lsn: int = 0) -> list[Entry]:
+        """The entries of a batch. With `dead`, only its sends whose bit there is not set, and its declarations:
+        how a segment older than a snapshot is read (rule J6)."""
+        entries: list[Entry] = []
+        for record in records_of(batch):
+            kind = record.kind
+            if kind == f.SEND:
+                if dead is not None and _bit(dead, record.lsn - base_lsn):
+                    self.seq = max(self.seq, f.SEQ.unpack_from(record.payload)[0])
+                    continue
+                entries.append(self._send(record))
+            elif kind == f.DESTINATION:
+                entries.append((f.DESTINATION, self._declare(record)))
+            elif dead is not None:
+                continue
+            elif kind == f.ACK:
+                number, _, seq = f.ACK_PAYLOAD.unpack(record.payload)
+                entries.append((f.ACK, self._state(number, record), seq))
+            elif kind == f.ACK_RANGE:
+                number, _, first, last = f.RANGE_PAYLOAD.unpack(record.payload)
+                entries.append((f.ACK_RANGE, self._state(number, record), first, last))
+            elif kind == f.DESTINATION_GONE:
+                state = self._state(f.GONE_PAYLOAD.unpack(record.payload)[0], record)
+                state.declared = False
+                entries.append((f.DESTINATION_GONE, state))
+            elif kind == f.SNAPSHOT:
+                self.snapshot = (segment_number, batch.offset)
+            else:
+                reason = f"record of unknown type {kind}; a newer version wrote it"
+                raise CorruptionError(self.path, record.offset, reason)
+        return entries
+
+    def _send(self, record: Record) -> Entry:
+        payload = record.payload
+        seq = f.SEQ.unpack_from(payload)[0]
+        number, _, _, id_bytes, _, _, _ = f.MESSAGE.unpack_from(payload, f.SEQ.size)
+        self.seq = max(self.seq, seq)
+        key: Any = None
+        if id_bytes:
+            start = f.SEQ.size + f.MESSAGE.size
+            key = (number, payload[start : start + id_bytes])
+        return (f.SEND, self._state(number, record), seq, record.lsn, record.offset, record.length, key)
+
+    def _declare(self, record: Record) -> DestinationState:
+        number, kind = f.DESTINATION_PAYLOAD.unpack_from(record.payload)
+        name = record.payload[f.DESTINATION_PAYLOAD.size :].decode()
+        self.index.declare(number, Destination(Kind(kind), name))
+        return self.index.states[number]
+
+    def _state(self, number: int, record: Record) -> DestinationState:
+        try:
+            return self.index.states[number]
+        except KeyError:
+            reason = f"record {record.lsn} names destination {number}, which no record declares"
+            raise CorruptionError(self.path, record.offset, reason) from None
+
+
+def _bit(bits: bytes, ordinal: int) -> bool:
+    return ordinal >> 3 < len(bits) and bool(bits[ordinal >> 3] & 1 << (ordinal & 7))

@@ -1,0 +1,77 @@
+"""Reclaiming: segments without live messages go, once a snapshot has said what else was in them (rules J6, J7)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from ...policies.errors import AnabranchError
+from . import format as f
+from .background import shared
+from .log import Log, Ticket
+from .segment import Segment
+
+log = logging.getLogger(__name__)
+
+WORTH: Final = 4
+"""A snapshot is written when it frees at least so many times its own size."""
+
+
+class Reclaimer:
+    """Frees segments in the background, or when asked. One at a time."""
+
+    def __init__(
+        self,
+        the_log: Log,
+        snapshot: Callable[[], tuple[list[Segment], bytes]],
+        forget: Callable[[set[int]], None],
+    ) -> None:
+        self._log = the_log
+        self._snapshot = snapshot
+        self._forget = forget
+        self._lock = threading.Lock()  # one reclaiming at a time
+        self._due = False
+
+    def notice(self) -> None:
+        """A segment may have become free."""
+        if not self._due:
+            self._due = True
+            shared().schedule(0, self._run_in_background)
+
+    def _run_in_background(self) -> None:
+        self._due = False
+        try:
+            if not self._log.forked:
+                self.run()
+        except AnabranchError as error:
+            log.debug("store %s: nothing reclaimed: %s", self._log.name, error)
+
+    def run(self) -> int:
+        """Free what can be freed; returns bytes.
+
+        The snapshot is durable before the checkpoint is written, and both before any file goes: a crash between finds
+        either everything, or files that nothing accounts for any more, which the next open removes.
+        """
+        with self._lock:
+            empty, document = self._snapshot()
+            freed = sum(segment.capacity for segment in empty)
+            if not empty or len(document) * WORTH > freed:
+                return 0
+            size = f.RECORD_HEADER.size + len(document)
+            ticket = Ticket([(f.SNAPSHOT, document)], size, sync=True)
+            self._log.submit(ticket)
+            self._log.wait(ticket)
+            self._forget({segment.number for segment in empty})
+            options = self._log.options
+            try:
+                self._log.files.release(
+                    [(s.number, s.capacity) for s in empty], options.segment_size, options.pool_files,
+                    options.archive_directory,
+                )  # fmt: skip
+            except OSError as error:
+                # The store is right without them; the next open removes what is left.
+                log.warning("store %s: released segments could not be removed: %s", self._log.name, error)
+            log.debug("store %s: %d segments released", self._log.name, len(empty))
+            return freed

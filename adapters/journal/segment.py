@@ -1,0 +1,94 @@
+"""A segment as the store sees it in memory, and the table of all of them."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
+
+from .files import File
+from .format import HEADER_BYTES, SegmentHeader
+
+
+class Segment:
+    """One file of the journal and what is known of its content.
+
+    The leader alone changes `allocated`, `end` and `last_lsn`; `live`, `live_bytes` and `dead` belong to the
+    index lock.
+    """
+
+    __slots__ = (
+        "allocated", "base_lsn", "capacity", "changed", "dead", "end", "file", "last_lsn", "live", "live_bytes",
+        "nonce", "number", "path", "seed",
+    )  # fmt: skip
+
+    def __init__(self, header: SegmentHeader, path: Path, file: File | None = None) -> None:
+        self.number = header.number
+        self.nonce = header.nonce
+        self.seed = header.seed
+        self.base_lsn = header.base_lsn
+        self.capacity = header.capacity
+        self.path = path
+        self.file = file
+        self.allocated = HEADER_BYTES
+        self.end: int | None = None
+        """Where its records end; None while it is the one being written."""
+        self.last_lsn = header.base_lsn - 1
+        self.live = 0
+        """Messages in it that are not dead."""
+        self.live_bytes = 0
+        self.dead: bytearray | None = None
+        """A bit for each record, by LSN - base_lsn: set when its message is dead. None: no message in it has died."""
+        self.changed = True
+        """The index does not yet know of the last change of live or dead."""
+
+    def open(self) -> File:
+        """The file, for reading; kept open until `file` is set to None."""
+        file = self.file
+        if file is None:
+            file = self.file = File(self.path, os.O_RDONLY)
+        return file
+
+    def born(self, length: int) -> None:
+        """A message's record of so many bytes has taken effect."""
+        self.live += 1
+        self.live_bytes += length
+        self.changed = True
+
+    def kill(self, lsn: int, length: int) -> None:
+        """The message whose record has this LSN is dead. Only once for each."""
+        ordinal = lsn - self.base_lsn
+        dead = self.dead
+        if dead is None:
+            dead = self.dead = bytearray()
+        if ordinal >> 3 >= len(dead):
+            dead.extend(bytes((ordinal >> 3) + 64 - len(dead)))
+        dead[ordinal >> 3] |= 1 << (ordinal & 7)
+        self.live -= 1
+        self.live_bytes -= length
+        self.changed = True
+
+
+class SegmentTable:
+    """The segments in order. Immutable: a change makes a new table, so readers need no lock."""
+
+    __slots__ = ("_bases", "segments")
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        self.segments = tuple(segments)
+        self._bases = [segment.base_lsn for segment in self.segments]
+
+    def find(self, lsn: int) -> Segment | None:
+        """The segment whose records include this LSN, if it is still there."""
+        position = bisect_right(self._bases, lsn) - 1
+        if position < 0:
+            return None
+        segment = self.segments[position]
+        return segment if segment.end is None or lsn <= segment.last_lsn else None
+
+    def with_new(self, segment: Segment) -> SegmentTable:
+        return SegmentTable((*self.segments, segment))
+
+    def without(self, gone: set[int]) -> SegmentTable:
+        return SegmentTable(s for s in self.segments if s.number not in gone)

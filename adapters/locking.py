@@ -1,0 +1,46 @@
+"""One owner for a directory (invariant 8): a lock file that holds the owner's pid and host, so that the next one who
+comes can be told who it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ..policies.errors import StoreLockedError
+
+
+class DirectoryLock:
+    """Held from `acquire` to `release`. A forked child does not hold it, and never releases it (rule D4)."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path = path
+        self._what = what
+        self._lock: FileLock | None = None
+
+    def acquire(self) -> None:
+        """Raises StoreLockedError at once if another holds it."""
+        lock = FileLock(self._path, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise StoreLockedError(
+                f"{self._what} in {self._path.parent} is open already, by {self._owner()}; close it there first"
+            ) from None
+        self._lock = lock
+        self._path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+
+    def _owner(self) -> str:
+        try:
+            pid, host = self._path.read_text().split()
+        except (OSError, ValueError):
+            return "another process"
+        return f"{'this process' if pid == str(os.getpid()) else f'process {pid}'} on {host}"
+
+    def release(self) -> None:
+        """Idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
