@@ -25,10 +25,10 @@ How each event's bytes, order and clock are found is in `trace`; the rules by wh
 
 The parts, from the bytes up: `files`, `journal` (batches and records), `commands` (protobuf), `openwire` and `ackmap`
 (what is inside commands), `entries` (transactions), `replay` (the state of a store), then `trace`, `retention`,
-`explain` and `render`.
+`explanation` and `render`.
 """
 
-from .explain import (
+from .explanation import (
     Explanation,
     FileExplanation,
     PendingDestination,

@@ -62,11 +62,15 @@ class _BadBatchError(Exception):
 class FileReader:
     """The batches of one file. Not for threads; use as `for record in FileReader(...)`, once."""
 
-    def __init__(self, file: JournalFile, stream: BinaryIO, report: Report, *, is_last: bool) -> None:
+    def __init__(
+        self, file: JournalFile, stream: BinaryIO, report: Report, *, is_last: bool, checked: bool = False
+    ) -> None:
         self._file = file
         self._stream = stream
         self._report = report
         self._is_last = is_last
+        self.checked = checked
+        """Whether the last batch had a checksum; to begin with, that of the file before."""
         self._size = stream.seek(0, 2)
         self.saw_end_mark = self._read(max(0, self._size - len(END_MARK)), len(END_MARK)) == END_MARK
         self.ended_without_mark: int | None = None
@@ -74,12 +78,12 @@ class FileReader:
         """Where the data ends, once it was read."""
 
     def __iter__(self) -> Iterator[Record]:
-        position, checked = 0, False
+        position = 0
         while True:
             try:
-                batch = self._batch(position, checked)
+                batch = self._batch(position)
             except _BadBatchError as error:
-                resume = self._resume(position, checked)
+                resume = self._resume(position)
                 self._report_loss(position, resume, error)
                 if resume is None:
                     return
@@ -89,19 +93,19 @@ class FileReader:
                 self.end = position
                 return
             yield from batch.records
-            checked, position = batch.checked, batch.end
+            self.checked, position = batch.checked, batch.end
 
-    def _batch(self, position: int, checked: bool) -> _Batch | None:
+    def _batch(self, position: int) -> _Batch | None:
         """The batch at `position`; None if the data properly ends there; raises _BadBatchError for anything else."""
         header = self._read(position, BATCH_HEADER.size)
         if header[:16] == BATCH_MAGIC:
-            return self._load(position, header, checked)
+            return self._load(position, header)
         if header[:5] == END_MARK:
             self.saw_end_mark = True
             return None
         rest = self._size - position
         if header[:5] == _ZEROS or rest < len(END_MARK):
-            if self._resume(position, checked) is not None:
+            if self._resume(position) is not None:
                 raise _BadBatchError("zeros where a batch should be")
             self.ended_without_mark = position
             return None
@@ -109,7 +113,7 @@ class FileReader:
             raise _BadBatchError("the file ends inside the header of a batch", torn=True)
         raise _BadBatchError("neither a batch nor the end mark")
 
-    def _load(self, position: int, header: bytes, checked: bool) -> _Batch:
+    def _load(self, position: int, header: bytes) -> _Batch:
         if len(header) < BATCH_HEADER.size:
             raise _BadBatchError("the file ends inside the header of a batch", torn=True)
         _, size, checksum = BATCH_HEADER.unpack(header)
@@ -122,7 +126,7 @@ class FileReader:
             # The end mark is written with the batch and after it: where it is, the batch was whole once.
             finished = self._read(start + size, len(END_MARK)) == END_MARK
             raise _BadBatchError(f"the checksum of a batch of {size} bytes is wrong", torn=not finished)
-        if checked and not checksum and _LOADED not in body[:64]:
+        if self.checked and not checksum and _LOADED not in body[:64]:
             # Only a restart can switch checksums off; elsewhere this is a header that lost its bytes.
             raise _BadBatchError("a batch without checksum follows batches that have one")
         records = self._split(start, body)
@@ -148,12 +152,12 @@ class FileReader:
             for i, (at, length) in enumerate(places)
         ]
 
-    def _resume(self, bad: int, checked: bool) -> int | None:
+    def _resume(self, bad: int) -> int | None:
         """The next place after `bad` where a whole batch lies."""
         position = bad + 1
         while (position := self._find(BATCH_MAGIC, position)) >= 0:
             try:
-                self._load(position, self._read(position, BATCH_HEADER.size), checked)
+                self._load(position, self._read(position, BATCH_HEADER.size))
             except _BadBatchError:
                 position += 1
             else:
@@ -215,20 +219,20 @@ class Journal:
     def records(self, report: Report, summaries: dict[int, FileSummary] | None = None) -> Iterator[Record]:
         """Every whole record. `report` gets each Damage, `summaries` what each file held, as the reading goes on."""
         unmarked: list[tuple[JournalFile, int, bool]] = []
-        marked, done = False, 0
+        marked, checked, done = False, False, 0
         last = self.write_file()
         for file in self.files.files:
             is_last = last is not None and file.number == last.number
             try:
                 with file.path.open("rb") as stream:
-                    reader, count = FileReader(file, stream, report, is_last=is_last), 0
+                    reader, count = FileReader(file, stream, report, is_last=is_last, checked=checked), 0
                     for record in reader:
                         count += 1
                         yield record
             except OSError as error:
                 report(_unreadable(file, error))
                 continue
-            marked = marked or reader.saw_end_mark
+            checked, marked = reader.checked, marked or reader.saw_end_mark
             if reader.ended_without_mark is not None:
                 unmarked.append((file, reader.ended_without_mark, is_last))
             if summaries is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from .explain import Explanation, FileExplanation, StoreExplanation
+from .explanation import Explanation, FileExplanation, StoreExplanation
 from .retention import human_bytes
 
 _CHAIN_MAX = 6
