@@ -50,6 +50,10 @@ class Destination:
                 f"destination name {self.name[:40]!r}... takes {size} bytes; at most {NAME_BYTES_MAX} are allowed"
             )
 
+    def __hash__(self) -> int:
+        # Every operation looks its destination up; the tuple that a dataclass hashes would be half of that time.
+        return hash(self.name)
+
     def __str__(self) -> str:
         return self.kind.scheme + self.name
 

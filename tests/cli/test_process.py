@@ -28,7 +28,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; sys.argv = ['anabranch', '--help']; from anabranch.router.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'pyspark', 'pandas', 'numpy', 'numba', 'pyarrow', 'lmdb'} & set(sys.modules)\n"
+        "heavy = {'pyspark', 'pandas', 'numpy', 'numba', 'pyarrow'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     result = run(sys.executable, "-c", code)
