@@ -254,8 +254,8 @@ def toy_maker_disk(run: Run) -> Result:
 
 
 def route(run: Run) -> Result:
-    peer = run.peer(run.directory, durable=False)
-    find, destinations = peer.router()
+    routes = run.peer.routes(run.directory)
+    find, destinations = routes.find, routes.destinations
     for destination in destinations:
         find(destination)
     rounds = max(1, run.n // len(destinations))
@@ -264,7 +264,7 @@ def route(run: Run) -> Result:
         for destination in destinations:
             find(destination)
     seconds = time.perf_counter() - started
-    peer.close()
+    routes.close()
     return Result(seconds, rounds * len(destinations), 0)
 
 
@@ -278,5 +278,5 @@ SCENARIOS = {
     "recover-rebuild-index": Scenario(("sender", "taker", "drop_index"), 200_000, recover_rebuild_index),
     "drain": Scenario(("sender", "reader"), 200_000, drain),
     "toy-maker-disk": Scenario(("day",), 100_000, toy_maker_disk),
-    "route": Scenario(("router",), 1_000_000, route),
+    "route": Scenario(("routes",), 1_000_000, route),
 }

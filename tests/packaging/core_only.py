@@ -20,7 +20,9 @@ def main() -> None:
             directory=directory,
             stores=[
                 anabranch.StoreConfig(name="orders", match=["queue://orders.>"]),
-                anabranch.StoreConfig(name="rest", match=[">"], journal=anabranch.JournalOptions(sync="never")),
+                anabranch.StoreConfig(
+                    name="rest", match=[">"], journal=anabranch.JournalOptions(sync=anabranch.Sync.NEVER)
+                ),
             ],
         )
         with anabranch.open(config) as router:

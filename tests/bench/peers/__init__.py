@@ -8,12 +8,12 @@ as its library has. Each returns a callable to be used by one thread:
     transaction()  many messages in, all or none, durable      Callable[[list[bytes]], object]
     taker()        one message out, received and acked         Callable[[], bytes]
     reader()       all messages, in order, left in place       Callable[[], int], how many they were
-    router()       the store of a destination                  Callable[[Destination], object], and destinations
 
 and, without an instance:
 
     drop_index(directory)  deletes what can be rebuilt
     day(directory)         the toy maker's queues: toymaker.Day
+    routes(directory)      a router of many stores: `find(destination)`, `destinations` and `close()`
 """
 
 from __future__ import annotations

@@ -11,20 +11,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anabranch
-from anabranch.policies.destination import Destination
-from anabranch.policies.wildcard import RouteTable
+from anabranch import Destination
 
 from .. import toymaker
 
 TOGETHER = {"all": [">"]}
 SPLIT = {"custom": ["queue://orders.custom"], "dlq": ["queue://dlq"], "rest": [">"]}
-PATTERNS = 100
+STORES = 100
 
 
 def opened(
     directory: Path, stores: dict[str, list[str]], *, durable: bool, segment_bytes: int = 32 * 2**20
 ) -> anabranch.Router:
-    journal = anabranch.JournalOptions(sync="always" if durable else "never", segment_size=segment_bytes)
+    journal = anabranch.JournalOptions(
+        sync=anabranch.Sync.ALWAYS if durable else anabranch.Sync.NEVER, segment_size=segment_bytes
+    )
     return anabranch.open(
         anabranch.Config(
             directory=directory,
@@ -66,10 +67,9 @@ class Anabranch:
     def reader(self) -> Callable[[], int]:
         return lambda: sum(1 for message in self._queue.browse(limit=None) if message.body)
 
-    def router(self) -> tuple[Callable[[Destination], object], list[Destination]]:
-        patterns = [(f"queue://area-{number}.>", number) for number in range(PATTERNS)]
-        table = RouteTable([*patterns, ("queue://*.special", -1), (">", -2)])
-        return table.route, [Destination.parse(f"queue://area-{number}.line.press") for number in range(PATTERNS)]
+    @staticmethod
+    def routes(directory: Path) -> Routes:
+        return Routes(directory)
 
     @staticmethod
     def drop_index(directory: Path) -> None:
@@ -91,8 +91,23 @@ class AnabranchSplit:
         return Day(directory, SPLIT)
 
 
+class Routes:
+    """A hundred stores to choose from, none of them open."""
+
+    def __init__(self, directory: Path) -> None:
+        stores = {f"store-{number}": [f"queue://area-{number}.>"] for number in range(STORES)}
+        self._router = opened(directory, stores, durable=False)
+        self.find = self._router.route
+        self.destinations = [Destination.parse(f"queue://area-{number}.line.press") for number in range(STORES)]
+        self.close = self._router.close
+
+
 class Day:
-    """The toy maker's queues in these stores. A message's id is in the first bytes of its body."""
+    """The toy maker's queues in these stores. A message's id is in the first bytes of its body.
+
+    What counts as disk is the files that hold records, as they are when looked at, with reclaiming in the background at
+    its own pace. Files in the pool, at most two a store, hold none.
+    """
 
     def __init__(self, directory: Path, stores: dict[str, list[str]]) -> None:
         self._router = opened(directory, stores, durable=False, segment_bytes=toymaker.SEGMENT_BYTES)
@@ -117,7 +132,8 @@ class Day:
 
     def disk(self) -> tuple[int, int]:
         stores = self._router.stats().stores.values()
-        return sum(sum(store.segments.values()) for store in stores), sum(store.journal_bytes for store in stores)
+        files = sum(count for store in stores for state, count in store.segments.items() if state != "pooled")
+        return files, sum(store.journal_bytes for store in stores)
 
     def close(self) -> None:
         self._router.close()
