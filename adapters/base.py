@@ -203,6 +203,10 @@ class Store(Protocol):
         """Remove the destination and all its messages, leased ones too; returns how many. Claimed messages
         refuse it (TransactionError)."""
 
+    def retire(self) -> bool:
+        """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then
+        be closed, and opened again later, without anyone noticing."""
+
     def destinations(self) -> Sequence[Destination]:
         """Those known to the store, also empty ones."""
 

@@ -81,7 +81,7 @@ class TransactionError(AnabranchError):
     """The transaction cannot do this, or was rolled back."""
 
 
-class OutcomeUnknownError(AnabranchError):
+class OutcomeUnknownError(StoreFailedError):
     """It is not known whether the operation took effect. Retry it with the same `message_id`."""
 
 

@@ -12,9 +12,10 @@ import os
 from pathlib import Path
 
 from ...policies.errors import PlacementError
+from ..files import make_directory, sync_directory
 from ..locking import DirectoryLock
 from . import format as f
-from .files import SegmentFiles, sync_directory
+from .files import SegmentFiles
 
 
 class StoreDirectory:
@@ -36,7 +37,7 @@ class StoreDirectory:
     def create(self, segment_size: int) -> bytes:
         """Make it under another name, whole and durable, then rename it (rule D2). Returns the store id."""
         store_id = os.urandom(16)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path.parent)
         unfinished = self.path.with_name(f".{self.path.name}.{store_id.hex()}.tmp")
         journal = unfinished / "journal"
         journal.mkdir(parents=True)

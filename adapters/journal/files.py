@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
+from ..files import sync_directory
 from .format import HEADER_BYTES, SegmentHeader
 
 FILL_MIN: Final = 64 * 1024
@@ -53,15 +54,6 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     while written < len(data):
         view = memoryview(data)[written:]
         written += os.pwrite(fd, view, offset + written)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def zero_fill(fd: int, start: int, end: int) -> None:

@@ -23,9 +23,9 @@ import lmdb
 import msgspec
 
 from ...policies.destination import Destination, Kind
+from ..files import open_lmdb
 from . import format as f
 from .destinations import DestinationState, Place
-from .files import sync_directory
 from .log import Entry
 from .segment import Segment, SegmentTable
 
@@ -36,8 +36,6 @@ MAP_BYTES: Final = 1 << 30
 """The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
 MAP_FULL_PERCENT: Final = 70
 PAGE_BYTES: Final = 4096
-LMDB_ENGINE: Final = 0
-"""The lmdb package bundles two engines whose files are mutually unreadable: 0 is LMDB 0.9."""
 
 KEY = struct.Struct(">IBQ")
 PLACE = struct.Struct("<QII")
@@ -71,24 +69,6 @@ class IndexBrokenError(Exception):
     """The index file is missing, damaged, of another version or another store: rebuild it."""
 
 
-def create_file(path: Path) -> None:
-    """A new, empty index. Made under another name and renamed, since LMDB refuses a file that a power failure met
-    before its first commit (rule X5)."""
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.unlink(missing_ok=True)
-    env = _open(unfinished, MAP_BYTES)
-    env.sync(True)
-    env.close()
-    unfinished.rename(path)
-    sync_directory(path.parent)
-
-
-def _open(path: Path, map_size: int) -> Any:
-    return lmdb.open(
-        str(path), map_size=map_size, subdir=False, lock=False, max_dbs=8, readahead=False, lib_version=LMDB_ENGINE
-    )
-
-
 class Index:
     """One index file, open. Every method is called under the store's index lock."""
 
@@ -115,7 +95,7 @@ class Index:
         if not self.path.exists():
             raise IndexBrokenError("it is missing")
         try:
-            self._env = _open(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size))
+            self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=5)
             self._begin()
             packed = self._txn.get(b"checkpoint", db=self._state_db)
         except lmdb.Error as error:

@@ -166,7 +166,7 @@ class Log:
         self._marked_lsn = 0
         self._last_write = 0.0
         self._idle_due = self._lead_due = self._prepare_due = False
-        self._closed = True
+        self._closed = self._ended = True
         self._generation = ForkGuard.generation
         self._last_number = 0
         self._must_roll = False
@@ -179,7 +179,7 @@ class Log:
         self.durable_lsn = self._marked_lsn = durable_lsn
         self._last_number = last_number
         self._generation = ForkGuard.generation
-        self._closed = False
+        self._closed = self._ended = False
 
     @property
     def tail(self) -> Tail:
@@ -193,6 +193,9 @@ class Log:
             raise ClosedError(f"store {self.name!r} was opened by the parent process; open it anew in a forked child")
         if self.failed is not None:
             raise self._failure()
+
+    def _refusal(self) -> AnabranchError:
+        return self._failure() if self.failed is not None else ClosedError(f"store {self.name!r} is closed")
 
     def _failure(self) -> StoreFailedError:
         error = StoreFailedError(
@@ -208,6 +211,10 @@ class Log:
             log.error("store %s has failed: %s", self.name, cause)
             shared().schedule(0, self._lead_queued)
 
+    def refuse_more(self) -> None:
+        """Take no more tickets; those queued are still written."""
+        self._closed = True
+
     def close(self) -> None:
         """Write what is queued, sync it, leave a mark. Does nothing to the files of a failed store."""
         if self.forked:
@@ -219,6 +226,8 @@ class Log:
         if self.failed is None:
             self.sync()
             self._mark()
+        with self._lead:
+            self._ended = True  # who queued too late leads to find this, and writes nothing
 
     @property
     def forked(self) -> bool:
@@ -306,8 +315,8 @@ class Log:
             tickets, size = self._take()
             if not tickets:
                 return
-            if self.failed is not None:
-                self._dismiss(tickets, self._failure())
+            if self._ended or self.failed is not None:
+                self._dismiss(tickets, self._refusal())
                 return
             if not self._make_room(tickets, size):
                 return

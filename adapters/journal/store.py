@@ -35,6 +35,7 @@ from ...policies.errors import (
     UnknownMessageError,
 )
 from ..base import Headers, Message, Outgoing, Progress, Receipt, StoreStats, require_leased
+from ..files import create_lmdb
 from . import format as f
 from . import messages, recovery, snapshot
 from .background import shared
@@ -43,8 +44,8 @@ from .destinations import CLAIMED, LEASED, LEAVING, DestinationState, Place
 from .directory import StoreDirectory
 from .duplicates import DuplicateWindow
 from .files import File, SegmentFiles
+from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, remove_file
 from .index import VERSION as INDEX_VERSION
-from .index import Checkpoint, Index, IndexBrokenError, create_file, remove_file
 from .log import Flight, Log, Operation, Tail, Ticket
 from .reader import Replayer
 from .reclaim import Reclaimer
@@ -147,7 +148,7 @@ class JournalStore:
             if found.end.offset > f.HEADER_BYTES or len(found.chain) > 1:
                 log.warning("store %s: the index is rebuilt from the journal: %s", self.name, error)
             remove_file(self._directory.index)
-            create_file(self._directory.index)
+            create_lmdb(self._directory.index, MAP_BYTES)
             index.checkpointed = None
             index.open()
             return None, found
@@ -667,6 +668,13 @@ class JournalStore:
         return count
 
     # Asking
+
+    def retire(self) -> bool:
+        with self._index_lock:
+            if self._waiting or any(state.held for state in self._index.states.values()):
+                return False
+            self._log.refuse_more()
+            return True
 
     def destinations(self) -> Sequence[Destination]:
         with self._index_lock:

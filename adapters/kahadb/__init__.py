@@ -38,7 +38,7 @@ from .explanation import (
     explain,
 )
 from .files import Damage
-from .render import render_text, summary_sentence
+from .render import render_text
 from .retention import Reason
 from .trace import Findings, KahaTrace, usage_trace
 
@@ -55,6 +55,5 @@ __all__ = [
     "UnfinishedTransaction",
     "explain",
     "render_text",
-    "summary_sentence",
     "usage_trace",
 ]

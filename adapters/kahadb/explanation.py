@@ -16,7 +16,7 @@ from .files import Damage, StoreFiles, find_stores
 from .journal import FileSummary, Journal
 from .openwire import OpenWireError, read_subscription
 from .replay import Replay
-from .retention import ACKS, PENDING, Reason, Retention, count_of, waiting_for
+from .retention import ACKS, PENDING, Reason, Retention, count_of, human_bytes, waiting_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,33 @@ class StoreExplanation:
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
 
+    @property
+    def summary(self) -> str:
+        """Who keeps what, in one sentence."""
+        files = self.files
+        only_acks = sum(file.only_acks for file in files)
+        free = [file for file in files if not file.kept]
+        parts = []
+        if only_acks:
+            parts.append(f"{only_acks} of {len(files)} journal files are kept only by acks")
+        else:
+            parts.append(f"{count_of(len(files), 'file')}, {human_bytes(self.bytes)}")
+        if self.pending:
+            top = self.pending[0]
+            parts.append(
+                f"{top.destination} with {count_of(top.messages, 'pending message')} of {human_bytes(top.bytes)} "
+                f"pins {count_of(top.kept_files, 'file')}, {human_bytes(top.kept_bytes)}"
+                + (f" ({human_bytes(top.freed_bytes)} could go if it were emptied)" if top.freed_bytes else "")
+            )
+        else:
+            parts.append("no message is pending")
+        if free:
+            size = human_bytes(sum(file.bytes for file in free))
+            parts.append(f"nothing keeps {count_of(len(free), 'file')} ({size}), which the next clean-up removes")
+        if self.archived_files:
+            parts.append(f"{count_of(self.archived_files, 'file')} in the archive are history")
+        return "; ".join(parts) + "."
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -112,6 +139,10 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries, lists, strings and numbers."""
         found: dict[str, Any] = asdict(self)
+        for store, plain in zip(self.stores, found["stores"], strict=True):
+            plain.update(summary=store.summary, bytes=store.bytes)
+            for file, plain_file in zip(store.files, plain["files"], strict=True):
+                plain_file.update(kept=file.kept, only_acks=file.only_acks)
         return found
 
 

@@ -17,39 +17,11 @@ def render_text(explanation: Explanation, width: int = 120) -> str:
     for store in explanation.stores:
         if len(explanation.stores) > 1:
             lines += [f"== {store.name}"]
-        lines += [summary_sentence(store), ""]
+        lines += [store.summary, ""]
         lines += _pending(store) + _subscriptions(store) + _transactions(store) + _files(store, width)
     if explanation.damages:
         lines += ["Damage:"] + [f"  {damage}" for damage in explanation.damages]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def summary_sentence(store: StoreExplanation) -> str:
-    """Who keeps what, in one sentence."""
-    files = store.files
-    only_acks = sum(file.only_acks for file in files)
-    free = [file for file in files if not file.kept]
-    parts = []
-    if only_acks:
-        parts.append(f"{only_acks} of {len(files)} journal files are kept only by acks")
-    else:
-        parts.append(f"{_files_word(len(files))}, {human_bytes(store.bytes)}")
-    if store.pending:
-        top = store.pending[0]
-        word = "message" if top.messages == 1 else "messages"
-        parts.append(
-            f"{top.destination} with {top.messages:,} pending {word} of {human_bytes(top.bytes)} "
-            f"pins {_files_word(top.kept_files)}, {human_bytes(top.kept_bytes)}"
-            + (f" ({human_bytes(top.freed_bytes)} could go if it were emptied)" if top.freed_bytes else "")
-        )
-    else:
-        parts.append("no message is pending")
-    if free:
-        size = human_bytes(sum(file.bytes for file in free))
-        parts.append(f"nothing keeps {_files_word(len(free))} ({size}), which the next clean-up removes")
-    if store.archived_files:
-        parts.append(f"{_files_word(store.archived_files)} in the archive are history")
-    return "; ".join(parts) + "."
 
 
 def _pending(store: StoreExplanation) -> list[str]:
@@ -116,10 +88,6 @@ def _chain(numbers: Sequence[int]) -> str:
         left_out = len(names) - _CHAIN_MAX
         names = [*names[: _CHAIN_MAX - 1], f"({left_out} more)", names[-1]]
     return " > ".join(names)
-
-
-def _files_word(number: int) -> str:
-    return "1 file" if number == 1 else f"{number:,} files"
 
 
 def _table(rows: list[list[str]], right: Sequence[int] = ()) -> list[str]:

@@ -1,1 +1,74 @@
-"""Anabranch: embedded message persistence in partitioned durable stores."""
+"""Anabranch: embedded message persistence in partitioned durable stores.
+
+    import anabranch
+
+    with anabranch.open("stores.yaml") as router:
+        orders = router.queue("orders.custom")
+        orders.send(b"...", headers={"sku": "T-1"})      # returns once it is as durable as its store's policy says
+        message = orders.receive(timeout=1.0)            # leased to this process until ack() or release()
+        message.ack()
+
+A router maps destination patterns to independent stores, each with its own journal, index and durability. Where to
+read on: docs/configuration.md, docs/invariants.md, docs/format.md.
+"""
+
+import logging
+
+from .adapters.base import Message, Outgoing, Receipt, StoreStats
+from .policies.config import Config, JournalOptions, StoreConfig
+from .policies.destination import Destination
+from .policies.durability import Sync
+from .policies.errors import (
+    AnabranchError,
+    ClosedError,
+    ConfigError,
+    CorruptionError,
+    DestinationError,
+    MessageTooLargeError,
+    NoRouteError,
+    OutcomeUnknownError,
+    PlacementError,
+    StoreFailedError,
+    StoreFullError,
+    StoreLockedError,
+    TraceError,
+    TransactionError,
+    UnknownMessageError,
+)
+from .router.queue import Queue
+from .router.router import Router, RouterStats, open
+from .router.transaction import Transaction
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+__all__ = [
+    "AnabranchError",
+    "ClosedError",
+    "Config",
+    "ConfigError",
+    "CorruptionError",
+    "Destination",
+    "DestinationError",
+    "JournalOptions",
+    "Message",
+    "MessageTooLargeError",
+    "NoRouteError",
+    "OutcomeUnknownError",
+    "Outgoing",
+    "PlacementError",
+    "Queue",
+    "Receipt",
+    "Router",
+    "RouterStats",
+    "StoreConfig",
+    "StoreFailedError",
+    "StoreFullError",
+    "StoreLockedError",
+    "StoreStats",
+    "Sync",
+    "TraceError",
+    "Transaction",
+    "TransactionError",
+    "UnknownMessageError",
+    "open",
+]

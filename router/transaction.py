@@ -1,0 +1,134 @@
+"""Transactions: sends and acks that take effect together or not at all.
+
+    with router.transaction() as tx:
+        tx.send("queue://audit", b"...")
+        tx.ack(message)
+
+What the transaction does stays in memory until commit, so others see nothing of it before (rule X6: an acked message
+is CLAIMED). All that it touches must live in one store; its commit is then one batch of that store's journal, which a
+crash leaves there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ..adapters.base import Headers, Message, Outgoing, Receipt, Store
+from ..policies.destination import Destination
+from ..policies.errors import OutcomeUnknownError, StoreFailedError, TransactionError
+
+if TYPE_CHECKING:
+    from .router import Router
+
+
+class Transaction:
+    """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._lock = threading.Lock()  # guards all below
+        self._store: Store | None = None
+        self._first: Destination | None = None
+        self._sends: list[tuple[Destination, Outgoing]] = []
+        self._acks: list[Message] = []
+        self._state = "open"
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state != "open":
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self.rollback()
+
+    def send(
+        self,
+        destination: str,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+    ) -> None:
+        """Send at commit. A composite (`queue://a,queue://b`) is a send to each of its parts.
+
+        Raises what routing raises, and TransactionError if it would touch a second store; the transaction goes on
+        without it either way.
+        """
+        parts = self._router.parse_composite(destination)
+        with self._lock:
+            self._require_open()
+            stores = [(part, self._router.store_for(part)) for part in parts]
+            for part, store in stores:
+                self._join(part, store, dry=True)
+            for part, store in stores:
+                self._join(part, store)
+                self._sends.append((part, Outgoing(body, headers, message_id)))
+
+    def ack(self, message: Message) -> None:
+        """Ack a leased message at commit; on rollback it is free again, at its old place.
+
+        Raises UnknownMessageError, and TransactionError if it lives in a second store.
+        """
+        with self._lock:
+            self._require_open()
+            self._join(message.destination, message.store)
+            message.store.claim(message)
+            self._acks.append(message)
+
+    def _join(self, destination: Destination, store: Store, dry: bool = False) -> None:
+        if self._store is not None and self._store is not store:
+            raise TransactionError(
+                f"a transaction touches one store: {self._first} lives in {self._store.name!r} and {destination} in "
+                f"{store.name!r}; give both the same store in the configuration, or use a transaction for each"
+            )
+        if self._store is None:
+            self._store, self._first = store, destination
+            if dry:
+                return
+
+    def _require_open(self) -> None:
+        if self._state != "open":
+            raise TransactionError(f"this transaction is {self._state}; begin another")
+
+    def commit(self) -> list[Receipt]:
+        """Make it durable as the store's policy says, then visible. Returns a receipt for each send, in order.
+
+        Raises OutcomeUnknownError if the store failed while it wrote: whether it took effect shows when the store is
+        opened again. Any other error: it was rolled back.
+        """
+        with self._lock:
+            self._require_open()
+            self._state = "committing"
+            if self._store is None:
+                self._state = "committed"
+                return []
+            try:
+                receipts = self._store.commit(self._sends, self._acks)
+            except (OutcomeUnknownError, KeyboardInterrupt):
+                self._state = "of unknown outcome"
+                raise
+            except BaseException:
+                self._roll_back()
+                raise
+            self._state = "committed"
+            return receipts
+
+    def rollback(self) -> None:
+        """Forget the sends, free the acked messages. Nothing was written."""
+        with self._lock:
+            self._require_open()
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        self._state = "rolled back"
+        if self._store is not None and self._acks:
+            try:
+                self._store.unclaim(self._acks)
+            except StoreFailedError:
+                pass  # the store's leases and claims are gone with it
