@@ -248,9 +248,9 @@ def test_permission_denied_is_one_clear_error(kinds: Path, tmp_path: Path) -> No
     closed = tmp_path / "closed"
     shutil.copytree(kinds, closed)
     closed.chmod(0)
-    for path in [*tmp_path.parents, tmp_path]:
-        if path.stat().st_uid == Path("/proc/self").stat().st_uid and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
+    for path in tmp_path.parents:  # pytest's own directories, which root keeps to itself
+        if path.name.startswith("pytest-"):
+            path.chmod(0o755)
     program = (
         "import os, sys\n"
         "from anabranch.adapters.kahadb import explain\n"
