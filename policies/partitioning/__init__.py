@@ -32,12 +32,13 @@ from ..errors import MissingExtraError
 from .events import UsageEvent
 
 if TYPE_CHECKING:
+    from .generator import generate
     from .job import RecommendOptions, recommend
     from .recommendation import Candidate, Recommendation, StorePlan
     from .render import render_text
     from .sizes import JournalSizes
     from .trace import Finding, from_events, read_trace, write_trace
-    from .workload import Workload, generate
+    from .workload import Workload
 
 _HOMES = {
     "Candidate": "recommendation",
@@ -48,7 +49,7 @@ _HOMES = {
     "StorePlan": "recommendation",
     "Workload": "workload",
     "from_events": "trace",
-    "generate": "workload",
+    "generate": "generator",
     "read_trace": "trace",
     "recommend": "job",
     "render_text": "render",

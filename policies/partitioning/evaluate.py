@@ -1,7 +1,7 @@
 """What one store would cost, from the summary: the inner step of the search, well under a millisecond.
 
 The members' bytes are added by bucket and laid end to end into segments; a bucket belongs to the segment that its
-middle falls into. A segment loses, at its end, half an operation on average (longer ones more often: the mean of the
+middle falls into, or, where a burst made it longer than a segment, to all that it mostly fills. A segment loses, at its end, half an operation on average (longer ones more often: the mean of the
 squares over the mean), so it holds that much less. Where a segment begins inside a bucket, time is interpolated. Then
 the same sweep as in the exact model. The mean error against that is well under one percent.
 
@@ -130,6 +130,7 @@ def _retained(
     count = max(int(math.ceil(total / room)), 1)
     start = np.empty(count)
     segment = np.zeros(buckets, np.int64)
+    last = np.zeros(buckets, np.int64)
     before, born = 0.0, 0
     for b in range(buckets):
         if written[b] == 0.0:
@@ -138,7 +139,11 @@ def _retained(
         while born < count and born * room < before + written[b]:
             start[born] = bucket_start[b] + span * max(born * room - before, 0.0) / written[b]
             born += 1
-        segment[b] = min(int((before + written[b] / 2.0) / room), count - 1)
+        if written[b] <= room:
+            segment[b] = last[b] = min(int((before + written[b] / 2.0) / room), count - 1)
+        else:
+            segment[b] = min(int(before / room + 0.5), count - 1)
+            last[b] = min(max(int((before + written[b]) / room - 0.5), segment[b]), count - 1)
         before += written[b]
     for s in range(born, count):
         start[s] = finish
@@ -147,8 +152,9 @@ def _retained(
         end[s] = start[s + 1] if s + 1 < count else finish
     for m in members:
         for k in range(life_rows[m], life_rows[m + 1]):
-            s = segment[life_send[k]]
-            end[s] = max(end[s], min(life_time[k], finish))
+            until = min(life_time[k], finish)
+            for s in range(segment[life_send[k]], last[life_send[k]] + 1):
+                end[s] = max(end[s], until)
     if chains:
         _sweep(members, life_rows, life_send, life_ack, segment, end)
     held = 0.0

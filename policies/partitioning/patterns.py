@@ -151,9 +151,11 @@ def _largest_merge(
                 continue
             star = f"{scheme}://{'.'.join([*segments[:place], '*', *segments[place + 1 :]])}"
             groups[star, number].add((text, number))
-    taken = set(found)
+    taken = {text for text, _ in found}
     usable = [
-        (-len(group), star) for star, group in groups.items() if len(group) > 1 and star not in rejected | taken
+        (-len(group), star)
+        for star, group in groups.items()
+        if len(group) > 1 and star not in rejected and star[0] not in taken
     ]
     if not usable:
         return None

@@ -1,0 +1,70 @@
+"""Filters route exactly what they were made for, and are few."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.policies.destination import Destination
+from anabranch.policies.partitioning.patterns import filters
+from anabranch.policies.wildcard import RouteTable
+
+SEGMENTS = st.sampled_from(["a", "b", "c", "orders", "eu-1", "", "*", ">", "?", "[x]", "ü", "a/b", "**", "\\", "://"])
+NAMES = st.lists(SEGMENTS, min_size=1, max_size=4).map(".".join).filter(bool)
+DESTINATIONS = st.builds(str.__add__, st.sampled_from(["queue://", "topic://"]), NAMES)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(DESTINATIONS, st.integers(0, 3), min_size=1, max_size=25))
+def test_every_destination_goes_to_its_store(store_of: dict[str, int]) -> None:
+    stores = [sorted(name for name, number in store_of.items() if number == n) for n in range(4)]
+    found = filters(stores)
+    table = RouteTable([(">", -1), *((text, n) for n, texts in enumerate(found) for text in texts)])
+    for name, number in store_of.items():
+        match = table.route(Destination.parse(name))
+        assert match is not None
+        assert match.target == number
+    for names, texts in zip(stores, found, strict=True):
+        assert len(texts) <= len(names)
+
+
+def test_a_prefix_takes_its_like_along() -> None:
+    stores = [["queue://telemetry.press", "queue://telemetry.paint"], ["queue://orders.custom"]]
+    assert filters(stores) == [["queue://telemetry.>"], ["queue://orders.custom"]]
+
+
+def test_an_exception_costs_less_than_a_list() -> None:
+    stores = [["queue://a.x", "queue://a.y", "queue://a.z", "queue://a"], ["queue://a.w"]]
+    assert filters(stores) == [["queue://a.>"], ["queue://a.w"]]
+
+
+def test_what_differs_in_one_segment_is_merged() -> None:
+    stores = [["queue://eu.new", "queue://us.new"], ["queue://eu.old", "queue://us.old"]]
+    assert filters(stores) == [["queue://*.new"], ["queue://*.old"]]
+
+
+def test_no_merge_that_takes_anothers() -> None:
+    stores = [["queue://eu.new", "queue://us.new"], ["queue://eu.old", "queue://us.old", "queue://cn.new"]]
+    found = filters(stores)
+    assert "queue://cn.new" in found[1]
+    assert found[0] == ["queue://*.new"]
+
+
+def test_kinds_are_kept_apart() -> None:
+    assert filters([["queue://a"], ["topic://a"]]) == [["queue://a"], ["topic://a"]]
+
+
+def test_everything_in_one_store_leaves_the_root_to_the_catch_all() -> None:
+    assert filters([["queue://a", "queue://b.c"]]) == [["queue://a", "queue://b.c"]]
+
+
+def test_deep_names_and_many_of_them() -> None:
+    deep = "queue://" + ".".join("x" * 500)
+    stores = [[f"queue://shop{i}.orders.new" for i in range(0, 1000, 2)] + [deep]]
+    stores.append([f"queue://shop{i}.orders.new" for i in range(1, 1000, 2)])
+    began = time.perf_counter()
+    found = filters(stores)
+    assert min(len(texts) for texts in found) <= 2
+    assert time.perf_counter() - began < 60

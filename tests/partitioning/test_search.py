@@ -1,0 +1,213 @@
+"""The search against the exhaustive optimum, and the summary against the exact model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from anabranch.policies.errors import ConfigError
+from anabranch.policies.partitioning import RecommendOptions, Workload, generate, recommend
+from anabranch.policies.partitioning.confirm import ExactCosts
+from anabranch.policies.partitioning.evaluate import SetCosts, mask_members
+from anabranch.policies.partitioning.model import CostModel, Partition, measure
+from anabranch.policies.partitioning.operations import Operations, build
+from anabranch.policies.partitioning.search import Constraints, search
+from anabranch.policies.partitioning.summary import Summary, retention_quantile, summarise
+
+from .conftest import SEGMENT_BYTES, shape
+
+COSTS = CostModel(segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0)
+
+
+def partitions(width: int) -> Iterator[list[int]]:
+    """Every way to group `width` destinations, as masks."""
+
+    def extend(stores: list[int], at: int) -> Iterator[list[int]]:
+        if at == width:
+            yield stores
+            return
+        for i in range(len(stores)):
+            yield from extend([*stores[:i], stores[i] | 1 << at, *stores[i + 1 :]], at + 1)
+        yield from extend([*stores, 1 << at], at + 1)
+
+    return extend([], 0)
+
+
+def optimum(operations: Operations, summary: Summary) -> float:
+    """The least exact cost of all partitionings."""
+    exact = ExactCosts(summary, operations, COSTS)
+    return min(sum(exact.cost(store) for store in stores) for stores in partitions(len(operations.destinations)))
+
+
+@pytest.mark.parametrize("model", ["anabranch", "kahadb"])
+def test_within_half_a_percent_of_the_optimum(shaped: tuple[str, pa.Table], model: str) -> None:
+    """Target A1, on the six shapes."""
+    _, table = shaped
+    operations = build(table, model=model)  # type: ignore[arg-type]
+    best = optimum(operations, summarise(operations, SEGMENT_BYTES))
+    options = RecommendOptions(model=model, segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0, engine="local")  # type: ignore[arg-type]
+    assert recommend(table, options).recommended.cost <= best * 1.005
+
+
+def random_workload(seed: int) -> Workload:
+    """Up to 8 destinations of any habits."""
+    random = np.random.default_rng(seed)
+    lines = [f"name: random\nseed: {seed}\nduration: 30m\ndestinations:"]
+    count = int(random.integers(2, 9))
+    for i in range(count):
+        lag = float(np.exp(random.uniform(0, 7)))
+        never = random.choice([0, 0, 0.01, 1])
+        size = int(np.exp(random.uniform(4, 8)))
+        rate = float(random.uniform(0.05, 1.0))
+        lines.append(
+            f"  - {{name: queue://q{i}, arrival: {{poisson: {rate}}}, size: {{mean: {size}}}, "
+            f"consumer: {{lag: {{mean: {lag}}}, never: {never}}}}}"
+        )
+    if count > 2:
+        lines.append("transactions:\n  - {name: t, sends: [queue://q0, queue://q1], arrival: {poisson: 0.2}}")
+    return Workload.parse("\n".join(lines))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_within_half_a_percent_on_random_workloads(seed: int) -> None:
+    """Target A1, on random ones."""
+    table = generate(random_workload(seed))
+    model = ("anabranch", "kahadb")[seed % 2]
+    operations = build(table, model=model)  # type: ignore[arg-type]
+    best = optimum(operations, summarise(operations, SEGMENT_BYTES))
+    options = RecommendOptions(model=model, segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0, engine="local")  # type: ignore[arg-type]
+    assert recommend(table, options).recommended.cost <= best * 1.005
+
+
+@pytest.mark.parametrize("model", ["anabranch", "kahadb"])
+def test_the_summary_agrees_with_the_exact_model(shaped: tuple[str, pa.Table], model: str) -> None:
+    _, table = shaped
+    operations = build(table, model=model)  # type: ignore[arg-type]
+    sets = SetCosts(summarise(operations, SEGMENT_BYTES), COSTS)
+    errors = []
+    for mask in range(1, 1 << len(operations.destinations)):
+        exact = measure(operations, (tuple(mask_members(mask)),), COSTS).gib_hours
+        errors.append(abs(sets.retained(mask) / exact - 1))
+    # An hour is some hundred segments at most, and one message may keep one of them: coarser than a real trace.
+    assert np.mean(errors) < 0.04
+    assert max(errors) < 0.16
+
+
+def test_the_summary_is_close_where_segments_are_many() -> None:
+    operations = build(generate(shape("slow-among-fast", "20h")), model="kahadb")
+    sets = SetCosts(summarise(operations, SEGMENT_BYTES), COSTS)
+    errors = []
+    for mask in range(1, 1 << len(operations.destinations)):
+        exact = measure(operations, (tuple(mask_members(mask)),), COSTS).gib_hours
+        errors.append(abs(sets.retained(mask) / exact - 1))
+    assert np.mean(errors) < 0.0024
+    assert max(errors) < 0.025
+
+
+class TableCosts:
+    """Costs that are looked up, not modelled."""
+
+    def __init__(self, summary: Summary, seed: int) -> None:
+        self.summary = summary
+        self._seed = seed
+
+    def cost(self, mask: int, /) -> float:
+        members = mask_members(mask)
+        at = np.random.default_rng(self._seed).uniform(0, 10, 64)[members]
+        jitter = np.random.default_rng([self._seed, mask]).uniform(0, 0.3)
+        return float(1.0 + (at.max() - at.min()) * len(members) + jitter)
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    """Of 30 destinations of all speeds."""
+    loads = "\n".join(
+        f"  - {{name: queue://q{i:02}, arrival: {{poisson: 0.2}}, size: 500, consumer: {{lag: {{mean: {1.35 ** (i * 7 % 30)}}}}}}}"
+        for i in range(30)
+    )
+    return summarise(build(generate(Workload.parse(f"duration: 30m\ndestinations:\n{loads}"))), SEGMENT_BYTES)
+
+
+def total(costs: SetCosts | TableCosts, partition: Partition) -> float:
+    return sum(costs.cost(sum(1 << d for d in store)) for store in partition)
+
+
+def part(summary: Summary, count: int) -> Summary:
+    """The summary cut down to its first destinations."""
+    from dataclasses import replace
+
+    return replace(summary, destinations=summary.destinations[:count])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_subset_programming_finds_the_optimum_of_any_costs(summary: Summary, seed: int) -> None:
+    costs = TableCosts(part(summary, 7), seed)
+    best = min(sum(costs.cost(store) for store in stores) for stores in partitions(7))
+    found = search(costs)
+    assert total(costs, found[0]) == pytest.approx(best)
+    totals = [total(costs, partition) for partition in found]
+    assert totals == sorted(totals)
+    assert len(set(found)) == 3
+
+
+def test_many_destinations(summary: Summary) -> None:
+    """Every destination is in one store; nothing that a single step could improve is left."""
+    costs = SetCosts(summary, COSTS)
+    best = search(costs)[0]
+    assert sorted(itertools.chain(*best)) == list(range(30))
+    assert total(costs, best) < total(costs, (tuple(range(30)),))
+    assert total(costs, best) < total(costs, tuple((d,) for d in range(30)))
+    for destination in range(30):
+        home = next(store for store in best if destination in store)
+        rest = tuple(d for d in home if d != destination)
+        for target in [store for store in best if store != home]:
+            moved = [store for store in best if store not in (home, target)]
+            moved += [tuple(sorted((*target, destination)))] + ([rest] if rest else [])
+            assert total(costs, tuple(moved)) >= total(costs, best) * (1 - 1e-8)
+
+
+def test_heuristics_come_close_to_the_optimum(summary: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = SetCosts(part(summary, 10), COSTS)
+    exact = total(costs, search(costs)[0])
+    monkeypatch.setattr("anabranch.policies.partitioning.search.EXACT_ATOMS_MAX", 0)
+    assert total(costs, search(costs)[0]) <= exact * 1.005
+
+
+@pytest.mark.parametrize("count", [8, 30])
+def test_constraints_are_kept(summary: Summary, count: int) -> None:
+    costs = SetCosts(part(summary, count), COSTS)
+    durability = tuple(d % 2 for d in range(count))
+    for partition in search(costs, Constraints(durability, ((0, 4), (4, 6)), stores_max=3)):
+        assert len(partition) <= 3
+        assert all(len({durability[d] for d in store}) == 1 for store in partition)
+        assert any({0, 4, 6} <= set(store) for store in partition)
+
+
+def test_constraints_that_contradict_each_other(summary: Summary) -> None:
+    costs = SetCosts(part(summary, 4), COSTS)
+    with pytest.raises(ConfigError, match="pinned together but differ"):
+        search(costs, Constraints((0, 1, 0, 1), ((0, 1),)))
+    with pytest.raises(ConfigError, match="2 durabilities need a store each"):
+        search(costs, Constraints((0, 1, 0, 1), stores_max=1))
+
+
+def test_one_destination(summary: Summary) -> None:
+    assert search(SetCosts(part(summary, 1), COSTS)) == (((0,),),)
+
+
+def test_the_same_answer_each_time(summary: Summary) -> None:
+    assert search(SetCosts(summary, COSTS)) == search(SetCosts(summary, COSTS))
+
+
+def test_retention_quantiles_rise_with_the_lag() -> None:
+    loads = "\n".join(
+        f"  - {{name: queue://q{i}, arrival: {{rate: 1}}, size: 500, consumer: {{lag: {lag}}}}}"
+        for i, lag in enumerate((1, 30, 300))
+    )
+    table = generate(Workload.parse(f"duration: 2h\ndestinations:\n{loads}"))
+    found = summarise(build(table), SEGMENT_BYTES)
+    assert [retention_quantile(found, d) for d in range(3)] == pytest.approx([1, 30, 300], abs=12)
