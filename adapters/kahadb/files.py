@@ -6,6 +6,7 @@ an archive directory beside or inside it. An mKahaDB directory holds one KahaDB 
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,10 @@ class StoreFiles:
         return StoreFiles(self.name, self.directory, tuple(f for f in self.files if not f.archived))
 
     @property
-    def gaps(self) -> tuple[int, ...]:
-        """Numbers between the first and the last file that have no file: collected by the broker, or lost."""
-        numbers = {f.number for f in self.files}
-        return tuple(n for n in range(min(numbers, default=0), max(numbers, default=0)) if n not in numbers)
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """First and last of each run of numbers between files that have none: collected by the broker, or lost."""
+        pairs = itertools.pairwise(file.number for file in self.files)
+        return tuple((before + 1, after - 1) for before, after in pairs if after - before > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,11 @@ class KahaDirectory:
     directory: Path
     stores: tuple[StoreFiles, ...]
     transaction_store: StoreFiles | None = None
+
+
+def name_range(first: int, last: int) -> str:
+    """`db-3.log`, or `db-3.log to db-8.log`."""
+    return f"db-{first}.log" if first == last else f"db-{first}.log to db-{last}.log"
 
 
 def find_stores(directory: str | Path) -> KahaDirectory:

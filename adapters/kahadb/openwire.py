@@ -41,6 +41,10 @@ class OpenWireError(ValueError):
     """The bytes are not the object that was expected; says why."""
 
 
+# What reading past the end of the bytes raises, and what is plainly wrong.
+_MALFORMED = (OpenWireError, IndexError, struct.error)
+
+
 class LocalTransaction(NamedTuple):
     connection: str
     number: int
@@ -95,12 +99,31 @@ def read_message(data: bytes) -> MessageInfo:
     """The message in an AddMessage command. Raises OpenWireError."""
     try:
         return _message(data, has_text_view=True)
-    except OpenWireError:
+    except _MALFORMED:
+        pass
+    try:
         return _message(data, has_text_view=False)  # a store from before OpenWire version 10
+    except (IndexError, struct.error):
+        raise OpenWireError("the message is cut") from None
 
 
 def read_ack(data: bytes) -> AckInfo:
     """The ack in a RemoveMessage command. Raises OpenWireError."""
+    try:
+        return _ack(data)
+    except (IndexError, struct.error):
+        raise OpenWireError("the ack is cut") from None
+
+
+def read_subscription(data: bytes) -> SubscriptionInfo:
+    """The subscription in a Subscription command. Raises OpenWireError."""
+    try:
+        return _subscription(data)
+    except (IndexError, struct.error):
+        raise OpenWireError("the subscription is cut") from None
+
+
+def _ack(data: bytes) -> AckInfo:
     reader = _Reader(data)
     reader.expect(_MESSAGE_ACK, "an ack")
     reader.skip(5)  # command id, response required
@@ -113,8 +136,7 @@ def read_ack(data: bytes) -> AckInfo:
     return AckInfo(ack_type, reader.int32())
 
 
-def read_subscription(data: bytes) -> SubscriptionInfo:
-    """The subscription in a Subscription command. Raises OpenWireError."""
+def _subscription(data: bytes) -> SubscriptionInfo:
     reader = _Reader(data)
     reader.expect(_SUBSCRIPTION_INFO, "a subscription")
     client_id = reader.text()
@@ -206,18 +228,18 @@ class _Reader:
         return found
 
     def skip(self, count: int) -> int:
-        """Step over `count` bytes; where they began."""
+        """Step over `count` bytes; where they began. Past the end, the next thing read fails."""
         at = self._at
         self._at = at + count
-        if count < 0 or self._at > self._end:
-            raise OpenWireError(f"cut at byte {at} of {self._end}")
         return at
 
     def uint8(self) -> int:
-        return self._data[self.skip(1)]
+        self._at += 1
+        return self._data[self._at - 1]
 
     def flag(self) -> bool:
-        value = self._data[self.skip(1)]
+        value = self._data[self._at]
+        self._at += 1
         if value > 1:
             raise OpenWireError(f"{value} is no boolean, at byte {self._at - 1}")
         return value == 1
@@ -233,29 +255,25 @@ class _Reader:
     def text(self) -> str | None:
         if not self.flag():
             return None
-        length = self._string_length()
+        length = _UNSIGNED_SHORT.unpack_from(self._data, self.skip(2))[0]
         at = self.skip(length)
         return _modified_utf8(self._data[at : at + length])
 
     def skip_string(self) -> None:
         if self.flag():
-            self.skip(self._string_length())
-
-    def _string_length(self) -> int:
-        length: int = _UNSIGNED_SHORT.unpack_from(self._data, self.skip(2))[0]
-        return length
+            self._at += 2 + _UNSIGNED_SHORT.unpack_from(self._data, self._at)[0]
 
     def skip_bytes(self) -> int:
         """Step over a byte array; how long it is."""
-        if not self.flag():
-            return 0
-        length = self.int32()
+        length = self.int32() if self.flag() else 0
+        if length < 0:
+            raise OpenWireError(f"a byte array of length {length}, at byte {self._at}")
         self.skip(length)
         return length
 
     def blob(self) -> bytes:
-        length = self.int32() if self.flag() else 0
-        at = self.skip(length)
+        length = self.skip_bytes()
+        at = self._at - length
         return self._data[at : at + length]
 
     def transaction(self) -> LocalTransaction | XaTransaction | None:

@@ -27,7 +27,7 @@ from ...policies.errors import TraceError
 from ...policies.partitioning.events import UsageEvent
 from .commands import AddMessage, Prepare, RemoveMessage, UpdateMessage
 from .entries import Entry, Outcome, Outcomes, Transaction, broker_time, message_info, read_entries
-from .files import Damage, KahaDirectory, StoreFiles, find_stores
+from .files import Damage, KahaDirectory, StoreFiles, find_stores, name_range
 from .journal import Journal, Report
 from .openwire import OpenWireError, read_ack
 from .replay import ACK, SEND, UPDATE, Effect, Replay
@@ -314,12 +314,12 @@ def _by_clock(events: Iterator[UsageEvent], store: int) -> Iterator[tuple[float,
 def _report_gaps(files: StoreFiles, report: Report) -> None:
     """With an archive no number should be missing: the broker moves files there instead of deleting them."""
     if files.has_archive:
-        for number in files.gaps:
-            path = str(files.directory / f"db-{number}.log")
-            report(Damage(path, 0, "the file is neither in the live directory nor in the archive", "missing"))
+        for first, last in files.gaps:
+            reason = f"{name_range(first, last)} missing: neither in the live directory nor in the archive"
+            report(Damage(str(files.directory / f"db-{first}.log"), 0, reason, "missing"))
 
 
 def _gap_lines(files: StoreFiles) -> list[str]:
     if files.has_archive or not files.gaps:
         return []
-    return [f"{files.name} " + ", ".join(f"db-{number}.log" for number in files.gaps)]
+    return [f"{files.name} " + ", ".join(name_range(first, last) for first, last in files.gaps)]

@@ -273,3 +273,13 @@ def test_reading_writes_nothing(mixed: Path, tmp_path: Path) -> None:
     list(usage_trace(directory))
     explain(directory)
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()} == before
+
+
+def test_a_file_that_vanishes_between_the_readings_is_named(mixed: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "k"
+    shutil.copytree(mixed, directory)
+    trace = usage_trace(directory)
+    (directory / "db-12.log").unlink()  # a running broker's clean-up
+    assert list(trace)
+    vanished = [d for d in trace.findings.damages if "vanished" in d.reason]
+    assert [Path(d.path).name for d in vanished] == ["db-12.log"]
