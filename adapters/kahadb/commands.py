@@ -43,10 +43,6 @@ class TransactionId:
     is_xa: bool
     format_id: int = 0
 
-    @property
-    def spans_stores(self) -> bool:
-        return self.is_xa and self.format_id == MULTI_STORE_FORMAT
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:
