@@ -1,9 +1,11 @@
 """What one store would cost, from the summary: the inner step of the search, well under a millisecond.
 
 The members' bytes are added by bucket and laid end to end into segments; a bucket belongs to the segment that its
-middle falls into, or, where a burst made it longer than a segment, to all that it mostly fills. A segment loses, at its end, half an operation on average (longer ones more often: the mean of the
-squares over the mean), so it holds that much less. Where a segment begins inside a bucket, time is interpolated. Then
-the same sweep as in the exact model. The mean error against that is well under one percent.
+middle falls into, or, where a burst made it longer than a segment, to all that it mostly fills. A segment loses, at its
+end, half an operation on average (longer ones more often: the mean of the squares over the mean), so it holds that much
+less. Where a segment begins inside a bucket, time is interpolated. Then the same sweep as in the exact model. Where
+segments are many, the mean error against that is a fraction of a percent; a single message that never goes may keep
+another segment here than it does there, which shows where they are few.
 
 Costs are additive over stores, so sets of destinations are evaluated and remembered here, never whole partitionings.
 """
@@ -82,9 +84,7 @@ class SetCosts:
             float(self.costs.segment_bytes),
             s.sizes.model == "kahadb",
         )
-        shared = _spanning(
-            members, len(s.destinations), self._group_rows, self._group_members, self._group_counts
-        )
+        shared = _spanning(members, len(s.destinations), self._group_rows, self._group_members, self._group_counts)
         return byte_seconds / GIB / HOUR + self._ahead, float(shared)
 
 
@@ -127,7 +127,7 @@ def _retained(
     if total == 0.0:
         return 0.0
     room = max(capacity - squares / (2.0 * total), capacity / 2.0)
-    count = max(int(math.ceil(total / room)), 1)
+    count = max(math.ceil(total / room), 1)
     start = np.empty(count)
     segment = np.zeros(buckets, np.int64)
     last = np.zeros(buckets, np.int64)
@@ -165,7 +165,7 @@ def _retained(
 
 @njit
 def _sweep(members: Ints, life_rows: Ints, life_send: Ints, life_ack: Ints, segment: Ints, end: Floats) -> None:
-    """The ack rule, segment after segment. Edges hang in a linked list at the segment of their ack: no sort is needed."""
+    """The ack rule, segment by segment. Edges hang in a linked list at the segment of their ack: no sort is needed."""
     edges = 0
     for m in members:
         edges += life_rows[m + 1] - life_rows[m]

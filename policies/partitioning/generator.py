@@ -152,7 +152,9 @@ def _messages(
         behind = _Place(place.stream, place.chunk, 1_000_000 + place.part * 1000 + subscription)
         size = np.full(len(kept), ACK_BYTES_DEFAULT, np.int64)
         tables.append(
-            _table(load.name, "ack", acked[kept] + start, ids.take(pa.array(kept)), size, behind, number[kept], label=label)
+            _table(
+                load.name, "ack", acked[kept] + start, ids.take(pa.array(kept)), size, behind, number[kept], label=label
+            )
         )
     return tables
 
@@ -223,9 +225,7 @@ def _bursts(burst: Burst, begin: float, end: float) -> Floats:
     return inside
 
 
-def _diurnal(
-    diurnal: Diurnal, begin: float, end: float, time_of_day: float, random: np.random.Generator
-) -> Floats:
+def _diurnal(diurnal: Diurnal, begin: float, end: float, time_of_day: float, random: np.random.Generator) -> Floats:
     """Poisson at the highest rate, thinned."""
     highest = diurnal.mean * (1 + diurnal.amplitude)
     times = np.sort(random.uniform(begin, end, random.poisson(highest * (end - begin))))

@@ -79,10 +79,8 @@ class RecommendOptions:
 
     def check(self) -> None:
         """Raises ConfigError with everything that is wrong."""
-        problems = []
-        for name in ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate"):
-            if not getattr(self, name) > 0:
-                problems.append(f"{name} is {getattr(self, name)!r}; it must be above 0")
+        above_0 = ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate")
+        problems = [f"{n} is {getattr(self, n)!r}; it must be above 0" for n in above_0 if not getattr(self, n) > 0]
         if self.overhead_segments < 0:
             problems.append(f"overhead_segments is {self.overhead_segments!r}; it must be 0 or more")
         for name, allowed in (("model", MODELS), ("clock", CLOCKS), ("engine", ("spark", "local"))):
@@ -205,9 +203,8 @@ def _choose(
         allowed = _under(finalists, options.peak_bytes_max)
         if not allowed:
             lowest = min(finalists, key=lambda entry: (entry[2].peak_bytes, entry[0], entry[1]))
-            findings.append(
-                Finding("peak-cap", 1, f"cap on peak disk, {options.peak_bytes_max} bytes, that no partitioning found keeps")
-            )
+            message = f"cap on peak disk, {options.peak_bytes_max} bytes, that no partitioning found keeps"
+            findings.append(Finding("peak-cap", 1, message))
             allowed = [lowest]
         finalists = allowed + [entry for entry in finalists if entry not in allowed]
     everything = range(len(operations.destinations))
@@ -240,7 +237,7 @@ def _current(operations: Operations, current: Mapping[str, tuple[str, ...]]) -> 
         else:
             stores.setdefault(match.target, []).append(number)
     if unrouted:
-        raise ConfigError([f"the current configuration routes {name} nowhere; add a pattern for it" for name in unrouted])
+        raise ConfigError([f"the current configuration routes {n} nowhere; add a pattern for it" for n in unrouted])
     return canonical(list(stores.values()))
 
 

@@ -43,14 +43,14 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What makes one partitioning better than another: disk held over time, and syncs that spanning transactions add."""
+    """What makes a partitioning better than another: disk held over time, and syncs that spanning transactions add."""
 
     segment_bytes: int = 32 << 20
     overhead_segments: float = 0.5
     """Disk that a store costs by being there, in segments."""
     disk_gib: float = 100.0
     sync_rate: float = 5000.0
-    """Syncs a second that the disk can do. An hour of nothing but syncs costs as much as the whole disk for that hour."""
+    """Syncs a second that the disk can do. An hour of nothing but syncs costs as much as the whole disk for an hour."""
 
     @property
     def sync_price(self) -> float:
@@ -167,8 +167,8 @@ def measure(operations: Operations, partition: Partition, costs: CostModel) -> R
     begin, finish = float(operations.time[0]), float(operations.time[-1])
     ahead = operations.sizes.sizes.segments_ahead
     held = (segments.end - segments.start) * costs.segment_bytes
-    seconds = np.bincount(segments.store, weights=held, minlength=len(partition))
-    seconds += ahead * costs.segment_bytes * (finish - begin)
+    kept_ahead = ahead * costs.segment_bytes * (finish - begin)
+    seconds = np.bincount(segments.store, weights=held, minlength=len(partition)) + kept_ahead
     own = [segments.store == b for b in range(len(partition))]
     peaks = [lasting_peak(segments.start[chosen], segments.end[chosen], 0.0) for chosen in own]
     peak_files = _peak(operations, segments) + ahead * len(partition)

@@ -125,7 +125,9 @@ def _ordered(table: pa.Table) -> pa.Table:
     duplicates = int((steps == 0).sum())
     if duplicates:
         at = int(table.column("seq")[int(np.argmax(steps == 0))].as_py())
-        raise TraceError(f"column seq repeats a value {duplicates} times, first {at}; number the operations 0, 1, 2, ...")
+        raise TraceError(
+            f"column seq repeats a value {duplicates} times, first {at}; number the operations 0, 1, 2, ..."
+        )
     return table
 
 
@@ -144,7 +146,8 @@ def _destinations(column: pa.ChunkedArray) -> tuple[tuple[str, ...], npt.NDArray
     names = tuple(sorted(set(canonical)))
     number = {name: i for i, name in enumerate(names)}
     renumber = np.array([number[name] for name in canonical], dtype=np.int32)
-    return names, renumber[codes]
+    numbers: npt.NDArray[np.int32] = renumber[codes]
+    return names, numbers
 
 
 def _int_column(table: pa.Table, name: str, default: int) -> Ints:
@@ -164,11 +167,15 @@ def clock_times(
         backwards = int((np.diff(stamps) < 0).sum())
         if backwards:
             findings.append(
-                Finding("clock-backwards", backwards, "times that lie before the operation's predecessor; its time is used")
+                Finding(
+                    "clock-backwards", backwards, "times that lie before the operation's predecessor; its time is used"
+                )
             )
         time = np.maximum.accumulate(stamps)
     if not time[-1] > time[0]:
-        raise TraceError("the trace begins and ends at the same time; give clock='seq', or a trace that spans some time")
+        raise TraceError(
+            "the trace begins and ends at the same time; give clock='seq', or a trace that spans some time"
+        )
     return time.astype(np.float64)
 
 
@@ -239,7 +246,11 @@ def _life_findings(
         ("unknown-acks", int((partner[acks] < 0).sum()), "acks of messages sent before the trace began"),
         ("early-acks", int((partner[acks] > acks).sum()), "acks that stand before their send in the order"),
         ("pending-sends", pending, "sends whose last ack is not in the trace: taken as pending to its end"),
-        ("repeated-sends", int((last_send != sends).sum()), "sends of a message id sent before: each copy lives to the last ack"),
+        (
+            "repeated-sends",
+            int((last_send != sends).sum()),
+            "sends of a message id sent before: each copy lives to the last ack",
+        ),
         ("surplus-acks", int((ack_count > np.maximum(needed, 1)).sum()), "messages acked more often than they need"),
     ):
         if count:
@@ -252,11 +263,15 @@ def _size_findings(
     if model == "kahadb":
         unknown = int((size <= 0).sum())
         if unknown:
-            findings.append(Finding("no-size", unknown, "operations without a size: 100 bytes an ack, 64 and its body a send"))
+            findings.append(
+                Finding("no-size", unknown, "operations without a size: 100 bytes an ack, 64 and its body a send")
+            )
         return
     guessed = int((is_send & (body < 0)).sum())
     if guessed:
-        findings.append(Finding("no-body-size", guessed, "sends whose body size is not known: the size in their journal is used"))
+        findings.append(
+            Finding("no-body-size", guessed, "sends whose body size is not known: the size in their journal is used")
+        )
 
 
 def _totals(

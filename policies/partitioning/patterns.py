@@ -36,7 +36,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The least filters below a node for each store inherited from above: how many, and which `>` to put here, if any."""
+    """The fewest filters below a node, by the store inherited from above: how many, and which `>` to put here."""
 
     count: dict[int, int]
     here: dict[int, int | None]
@@ -159,8 +159,8 @@ def _largest_merge(
     ]
     if not usable:
         return None
-    _, star = min(usable)
-    return star, groups[star]
+    _, best = min(usable)
+    return best, groups[best]
 
 
 def _routes(

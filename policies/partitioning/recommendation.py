@@ -3,6 +3,8 @@
     recommendation.json   all of it, for programs
     stores.yaml           a configuration that opens as it is
     summary.txt           the same for people
+
+Every figure in them comes from the exact model.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ class Recommendation:
 
 
 def store_names(stores: Sequence[Sequence[str]], weights: dict[str, int]) -> list[str]:
-    """A name for each store, fit for a directory: its destinations' common prefix, else its heaviest destination's name.
+    """A name for each store, fit for a directory: the prefix its destinations share, else its heaviest destination.
 
     No two are alike, also where case does not count, and none is the catch-all's.
     """

@@ -1,4 +1,4 @@
-"""A recommendation as plain text: one sentence, three numbers, the candidates, each store, what the trace did not tell."""
+"""A recommendation as plain text: one sentence, three numbers, the candidates, the stores, the findings."""
 
 from __future__ import annotations
 

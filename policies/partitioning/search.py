@@ -99,7 +99,7 @@ class _Problem:
 def search(
     costs: Costs, constraints: Constraints | None = None, *, keep: int = 3, progress: Progress | None = None
 ) -> tuple[Partition, ...]:
-    """The best partitionings, best first, at most `keep`. Raises ConfigError where the constraints contradict each other."""
+    """The best partitionings, best first, at most `keep`. Raises ConfigError where constraints contradict."""
     problem = _problem(costs, constraints or Constraints())
     report = progress or (lambda stage, share: None)
     if len(problem.atoms) <= EXACT_ATOMS_MAX:
@@ -142,7 +142,7 @@ def _problem(costs: Costs, constraints: Constraints) -> _Problem:
     stores_max = len(atoms) if constraints.stores_max is None else constraints.stores_max
     if stores_max < len(set(group)):
         raise ConfigError(
-            [f"at most {stores_max} stores are allowed, but {len(set(group))} durabilities need a store each; allow more"]
+            [f"stores_max is {stores_max}, but {len(set(group))} durabilities need a store each; allow more"]
         )
     problem = _Problem(costs, atoms, group, stores_max)
     order = sorted(range(len(atoms)), key=lambda a: (group[a], _stay(costs, atoms[a]), a))
@@ -205,7 +205,7 @@ def _subset_program(values: npt.NDArray[np.float64], atoms: int, stores_max: int
 
 
 def _agglomerate(problem: _Problem, report: Progress) -> list[int]:
-    """Join the pair that gains most until none gains; past that, while there are too many stores, the one that costs least."""
+    """Join the pair that gains most until none gains; while there are too many stores, the one that costs least."""
     order = sorted(range(len(problem.atoms)), key=lambda a: problem.rank[a])
     stores = {number: 1 << atom for number, atom in enumerate(order)}
     near = NEIGHBOURS if len(order) > NEIGHBOURS else len(order)
@@ -374,6 +374,5 @@ def neighbours(stores: Sequence[int], atoms: int) -> list[list[int]]:
             changed = [target | atom if store == target else store for store in others]
             result.append([*changed, rest] if rest else changed)
     for i, a in enumerate(stores):
-        for b in stores[i + 1 :]:
-            result.append([*(store for store in stores if store not in (a, b)), a | b])
+        result += [[*(store for store in stores if store not in (a, b)), a | b] for b in stores[i + 1 :]]
     return result

@@ -57,19 +57,27 @@ def summarise_with_spark(
                    CAST({rule.sql()} AS double) AS size
             FROM anabranch_rows r JOIN anabranch_names n ON r.destination = n.name"""
     ).createOrReplaceTempView("anabranch_operations")
-    spans = spark.sql(
-        """SELECT d, count_if(op = 'send') AS sends, count_if(op = 'ack') AS acks, sum(size) AS bytes,
+    spans = (
+        spark.sql(
+            """SELECT d, count_if(op = 'send') AS sends, count_if(op = 'ack') AS acks, sum(size) AS bytes,
                   min(seq) AS first, max(seq) AS last, max(time) AS finish
            FROM anabranch_operations GROUP BY d"""
-    ).toArrow().to_pandas()
+        )
+        .toArrow()
+        .to_pandas()
+    )
     first = int(spans["first"].min())
     length = bucket_length(int(spans["last"].max()) - first + 1, float(spans["bytes"].sum()), segment_bytes)
     report("summarise", 0.45)
-    written = spark.sql(
-        f"""SELECT d AS destination, (seq - {first}) DIV {length} AS bucket, sum(size) AS size,
+    written = (
+        spark.sql(
+            f"""SELECT d AS destination, (seq - {first}) DIV {length} AS bucket, sum(size) AS size,
                    sum(size * size) AS squares, min_by(time, seq) AS time, min(seq) AS seq
             FROM anabranch_operations GROUP BY d, (seq - {first}) DIV {length}"""
-    ).toArrow().to_pandas()
+        )
+        .toArrow()
+        .to_pandas()
+    )
     report("summarise", 0.6)
     lives = _lives(spark, first, length)
     report("summarise", 1.0)
@@ -77,7 +85,9 @@ def summarise_with_spark(
     firsts = written.sort_values("seq").groupby("bucket")["time"].first()
     pending = lives[lives["ack"] == NO_ACK].groupby("destination")["count"].sum()
     if not finish > float(firsts.min()):
-        raise TraceError("the trace begins and ends at the same time; give clock='seq', or a trace that spans some time")
+        raise TraceError(
+            "the trace begins and ends at the same time; give clock='seq', or a trace that spans some time"
+        )
     totals = {int(row.d): row for row in spans.itertuples()}
     starts = firsts.index.to_numpy(np.int64), firsts.to_numpy(np.float64)
     return assemble(
@@ -109,9 +119,10 @@ def _conform(trace: DataFrame, clock: Clock, operations_per_second: float) -> Da
     rows = trace.selectExpr(*columns)
     time = "ts" if clock == "ts" else f"CAST(seq AS double) / {operations_per_second!r}"
     return rows.selectExpr(
-        "seq", f"{time} AS time", "op", "destination", "message_id", "size", "tx", "coalesce(acks_needed, 1) AS acks_needed",
-        "body_size",
-    )  # fmt: skip
+        *("seq", "op", "destination", "message_id", "size", "tx", "body_size"),
+        f"{time} AS time",
+        "coalesce(acks_needed, 1) AS acks_needed",
+    )
 
 
 def _destinations(rows: DataFrame) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -150,21 +161,31 @@ def _lives(spark: SparkSession, first: int, length: int) -> pd.DataFrame:
             LEFT JOIN (SELECT {keys} FROM anabranch_operations WHERE op = 'ack') a
             ON s.d = a.d AND s.hash = a.hash AND s.message_id = a.message_id"""
     ).createOrReplaceTempView("anabranch_pairs")
-    lives = spark.sql(
-        """SELECT d AS destination, send, ack, max(time) AS time, count(*) AS count
+    lives = (
+        spark.sql(
+            """SELECT d AS destination, send, ack, max(time) AS time, count(*) AS count
            FROM anabranch_pairs WHERE ack IS NOT NULL OR acks_needed > 0 GROUP BY d, send, ack"""
-    ).toArrow().to_pandas()
+        )
+        .toArrow()
+        .to_pandas()
+    )
     # A topic message with some of its acks is as pending as one with none.
     several = spark.sql("SELECT max(acks_needed) FROM anabranch_operations WHERE op = 'send'").collect()[0][0]
     if several is not None and several > 1:
-        partly = spark.sql(
-            """SELECT d AS destination, send, count(*) AS count FROM (
+        partly = (
+            spark.sql(
+                """SELECT d AS destination, send, count(*) AS count FROM (
                    SELECT d, send, seq FROM anabranch_pairs WHERE acks_needed > 1 AND ack IS NOT NULL
                    GROUP BY d, send, seq HAVING count(*) < max(acks_needed))
                GROUP BY d, send"""
-        ).toArrow().to_pandas()
+            )
+            .toArrow()
+            .to_pandas()
+        )
         lives = pd.concat([lives, partly], ignore_index=True)
     lives["ack"] = lives["ack"].fillna(NO_ACK).astype(np.int64)
     lives["time"] = lives["time"].where(lives["ack"] != NO_ACK, NEVER).astype(float)
     # With both kinds of pending in one bucket there are two rows of one key: they are one.
-    return lives.groupby(["destination", "send", "ack"], as_index=False).agg(time=("time", "max"), count=("count", "sum"))
+    keys_of_life = ["destination", "send", "ack"]
+    merged: pd.DataFrame = lives.groupby(keys_of_life, as_index=False).agg(time=("time", "max"), count=("count", "sum"))
+    return merged

@@ -63,7 +63,8 @@ def summarise(operations: Operations, segment_bytes: int) -> Summary:
     positions = operations.seq - operations.seq[0]
     length = bucket_length(int(positions[-1]) + 1, float(operations.size.sum()), segment_bytes)
     bucket = positions // length
-    rows = pd.DataFrame({"destination": operations.destination, "bucket": bucket, "size": operations.size.astype(float)})
+    rows = pd.DataFrame({"destination": operations.destination, "bucket": bucket})
+    rows["size"] = operations.size.astype(float)
     rows["squares"] = rows["size"] ** 2
     written = rows.groupby(["destination", "bucket"], as_index=False).sum()
     firsts = pd.Series(operations.time).groupby(bucket).first()
@@ -91,12 +92,13 @@ def _lives(operations: Operations, bucket: Ints) -> pd.DataFrame:
             "time": np.maximum(operations.time[acks], operations.time[sends]),
         }
     )
-    ended = ended.groupby(["destination", "send", "ack"], as_index=False).agg(time=("time", "max"), count=("time", "size"))
+    keys = ["destination", "send", "ack"]
+    ended = ended.groupby(keys, as_index=False).agg(time=("time", "max"), count=("time", "size"))
     open_ = np.flatnonzero(operations.end == NEVER)
     pending = pd.DataFrame({"destination": operations.destination[open_], "send": bucket[open_]})
     pending = pending.groupby(["destination", "send"], as_index=False).size().rename(columns={"size": "count"})
     pending["ack"], pending["time"] = NO_ACK, NEVER
-    return pd.concat([ended, pending[["destination", "send", "ack", "time", "count"]]])
+    return pd.concat([ended, pending[[*keys, "time", "count"]]])
 
 
 def assemble(

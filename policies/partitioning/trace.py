@@ -54,7 +54,7 @@ _BATCH_ROWS = 65536
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a trace does not tell, or tells wrongly, and how often. `code` is stable, `message` is for people."""
+    """Something that a trace does not tell, or tells wrongly, and how often. `code` is stable, `message` for people."""
 
     code: str
     count: int

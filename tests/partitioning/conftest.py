@@ -54,8 +54,8 @@ _SHAPES = {
     """,
     "bursts": """
         destinations:
-          - {name: queue://plan.a, arrival: {burst: {every: 20m, count: 400, spacing: 100ms}}, size: {min: 500, max: 2000},
-             consumer: {lag: {min: 1m, max: 19m}}}
+          - {name: queue://plan.a, arrival: {burst: {every: 20m, count: 400, spacing: 100ms}},
+             size: {min: 500, max: 2000}, consumer: {lag: {min: 1m, max: 19m}}}
           - {name: queue://plan.b, arrival: {burst: {every: 15m, count: 200, offset: 3m}}, size: 800,
              consumer: {lag: {min: 10s, max: 5m}}}
           - {name: queue://machine.a, arrival: {rate: 2/s}, size: 120, consumer: {lag: 3s}}
@@ -69,7 +69,8 @@ _SHAPES = {
           - {name: topic://prices.us, subscriptions: 2, arrival: {diurnal: {mean: 1/s, peak: 1h}}, size: 180,
              consumer: {lag: 5s, offline: [{from: 10m, to: 30m}]}}
           - {name: queue://prices.log, arrival: {rate: 2/s}, size: 90, consumer: {lag: 2s}}
-          - {name: queue://report, arrival: {burst: {every: 30m, count: 50}}, size: 4000, consumer: {lag: {min: 1m, max: 25m}}}
+          - {name: queue://report, arrival: {burst: {every: 30m, count: 50}}, size: 4000,
+             consumer: {lag: {min: 1m, max: 25m}}}
     """,
 }
 

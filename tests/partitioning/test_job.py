@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ OPTIONS = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")
 
 @pytest.mark.parametrize("clock", ["ts", "seq"])
 def test_the_toy_maker_as_activemq_keeps_it(toymaker: pa.Table, clock: str) -> None:
-    """Target A6, and the split that the real broker was measured with: 6 files and 3.1 MB, or one that costs no more."""
+    """Target A6, and the split that the real broker was measured with: 6 files, 3.1 MB, or one that costs no more."""
     options = RecommendOptions(
         model="kahadb",
         segment_bytes=512 << 10,
@@ -100,7 +101,8 @@ def test_files_are_written_and_others_left_alone(tmp_path: Path) -> None:
 def test_the_text_says_what_matters(toymaker: pa.Table) -> None:
     text = render_text(recommend(toymaker, RecommendOptions(model="kahadb", segment_bytes=512 << 10, engine="local")))
     first, _, rest = text.partition("\n")
-    assert first == "Put these 6 destinations into 2 stores: at the peak the journals take 86% less disk than in one store."
+    assert first.startswith("Put these 6 destinations into 2 stores")
+    assert first.endswith("the journals take 86% less disk than in one store.")
     for piece in ("22.0 MiB", "3.0 MiB", "two-phase commits", "telemetry.>", "queue://orders.custom", "61 sends"):
         assert piece in rest
 
@@ -139,23 +141,18 @@ def test_durability_pins_and_most_stores() -> None:
     assert store_of["queue://plan.a"] is store_of["queue://desk"]
 
 
-def test_a_cap_on_the_peak() -> None:
-    table = generate(shape("slow-among-fast"))
+def test_a_cap_on_the_peak(toymaker: pa.Table) -> None:
     # Stores are so dear here that all in one costs least, unless the peak is capped.
-    dear = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local", overhead_segments=20)
-    free = recommend(table, dear).recommended
-    separate = recommend(table, dear).candidate("all-separate")
-    assert separate.peak_bytes < free.peak_bytes
-    cap = (separate.peak_bytes + free.peak_bytes) // 2
-    capped = recommend(table, RecommendOptions(**{**_fields(dear), "peak_bytes_max": cap}))
+    dear = RecommendOptions(model="kahadb", segment_bytes=512 << 10, engine="local", overhead_segments=40)
+    free = recommend(toymaker, dear).recommended
+    assert len(free.stores) == 1
+    cap = 8 << 20
+    capped = recommend(toymaker, replace(dear, peak_bytes_max=cap))
     assert capped.recommended.peak_bytes <= cap
     assert capped.recommended.cost > free.cost
-    hopeless = recommend(table, RecommendOptions(**{**_fields(dear), "peak_bytes_max": 1}))
-    assert "peak-cap" in {finding.code for finding in hopeless.findings}
-
-
-def _fields(options: RecommendOptions) -> dict[str, object]:
-    return {name: getattr(options, name) for name in RecommendOptions.__dataclass_fields__}
+    hopeless = recommend(toymaker, replace(dear, peak_bytes_max=1))
+    assert {finding.code for finding in hopeless.findings} == {"pending-sends", "peak-cap"}
+    assert hopeless.recommended.peak_bytes <= capped.recommended.peak_bytes
 
 
 def test_options_that_make_no_sense_are_all_named() -> None:
@@ -166,9 +163,9 @@ def test_options_that_make_no_sense_are_all_named() -> None:
         assert piece in text
     with pytest.raises(ConfigError, match="header alone"):
         RecommendOptions(segment_bytes=4096).check()
-    with pytest.raises(ConfigError, match="routes queue://slow.a nowhere"):
+    with pytest.raises(ConfigError, match=r"routes queue://slow\.a nowhere"):
         current = {"fast": ("fast.>",)}
-        recommend(generate(shape("slow-among-fast")), RecommendOptions(**{**_fields(OPTIONS), "current": current}))
+        recommend(generate(shape("slow-among-fast")), replace(OPTIONS, current=current))
 
 
 def test_progress_is_told_by_stage() -> None:

@@ -125,9 +125,10 @@ class TableCosts:
 @pytest.fixture(scope="module")
 def summary() -> Summary:
     """Of 30 destinations of all speeds."""
+    lags = [1.35 ** (i * 7 % 30) for i in range(30)]
     loads = "\n".join(
-        f"  - {{name: queue://q{i:02}, arrival: {{poisson: 0.2}}, size: 500, consumer: {{lag: {{mean: {1.35 ** (i * 7 % 30)}}}}}}}"
-        for i in range(30)
+        f"  - {{name: queue://q{i:02}, arrival: {{poisson: 0.2}}, size: 500, consumer: {{lag: {{mean: {lag}}}}}}}"
+        for i, lag in enumerate(lags)
     )
     return summarise(build(generate(Workload.parse(f"duration: 30m\ndestinations:\n{loads}"))), SEGMENT_BYTES)
 

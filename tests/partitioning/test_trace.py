@@ -123,7 +123,7 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="suffix"):
         read_trace(tmp_path / "t.txt")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TraceError, match="holds no .parquet"):
+    with pytest.raises(TraceError, match=r"holds no \.parquet"):
         read_trace(tmp_path / "empty")
 
 

@@ -46,15 +46,15 @@ def test_rates() -> None:
 
 
 def test_diurnal_follows_the_clock() -> None:
-    text = "duration: 48h\nstart: 2026-01-05T00:00:00\ndestinations: [{name: q, size: 1, arrival: {diurnal: {mean: 0.2, amplitude: 1, peak: 12h}}}]"
+    arrival = "{diurnal: {mean: 0.2, amplitude: 1, peak: 12h}}"
+    text = f"duration: 48h\nstart: 2026-01-05T00:00:00\ndestinations: [{{name: q, size: 1, arrival: {arrival}}}]"
     hours = (frame(text).query("op == 'send'").ts % 86400) // 3600
-    counts = hours.value_counts()
-    assert counts.loc[11:12].sum() > 20 * counts.loc[[0, 23]].sum()
+    assert hours.between(11, 12).sum() > 20 * hours.isin([0, 23]).sum()
     assert len(hours) == pytest.approx(0.2 * 48 * 3600, rel=0.05)
 
 
 def test_consumers() -> None:
-    assert lags(one("{rate: 1}", "{lag: 30s}")) .tolist() == pytest.approx([30.0] * 3570)
+    assert lags(one("{rate: 1}", "{lag: 30s}")).tolist() == pytest.approx([30.0] * 3570)
     assert lags(one("{rate: 1}", "{lag: {min: 10s, max: 20s}}")).between(10, 20).all()
     assert lags(one("{poisson: 5}", "{lag: {mean: 10}}")).mean() == pytest.approx(10, rel=0.05)
     batched = one("{rate: 1}", "{lag: 1s, batch: 10m}").query("op == 'ack'")
@@ -75,7 +75,8 @@ def test_sizes_are_of_the_body() -> None:
 
 def test_topics_need_an_ack_of_each_subscription() -> None:
     rows = frame(
-        "duration: 10m\ndestinations: [{name: topic://t, subscriptions: 3, size: 1, arrival: {rate: 1}, consumer: {lag: 5s}}]"
+        "duration: 10m\ndestinations:\n"
+        "  - {name: topic://t, subscriptions: 3, size: 1, arrival: {rate: 1}, consumer: {lag: 5s}}"
     )
     assert (rows.query("op == 'send'").acks_needed == 3).all()
     assert rows.query("op == 'ack'").groupby("message_id").subscription.nunique().eq(3).all()
@@ -86,7 +87,7 @@ def test_transactions_stand_side_by_side() -> None:
     rows = generate(workload).to_pandas()
     inside = rows[rows.tx.notna()]
     assert inside.groupby("tx").seq.agg(lambda s: s.max() - s.min()).eq(1).all()
-    assert inside.groupby("tx").destination.agg(tuple).eq(("queue://orders.standard", "queue://audit")).all()
+    assert set(inside.groupby("tx").destination.agg(" ".join)) == {"queue://orders.standard queue://audit"}
     assert inside.tx.nunique() == 5400
     assert len(rows) == pytest.approx(46771, rel=0.01)
 
@@ -122,7 +123,7 @@ def test_same_seed_same_trace_however_it_is_cut(monkeypatch: pytest.MonkeyPatch)
         ("duration: 1h\ndestinations: [{name: q, size: 1, arrival: {rate: often}}]", "expected a rate"),
         ("duration: 1h\ndestinations: [{name: q, size: 1, arrival: {rate: 0}}]", "greater than 0"),
         ("duration: 1h\ndestinations: [{name: q, size: {min: 2}, arrival: {rate: 1}}]", "min and max, or mean"),
-        ("duration: 1h\ndestinations: [{name: q, size: {min: 2, max: 1}, arrival: {rate: 1}}]", "min 2.0 is above max 1.0"),
+        ("duration: 1h\ndestinations: [{name: q, size: {min: 2, max: 1}, arrival: {rate: 1}}]", "min 2.0 is above max"),
         ("duration: 1h\ndestinations: [{name: q, size: 1, arival: {rate: 1}}]", "arival: Extra inputs"),
         ("duration: 1h\ndestinations: [{name: q, size: 1, subscriptions: 2, arrival: {rate: 1}}]", "only a topic"),
         ("duration: 1h\ndestinations: [{name: ftp://q, size: 1, arrival: {rate: 1}}]", "unknown scheme"),
