@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from ...policies.errors import CorruptionError
 from . import format as f
+from .batch import Tail
 from .index import Index
-from .log import Tail
 from .messages import read_record
 from .reader import BatchReader
 from .segment import SegmentTable

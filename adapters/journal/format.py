@@ -29,6 +29,8 @@ BATCH_MAGIC: Final = b"\xabBat"
 BATCH_HEADER = struct.Struct("<4sIIIQQ")
 assert BATCH_HEADER.size == 32
 
+BATCH_REST = struct.Struct("<IIQQ")
+"""A batch header behind its CRC."""
 RECORD_HEADER = struct.Struct("<IIQBBH")
 assert RECORD_HEADER.size == 20
 CRC = struct.Struct("<I")
@@ -142,7 +144,7 @@ def segment_seed(store_id: bytes, nonce: int) -> int:
 
 def encode_batch_header(seed: int, offset: int, length: int, count: int, base_lsn: int, watermark: int) -> bytes:
     """The header of a batch at `offset` whose records take `length` bytes (rule J2)."""
-    rest = struct.pack("<IIQQ", length, count, base_lsn, watermark)
+    rest = BATCH_REST.pack(length, count, base_lsn, watermark)
     return BATCH_MAGIC + CRC.pack(crc32c(seed ^ offset, rest)) + rest
 
 
@@ -165,4 +167,4 @@ def decode_batch_header(data: bytes, seed: int, offset: int) -> BatchHeader | No
     rest = data[8 : BATCH_HEADER.size]
     if crc32c(seed ^ offset, rest) != CRC.unpack_from(data, 4)[0]:
         return None
-    return BatchHeader(*struct.unpack("<IIQQ", rest))
+    return BatchHeader(*BATCH_REST.unpack(rest))

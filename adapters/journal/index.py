@@ -25,8 +25,8 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ..files import open_lmdb
 from . import format as f
+from .batch import Entry
 from .destinations import DestinationState, Place
-from .log import Entry
 from .segment import Segment, SegmentTable
 
 log = logging.getLogger(__name__)

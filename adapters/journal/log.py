@@ -12,13 +12,11 @@ import errno
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
-
-from google_crc32c import extend as crc32c
+from threading import get_ident
+from time import monotonic
+from typing import Final
 
 from ...policies.config import JournalOptions
 from ...policies.durability import Sync
@@ -31,7 +29,7 @@ from ...policies.errors import (
 )
 from . import format as f
 from .background import ForkGuard, shared
-from .destinations import DestinationState
+from .batch import Flight, Outcome, Tail, Ticket, encode
 from .duplicates import DuplicateWindow
 from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, write_all, zero_fill
 from .segment import Segment, SegmentTable
@@ -45,87 +43,6 @@ IDLE_SECONDS: Final = 0.1
 QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-
-Operation = tuple[Any, ...]
-"""(SEND, state, rest of the payload, duplicate key or None), (ACK, state, seq), (ACK_RANGE, state, first, last),
-(DESTINATION_GONE, state) or (SNAPSHOT, document)."""
-Entry = tuple[Any, ...]
-"""An operation as the index wants it: (SEND, state, seq, lsn, offset, length, duplicate key or None), (DESTINATION,
-state), else the same as the operation; a snapshot has none."""
-
-
-class Ticket:
-    """Operations that go into the journal together, in one batch, and what became of them."""
-
-    __slots__ = ("done", "error", "future", "operations", "seqs", "size", "sync", "waiter")
-
-    def __init__(self, operations: list[Operation], size: int, sync: bool) -> None:
-        self.operations = operations
-        self.size = size
-        self.sync = sync
-        self.done = False
-        self.error: BaseException | None = None
-        self.seqs: list[tuple[int, bool]] = []
-        """For each SEND: its seq, and whether it was a duplicate."""
-        self.waiter: Any = None
-        self.future: tuple[Future[Any], Callable[[Ticket], Any]] | None = None
-
-    def finish(self, error: BaseException | None) -> None:
-        """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
-        if error is not None:
-            self.error = error
-        future = self.future
-        if future is not None and not self.done:
-            result = None if error is not None else future[1](self)
-            shared().resolve([(future[0], result, error)])
-        self.done = True
-        self.hint()
-
-    def hint(self) -> None:
-        """Wake the thread that waits for it, if one does."""
-        waiter = self.waiter
-        if waiter is not None:
-            try:
-                waiter.release()
-            except RuntimeError:
-                pass  # it was awake already
-
-    def outcome(self) -> list[tuple[int, bool]]:
-        """What send needs, or what went wrong."""
-        if self.error is not None:
-            raise self.error
-        return self.seqs
-
-
-class Tail(NamedTuple):
-    """The end of the log: what has been written."""
-
-    segment: Segment
-    offset: int
-    lsn: int
-    seq: int
-
-
-class Flight:
-    """A batch on its way to the disk: enough to write it again, same bytes, same place (rule G2)."""
-
-    __slots__ = ("data", "entries", "gone", "ids", "offset", "segment", "snapshot", "states", "sync", "tail", "tickets")
-
-    def __init__(self, tail: Tail, tickets: list[Ticket]) -> None:
-        self.segment = tail.segment
-        self.offset = tail.offset
-        self.tail = tail
-        self.tickets = tickets
-        self.data = b""
-        self.entries: list[Entry] = []
-        self.ids: dict[tuple[int, bytes], int] = {}
-        self.states: list[DestinationState] = []
-        """Declared in this batch."""
-        self.gone: list[DestinationState] = []
-        """Removed in this batch: to be declared anew before their next message."""
-        self.snapshot: tuple[int, int] | None = None
-        self.sync = False
-
 
 class Log:
     """The journal's writing end. Threads: all of them. A forked child may only let go of it.
@@ -153,6 +70,7 @@ class Log:
         self.syncs = self.batches = 0
         self._deliver = deliver
         self._always = options.sync is Sync.ALWAYS
+        self._periodic = options.sync is Sync.PERIODIC
         self._queue: deque[Ticket] = deque()
         self._lead = threading.Lock()
         self._leader = 0
@@ -259,34 +177,42 @@ class Log:
             self._lead_due = True
             shared().schedule(0, self._lead_queued)
 
-    def wait(self, ticket: Ticket) -> list[tuple[int, bool]]:
+    def wait(self, ticket: Ticket) -> list[Outcome]:
         """Lead or follow until the ticket is done. An interruption leaves its outcome unknown (rule G3)."""
+        lead = self._lead
         try:
             while not ticket.done:
-                if not self._lead.locked():
-                    with self._lead:
-                        self._lead_once()
-                    self._hand_on()
+                if lead.locked():
+                    self._follow(ticket)
                     continue
-                if self._leader == threading.get_ident():
-                    raise RuntimeError(
-                        f"store {self.name!r} was called from a signal handler or callback that interrupted its own "
-                        "write; use send_nowait there"
-                    )
-                waiter = ticket.waiter
-                if waiter is None:
-                    waiter = threading.Lock()
-                    waiter.acquire()
-                    ticket.waiter = waiter
-                if not ticket.done:
-                    waiter.acquire(timeout=HINT_WAIT)
+                with lead:
+                    self._lead_once()
+                if self._queue:
+                    self._hand_on()
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(
                 f"store {self.name!r}: it is not known whether the interrupted operation took effect; "
                 "retry a send with the same message_id"
             )
             raise
-        return ticket.outcome()
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.outcomes
+
+    def _follow(self, ticket: Ticket) -> None:
+        """Wait until the ticket is done, or until it may be time to lead."""
+        if self._leader == get_ident():
+            raise RuntimeError(
+                f"store {self.name!r} was called from a signal handler or callback that interrupted its own "
+                "write; use send_nowait there"
+            )
+        waiter = ticket.waiter
+        if waiter is None:
+            waiter = threading.Lock()
+            waiter.acquire()
+            ticket.waiter = waiter
+        if not ticket.done:
+            waiter.acquire(timeout=HINT_WAIT)
 
     def _hand_on(self) -> None:
         try:
@@ -298,7 +224,7 @@ class Log:
         """Write until the queue is empty."""
         self._lead_due = False
         while self._queue or self._flight is not None:
-            if self._leader == threading.get_ident() and self._lead.locked():
+            if self._leader == get_ident() and self._lead.locked():
                 raise RuntimeError(f"store {self.name!r} was called again from within its own write")
             with self._lead:
                 self._lead_once()
@@ -308,19 +234,21 @@ class Log:
     def _lead_once(self) -> None:
         """Finish what an interrupted leader left, then write one batch."""
         try:
-            self._leader = threading.get_ident()
-            flight = self._flight
-            if flight is not None:
-                self._finish(flight)
+            self._leader = get_ident()
+            if self._flight is not None:
+                self._finish(self._flight)
             tickets, size = self._take()
             if not tickets:
                 return
             if self._ended or self.failed is not None:
                 self._dismiss(tickets, self._refusal())
                 return
-            if not self._make_room(tickets, size):
-                return
-            self._flight = flight = self._encode(tickets)
+            tail = self._tail
+            if self._must_roll or tail.offset + size > tail.segment.allocated:
+                if not self._make_room(tickets, size):
+                    return
+                tail = self._tail
+            self._flight = flight = encode(tail, tickets, self.window, self.durable_lsn)
             self._finish(flight)
         finally:
             self._leader = 0
@@ -330,9 +258,12 @@ class Log:
         queue = self._queue
         while queue and queue[0].done:
             queue.popleft()
+        size, waiting = f.BATCH_HEADER.size, len(queue)
+        if waiting == 1:
+            ticket = queue[0]
+            return [ticket], size + ticket.size
         tickets: list[Ticket] = []
-        size = f.BATCH_HEADER.size
-        for position in range(len(queue)):
+        for position in range(waiting):
             ticket = queue[position]
             if tickets and size + ticket.size > self.batch_bytes_max:
                 break
@@ -411,114 +342,26 @@ class Log:
     def _seal(self) -> None:
         self._must_roll = True
 
-    def _encode(self, tickets: list[Ticket]) -> Flight:
-        """Give LSNs and seqs, and build the bytes. Changes nothing but the tickets' `seqs`."""
-        tail = self._tail
-        flight = Flight(tail, tickets)
-        seed, offset, lsn, seq = tail.segment.seed, tail.offset + f.BATCH_HEADER.size, tail.lsn, tail.seq
-        parts: list[bytes] = [b""]
-        entries, ids, window = flight.entries, flight.ids, self.window
-        pack_crc, pack_rest = f.CRC.pack, f.RECORD_REST.pack
-        for ticket in tickets:
-            flight.sync = flight.sync or ticket.sync
-            seqs: list[tuple[int, bool]] = []
-            for operation in ticket.operations:
-                kind = operation[0]
-                if kind == f.SEND:
-                    _, state, rest, key = operation
-                    if key is not None:
-                        first = window.get(key) or ids.get(key)
-                        if first is not None:
-                            seqs.append((first, True))
-                            continue
-                    if state not in flight.states and (not state.declared or state in flight.gone):
-                        flight.states.append(state)
-                        lsn += 1
-                        offset = self._append_plain(
-                            parts, seed, offset, lsn, f.DESTINATION, state.declaration()
-                        )
-                        entries.append((f.DESTINATION, state))
-                    lsn += 1
-                    seq += 1
-                    record = f.SEND_START.pack(len(rest) + 8, lsn, f.SEND, 0, 0, seq) + rest
-                    parts.append(pack_crc(crc32c(seed ^ offset, record)))
-                    parts.append(record)
-                    length = len(record) + 4
-                    entries.append((f.SEND, state, seq, lsn, offset, length, key))
-                    if key is not None:
-                        ids[key] = seq
-                    seqs.append((seq, False))
-                    offset += length
-                else:
-                    lsn += 1
-                    if kind == f.ACK:
-                        payload = f.ACK_PAYLOAD.pack(operation[1].id, 0, operation[2])
-                        entries.append(operation)
-                    elif kind == f.ACK_RANGE:
-                        payload = f.RANGE_PAYLOAD.pack(operation[1].id, 0, operation[2], operation[3])
-                        entries.append(operation)
-                    elif kind == f.DESTINATION_GONE:
-                        payload = f.GONE_PAYLOAD.pack(operation[1].id)
-                        flight.gone.append(operation[1])
-                        flight.states = [s for s in flight.states if s is not operation[1]]
-                        entries.append(operation)
-                    else:
-                        payload = operation[1]
-                        flight.snapshot = (tail.segment.number, tail.offset)
-                    record = pack_rest(len(payload), lsn, kind, 0, 0) + payload
-                    parts.append(pack_crc(crc32c(seed ^ offset, record)))
-                    parts.append(record)
-                    offset += len(record) + 4
-            ticket.seqs = seqs
-        length = offset - tail.offset - f.BATCH_HEADER.size
-        count = lsn - tail.lsn
-        if count or not tickets:
-            parts[0] = f.encode_batch_header(seed, tail.offset, length, count, tail.lsn + 1, self.durable_lsn)
-            flight.data = b"".join(parts)
-            flight.tail = Tail(tail.segment, offset, lsn, seq)
-        return flight
-
-    @staticmethod
-    def _append_plain(parts: list[bytes], seed: int, offset: int, lsn: int, kind: int, payload: bytes) -> int:
-        record = f.RECORD_REST.pack(len(payload), lsn, kind, 0, 0) + payload
-        parts.append(f.CRC.pack(crc32c(seed ^ offset, record)))
-        parts.append(record)
-        return offset + len(record) + f.CRC.size
-
     def _finish(self, flight: Flight) -> None:
         """Write the flight, sync it if need be, make it count. Every step may be done twice."""
         try:
             if self.failed is not None:
                 raise self._failure()
-            file = flight.segment.file
-            assert file is not None
             if flight.data:
                 self.batches += 1
-                write_all(file.fd, flight.data, flight.offset)
-                self._last_write = now = time.monotonic()
+                write_all(flight.segment.open().fd, flight.data, flight.offset)
+                self._last_write = monotonic()
                 if self._dirty_since is None:
-                    self._dirty_since = now
-                    self._schedule_idle()
-            if self._always or flight.sync or self._overdue():
+                    self._dirty_since = self._last_write
+                    if not self._idle_due:
+                        self._schedule_idle()
+            if self._always or flight.sync or (self._periodic and self._overdue()):
                 self._sync_through(flight.tail)
         except (OSError, StoreFailedError) as error:
-            self.fail(error)
-            unknown = OutcomeUnknownError(
-                f"store {self.name!r} failed while it wrote: {error}. Whether this operation took effect shows once "
-                "the store is opened again; retry a send with the same message_id"
-            )
-            unknown.__cause__ = error
-            self._dismiss(flight.tickets, unknown)
-            self._flight = None
+            self._lose(flight, error)
             return
-        for state in flight.gone:
-            state.declared = False
-        for state in flight.states:
-            state.declared = True
-        if flight.snapshot is not None:
-            self.snapshot_at = flight.snapshot
-        if flight.ids:
-            self.window.add(flight.ids)
+        if flight.declared or flight.gone or flight.ids or flight.snapshot:
+            self._note(flight)
         self._tail = flight.tail
         if flight.data:
             self._deliver(flight)
@@ -528,18 +371,38 @@ class Log:
         while queue and queue[0].done:
             queue.popleft()
         self._flight = None
-        flight.tickets = []
+        flight.data, flight.tickets = b"", []  # the index needs only the entries
         if not self._prepare_due and flight.tail.offset > flight.segment.capacity // 2:
             self._schedule_prepare()
+
+    def _lose(self, flight: Flight, error: Exception) -> None:
+        """The write or the sync failed: the store has failed, and what the flight became is unknown."""
+        self.fail(error)
+        unknown = OutcomeUnknownError(
+            f"store {self.name!r} failed while it wrote: {error}. Whether this operation took effect shows once "
+            "the store is opened again; retry a send with the same message_id"
+        )
+        unknown.__cause__ = error
+        self._dismiss(flight.tickets, unknown)
+        self._flight = None
+
+    def _note(self, flight: Flight) -> None:
+        """What the leader remembers of a batch that is written."""
+        for state in flight.gone or ():
+            state.declared = False
+        for state in flight.declared or ():
+            state.declared = True
+        if flight.ids:
+            self.window.add(flight.ids)
+        if flight.snapshot is not None:
+            self.snapshot_at = flight.snapshot
 
     # Syncing
 
     def _overdue(self) -> bool:
         """Under `periodic`, who comes after the interval waits for the disk: the loss stays bounded (rule G5)."""
         return (
-            self.options.sync is Sync.PERIODIC
-            and self._dirty_since is not None
-            and time.monotonic() - self._dirty_since > self.options.sync_interval
+            self._dirty_since is not None and monotonic() - self._dirty_since > self.options.sync_interval
         )
 
     def _sync_through(self, tail: Tail) -> None:
@@ -559,7 +422,7 @@ class Log:
                 raise
             self._unsynced = [file for file in self._unsynced if file not in earlier]
             self.durable_lsn = max(self.durable_lsn, tail.lsn)
-            self._dirty_since = None if self._tail.lsn <= tail.lsn else time.monotonic()
+            self._dirty_since = None if self._tail.lsn <= tail.lsn else monotonic()
 
     def sync(self) -> None:
         """Make all that has been written durable. Raises StoreFailedError."""
@@ -573,15 +436,14 @@ class Log:
         """An empty batch, whose watermark vouches for all before it (rule J4)."""
         with self._lead:
             try:
-                self._leader = threading.get_ident()
+                self._leader = get_ident()
                 if self._flight is not None:
                     self._finish(self._flight)
                 if self.failed is not None or self._marked_lsn >= self._tail.lsn:
                     return
                 if self.durable_lsn < self._tail.lsn or not self._make_room([], f.BATCH_HEADER.size):
                     return
-                self._flight = flight = self._encode([])
-                flight.sync = True
+                self._flight = flight = encode(self._tail, [], self.window, self.durable_lsn)
                 self._finish(flight)
                 self._marked_lsn = self.durable_lsn
             finally:
@@ -601,7 +463,7 @@ class Log:
         try:
             if not self._always:
                 self.sync()
-            if time.monotonic() - self._last_write < IDLE_SECONDS:
+            if monotonic() - self._last_write < IDLE_SECONDS:
                 self._idle_due = True
                 shared().schedule(IDLE_SECONDS, self._idle)
             else:

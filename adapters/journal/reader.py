@@ -11,9 +11,9 @@ from google_crc32c import extend as crc32c
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from . import format as f
+from .batch import Entry
 from .destinations import DestinationState
 from .index import Index
-from .log import Entry
 
 WINDOW: Final = 1 << 20
 

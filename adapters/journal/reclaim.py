@@ -10,7 +10,8 @@ from typing import Final
 from ...policies.errors import AnabranchError
 from . import format as f
 from .background import shared
-from .log import Log, Ticket
+from .batch import Ticket
+from .log import Log
 from .segment import Segment
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from ...policies.errors import CorruptionError
 from ..base import Progress
 from . import format as f
 from . import snapshot as snapshots
+from .batch import Tail
 from .files import File, SegmentFiles, write_all
 from .index import Checkpoint, Index
-from .log import Tail
 from .reader import Batch, BatchReader, Replayer, read_at, records_of
 from .segment import Segment, SegmentTable
 

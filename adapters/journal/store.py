@@ -39,6 +39,7 @@ from ..files import create_lmdb
 from . import format as f
 from . import messages, recovery, snapshot
 from .background import shared
+from .batch import Flight, Operation, Tail, Ticket
 from .check import violations
 from .destinations import CLAIMED, LEASED, LEAVING, DestinationState, Place
 from .directory import StoreDirectory
@@ -46,7 +47,7 @@ from .duplicates import DuplicateWindow
 from .files import File, SegmentFiles
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, remove_file
 from .index import VERSION as INDEX_VERSION
-from .log import Flight, Log, Operation, Tail, Ticket
+from .log import Log
 from .reader import Replayer
 from .reclaim import Reclaimer
 from .segment import Segment
@@ -220,7 +221,7 @@ class JournalStore:
     ) -> Future[Receipt]:
         ticket = self._send_ticket(destination, body, headers, message_id, sync)
         future: Future[Receipt] = Future()
-        ticket.future = (future, lambda done: Receipt(destination, *done.seqs[0]))
+        ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
         self._log.submit_nowait(ticket)
         if self._pending_operations >= APPLY_AT:
             self._help_apply()
@@ -306,7 +307,6 @@ class JournalStore:
 
     def _deliver(self, flight: Flight) -> None:
         """A batch has become as durable as the policy asks. Called by the log's leader, who holds no index lock."""
-        flight.data = b""
         self._pending_operations += len(flight.entries)
         self._pending.append(flight)
         if self._waiting:
@@ -326,17 +326,8 @@ class JournalStore:
                 self._restore_index()
             pending = self._pending
             while pending:
-                flight = pending[0]
-                if not flight.entries:
-                    self._applied = flight.tail  # a mark
-                elif flight.tail.lsn > self._applied.lsn:
-                    self._interrupted = True
-                    if self._applied.segment is not flight.segment and not self._applied.segment.live:
-                        self._index.emptied = True
-                    self._index.apply(flight.entries, flight.segment, self._log.table)
-                    self._applied = flight.tail
-                    self._interrupted = False
-                pending.popleft()
+                for _ in range(self._apply_some()):
+                    pending.popleft()
             self._pending_operations = sum(len(flight.entries) for flight in list(pending))
         except lmdb.Error as error:
             self._log.fail(error)
@@ -352,6 +343,31 @@ class JournalStore:
         if self._index.emptied:
             self._index.emptied = False
             self._reclaimer.notice()
+
+    def _apply_some(self) -> int:
+        """Apply the first pending batches, all of one segment; returns how many.
+
+        An interrupted leader may have delivered a batch twice, and an interrupted caller may not have removed what it
+        had applied: LSNs tell.
+        """
+        pending, applied, entries = self._pending, self._applied, []
+        segment, count = pending[0].segment, 0
+        for position in range(min(len(pending), APPLY_AT)):
+            flight = pending[position]
+            if flight.segment is not segment:
+                break
+            count += 1
+            if flight.tail.lsn > applied.lsn:
+                entries += flight.entries
+            if flight.tail.offset > applied.offset or segment is not applied.segment:
+                applied = flight.tail
+        if self._applied.segment is not segment and not self._applied.segment.live:
+            self._index.emptied = True
+        self._interrupted = True
+        self._index.apply(entries, segment, self._log.table)
+        self._applied = applied
+        self._interrupted = False
+        return count
 
     def _restore_index(self) -> None:
         """An interruption or an error came half way through a change: go back to the checkpoint and replay (X4)."""

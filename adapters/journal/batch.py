@@ -1,0 +1,222 @@
+"""What goes into the journal together: tickets in, the bytes of one batch out (rule J2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from google_crc32c import extend as crc32c
+
+from . import format as f
+from .background import shared
+from .destinations import DestinationState
+from .duplicates import DuplicateWindow
+from .segment import Segment
+
+Operation = tuple[Any, ...]
+"""(SEND, state, rest of the payload, duplicate key or None), (ACK, state, seq), (ACK_RANGE, state, first, last),
+(DESTINATION_GONE, state) or (SNAPSHOT, document)."""
+Entry = tuple[Any, ...]
+"""An operation as the index wants it: (SEND, state, seq, lsn, offset, length, duplicate key or None), (DESTINATION,
+state), else the same as the operation; a snapshot has none."""
+Outcome = tuple[int, bool]
+"""Of a SEND: its seq, and whether it was a duplicate."""
+
+
+class Ticket:
+    """Operations that go into the journal together, in one batch, and what became of them."""
+
+    done = False
+    error: BaseException | None = None
+    outcomes: list[Outcome] = []  # noqa: RUF012  set by the leader, never changed in place
+    waiter: Any = None
+    future: tuple[Future[Any], Callable[[Ticket], Any]] | None = None
+
+    def __init__(self, operations: list[Operation], size: int, sync: bool) -> None:
+        self.operations = operations
+        self.size = size
+        """At most so many bytes the operations' records take."""
+        self.sync = sync
+
+    def finish(self, error: BaseException | None) -> None:
+        """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
+        if error is not None:
+            self.error = error
+        future = self.future
+        if future is not None and not self.done:
+            result = None if error is not None else future[1](self)
+            shared().resolve([(future[0], result, error)])
+        self.done = True
+        if self.waiter is not None:
+            self.hint()
+
+    def hint(self) -> None:
+        """Wake the thread that waits for it, if one does."""
+        try:
+            self.waiter.release()
+        except (AttributeError, RuntimeError):
+            pass  # nobody waits, or it was awake already
+
+
+class Tail(NamedTuple):
+    """The end of the log: what has been written."""
+
+    segment: Segment
+    offset: int
+    lsn: int
+    seq: int
+
+
+class Flight:
+    """A batch on its way to the disk: enough to write it again, same bytes, same place (rule G2)."""
+
+    ids: dict[tuple[int, bytes], int] | None = None
+    """New in the duplicate window."""
+    declared: list[DestinationState] | None = None
+    """Declared in this batch."""
+    gone: list[DestinationState] | None = None
+    """Removed in this batch: to be declared anew before their next message."""
+    snapshot: tuple[int, int] | None = None
+    """Where the snapshot in it is."""
+
+    def __init__(
+        self, start: Tail, tail: Tail, tickets: list[Ticket], data: bytes, entries: list[Entry], sync: bool
+    ) -> None:
+        self.segment = start.segment
+        self.offset = start.offset
+        self.tail = tail
+        """The end of the log once it is written."""
+        self.tickets = tickets
+        self.data = data
+        """Empty if there is nothing to write: duplicates only."""
+        self.entries = entries
+        self.sync = sync
+
+
+def encode(tail: Tail, tickets: list[Ticket], window: DuplicateWindow, watermark: int) -> Flight:
+    """Give LSNs and seqs and build the bytes of the batch after `tail`; no tickets make an empty batch, a mark.
+
+    Changes nothing but the tickets' `outcomes`, so that it may be done again after an interruption.
+    """
+    if len(tickets) == 1:
+        operations = tickets[0].operations
+        if len(operations) == 1 and operations[0][0] == f.SEND:
+            _, state, rest, key = operations[0]
+            if key is None and state.declared:
+                return _encode_one_send(tail, tickets, state, rest, watermark)
+    return _Encoder(tail, window).encode(tickets, watermark)
+
+
+def _encode_one_send(
+    start: Tail, tickets: list[Ticket], state: DestinationState, rest: bytes, watermark: int
+) -> Flight:
+    """The commonest batch, without the general machinery: one thread that sends to a known destination."""
+    segment, offset, lsn, seq = start
+    lsn += 1
+    seq += 1
+    seed = segment.seed
+    at = offset + _BATCH_BYTES
+    record = _pack_send(len(rest) + 8, lsn, f.SEND, 0, 0, seq) + rest
+    length = len(record) + 4
+    header = _pack_batch(length, 1, lsn, watermark)
+    data = b"".join(
+        (f.BATCH_MAGIC, _pack_crc(crc32c(seed ^ offset, header)), header, _pack_crc(crc32c(seed ^ at, record)), record)
+    )
+    ticket = tickets[0]
+    ticket.outcomes = [(seq, False)]
+    entries: list[Entry] = [(f.SEND, state, seq, lsn, at, length, None)]
+    tail = tuple.__new__(Tail, (segment, at + length, lsn, seq))
+    return Flight(start, tail, tickets, data, entries, ticket.sync)
+
+
+_BATCH_BYTES = f.BATCH_HEADER.size
+_pack_crc = f.CRC.pack
+_pack_send = f.SEND_START.pack
+_pack_batch = f.BATCH_REST.pack
+
+
+class _Encoder:
+    """Builds one batch of any tickets."""
+
+    def __init__(self, tail: Tail, window: DuplicateWindow) -> None:
+        self._start = tail
+        self._window = window
+        self._seed = tail.segment.seed
+        self._offset = tail.offset + _BATCH_BYTES
+        self._lsn, self._seq = tail.lsn, tail.seq
+        self._parts: list[bytes] = [b""]
+        self._entries: list[Entry] = []
+        self._ids: dict[tuple[int, bytes], int] = {}
+        self._declared: list[DestinationState] = []
+        self._gone: list[DestinationState] = []
+        self._snapshot: tuple[int, int] | None = None
+
+    def encode(self, tickets: list[Ticket], watermark: int) -> Flight:
+        sync = not tickets
+        for ticket in tickets:
+            sync = sync or ticket.sync
+            outcomes: list[Outcome] = []
+            for operation in ticket.operations:
+                if operation[0] == f.SEND:
+                    outcomes.append(self._send(operation))
+                else:
+                    self._other(operation)
+            ticket.outcomes = outcomes
+        start, data, tail = self._start, b"", self._start
+        count = self._lsn - start.lsn
+        if count or not tickets:
+            length = self._offset - start.offset - _BATCH_BYTES
+            self._parts[0] = f.encode_batch_header(
+                self._seed, start.offset, length, count, start.lsn + 1, watermark
+            )
+            data = b"".join(self._parts)
+            tail = Tail(start.segment, self._offset, self._lsn, self._seq)
+        flight = Flight(start, tail, tickets, data, self._entries, sync)
+        flight.ids, flight.snapshot = self._ids or None, self._snapshot
+        flight.declared, flight.gone = self._declared or None, self._gone or None
+        return flight
+
+    def _send(self, operation: Operation) -> Outcome:
+        _, state, rest, key = operation
+        if key is not None:
+            first = self._window.get(key) or self._ids.get(key)
+            if first is not None:
+                return first, True
+        if (not state.declared or state in self._gone) and state not in self._declared:
+            self._declared.append(state)
+            self._append(f.DESTINATION, state.declaration())
+            self._entries.append((f.DESTINATION, state))
+        self._lsn += 1
+        self._seq += 1
+        offset, seq = self._offset, self._seq
+        record = _pack_send(len(rest) + 8, self._lsn, f.SEND, 0, 0, seq) + rest
+        length = len(record) + 4
+        self._parts += (_pack_crc(crc32c(self._seed ^ offset, record)), record)
+        self._entries.append((f.SEND, state, seq, self._lsn, offset, length, key))
+        self._offset = offset + length
+        if key is not None:
+            self._ids[key] = seq
+        return seq, False
+
+    def _other(self, operation: Operation) -> None:
+        kind = operation[0]
+        if kind == f.ACK:
+            self._append(kind, f.ACK_PAYLOAD.pack(operation[1].id, 0, operation[2]))
+        elif kind == f.ACK_RANGE:
+            self._append(kind, f.RANGE_PAYLOAD.pack(operation[1].id, 0, operation[2], operation[3]))
+        elif kind == f.DESTINATION_GONE:
+            self._append(kind, f.GONE_PAYLOAD.pack(operation[1].id))
+            self._gone.append(operation[1])
+            self._declared = [state for state in self._declared if state is not operation[1]]
+        else:
+            self._append(kind, operation[1])
+            self._snapshot = (self._start.segment.number, self._start.offset)
+            return
+        self._entries.append(operation)
+
+    def _append(self, kind: int, payload: bytes) -> None:
+        self._lsn += 1
+        record = f.RECORD_REST.pack(len(payload), self._lsn, kind, 0, 0) + payload
+        self._parts += (_pack_crc(crc32c(self._seed ^ self._offset, record)), record)
+        self._offset += len(record) + 4
