@@ -48,7 +48,7 @@ class Message:
     that `browse` gave is a look only. Safe to hand to another thread.
     """
 
-    __slots__ = ("body", "destination", "headers", "leased", "message_id", "seq", "store", "timestamp_ms")
+    __slots__ = ("body", "destination", "headers", "leased", "message_id", "note", "seq", "store", "timestamp_ms")
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Message:
         message_id: str | None,
         timestamp_ms: int,
         leased: bool,
+        note: Any = None,
     ) -> None:
         self.store = store
         self.destination = destination
@@ -69,6 +70,8 @@ class Message:
         self.message_id = message_id
         self.timestamp_ms = timestamp_ms
         self.leased = leased
+        self.note = note
+        """The store's own; nobody else looks at it."""
 
     def ack(self) -> None:
         """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError."""

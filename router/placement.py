@@ -70,9 +70,7 @@ class Placement:
                 if version is None:
                     txn.put(b"version", str(VERSION).encode(), db=self._meta_db)
                 stores = [msgspec.msgpack.decode(v, type=StoreRow) for _, v in txn.cursor(db=self._stores_db)]
-                rows = [
-                    msgspec.msgpack.decode(v, type=DestinationRow) for _, v in txn.cursor(db=self._destinations_db)
-                ]
+                rows = [msgspec.msgpack.decode(v, type=DestinationRow) for _, v in txn.cursor(db=self._destinations_db)]
         except (lmdb.Error, msgspec.MsgspecError) as error:
             raise CorruptionError(
                 str(self._path), 0, f"the placement record does not read: {error}; restore it from a backup"

@@ -33,7 +33,7 @@ def misplaced_error(found: Sequence[Misplaced]) -> PlacementError:
         store = item.store.partition(":")[0]
         lines.append(
             f"  {item.destination}: {item.messages} message(s) in store {item.store!r}, routed to {target}; "
-            f"to leave it there add \"{item.destination.kind.scheme}{escape(item.destination.name)}\" to the match of "
+            f'to leave it there add "{item.destination.kind.scheme}{escape(item.destination.name)}" to the match of '
             f"store {store!r}"
         )
     if len(found) > SHOWN_MAX:

@@ -1,7 +1,7 @@
 """The router: destinations in, stores behind. What users open, and hold.
 
-    with anabranch.open("stores.yaml") as router:
-        router.queue("orders.custom").send(b"...")
+with anabranch.open("stores.yaml") as router:
+    router.queue("orders.custom").send(b"...")
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Router:
         if match is None:
             near = ", ".join(self._routes.nearest(destination))
             raise NoRouteError(
-                f"no pattern matches {destination}; the closest are {near}. Add one, or a store that matches \">\""
+                f'no pattern matches {destination}; the closest are {near}. Add one, or a store that matches ">"'
             )
         return match
 
@@ -275,9 +275,7 @@ class Router:
             return store
         config = self._config_of(row)
         self._close_idle()
-        opened: Store = self._adapter(row.kind)(
-            row.name, self._path(row.path), config.options, config.index_directory
-        )
+        opened: Store = self._adapter(row.kind)(row.name, self._path(row.path), config.options, config.index_directory)
         opened.open(self._progress)
         if opened.store_id != row.store_id:
             opened.close()

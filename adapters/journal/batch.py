@@ -105,6 +105,8 @@ def encode(tail: Tail, tickets: list[Ticket], window: DuplicateWindow, watermark
             _, state, rest, key = operations[0]
             if key is None and state.declared:
                 return _encode_one_send(tail, tickets, state, rest, watermark)
+        elif len(operations) == 1 and operations[0][0] == f.ACK:
+            return _encode_one_ack(tail, tickets, watermark)
     return _Encoder(tail, window).encode(tickets, watermark)
 
 
@@ -115,19 +117,34 @@ def _encode_one_send(
     segment, offset, lsn, seq = start
     lsn += 1
     seq += 1
-    seed = segment.seed
-    at = offset + _BATCH_BYTES
     record = _pack_send(len(rest) + 8, lsn, f.SEND, 0, 0, seq) + rest
     length = len(record) + 4
-    header = _pack_batch(length, 1, lsn, watermark)
-    data = b"".join(
-        (f.BATCH_MAGIC, _pack_crc(crc32c(seed ^ offset, header)), header, _pack_crc(crc32c(seed ^ at, record)), record)
-    )
     ticket = tickets[0]
     ticket.outcomes = [(seq, False)]
-    entries: list[Entry] = [(f.SEND, state, seq, lsn, at, length, None)]
-    tail = tuple.__new__(Tail, (segment, at + length, lsn, seq))
-    return Flight(start, tail, tickets, data, entries, ticket.sync)
+    entries: list[Entry] = [(f.SEND, state, seq, lsn, offset + _BATCH_BYTES, length, None)]
+    tail = tuple.__new__(Tail, (segment, offset + _BATCH_BYTES + length, lsn, seq))
+    return Flight(
+        start, tail, tickets, _batch_of_one(segment.seed, offset, lsn, watermark, record), entries, ticket.sync
+    )
+
+
+def _encode_one_ack(start: Tail, tickets: list[Ticket], watermark: int) -> Flight:
+    """The other common one: a consumer that acks what it received."""
+    segment, offset, lsn, seq = start
+    ticket = tickets[0]
+    ((_, state, acked),) = ticket.operations
+    lsn += 1
+    record = f.ACK_RECORD.pack(f.ACK_PAYLOAD.size, lsn, f.ACK, 0, 0, state.id, 0, acked)
+    tail = tuple.__new__(Tail, (segment, offset + _BATCH_BYTES + f.ACK_BYTES, lsn, seq))
+    data = _batch_of_one(segment.seed, offset, lsn, watermark, record)
+    return Flight(start, tail, tickets, data, ticket.operations, ticket.sync)
+
+
+def _batch_of_one(seed: int, offset: int, lsn: int, watermark: int, record: bytes) -> bytes:
+    """`record` is without its CRC."""
+    header = _pack_batch(len(record) + 4, 1, lsn, watermark)
+    record_crc = crc32c(seed ^ (offset + _BATCH_BYTES), record)
+    return b"".join((f.BATCH_MAGIC, _pack_crc(crc32c(seed ^ offset, header)), header, _pack_crc(record_crc), record))
 
 
 _BATCH_BYTES = f.BATCH_HEADER.size
@@ -167,9 +184,7 @@ class _Encoder:
         count = self._lsn - start.lsn
         if count or not tickets:
             length = self._offset - start.offset - _BATCH_BYTES
-            self._parts[0] = f.encode_batch_header(
-                self._seed, start.offset, length, count, start.lsn + 1, watermark
-            )
+            self._parts[0] = f.encode_batch_header(self._seed, start.offset, length, count, start.lsn + 1, watermark)
             data = b"".join(self._parts)
             tail = Tail(start.segment, self._offset, self._lsn, self._seq)
         flight = Flight(start, tail, tickets, data, self._entries, sync)

@@ -1,9 +1,9 @@
 """A journal store's directory: how it is made, locked and recognised (rules D2, D3, I4).
 
-    store.lock      locked while open; holds the owner's pid and host
-    store.id        16 random bytes in hex, the same as in every segment
-    journal/        the segments
-    index.mdb       the index, here or in `index_directory`
+store.lock      locked while open; holds the owner's pid and host
+store.id        16 random bytes in hex, the same as in every segment
+journal/        the segments
+index.mdb       the index, here or in `index_directory`
 """
 
 from __future__ import annotations

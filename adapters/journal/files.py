@@ -112,9 +112,7 @@ class SegmentFiles:
         for path in self.directory.glob(f"*{UNFINISHED_SUFFIX}"):
             path.unlink()
 
-    def publish(
-        self, header: SegmentHeader, standard_bytes: int, seal: Callable[[], None]
-    ) -> tuple[File, int]:
+    def publish(self, header: SegmentHeader, standard_bytes: int, seal: Callable[[], None]) -> tuple[File, int]:
         """Make a segment, from the pool if it has a file and `capacity` is the standard one.
 
         Returns the file and up to where it is allocated. `seal` is called just before the segment may be seen on

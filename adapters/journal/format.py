@@ -62,6 +62,10 @@ ACK_PAYLOAD = struct.Struct("<IIQ")
 """Destination id, subscription id (0: a queue), seq."""
 assert ACK_PAYLOAD.size == 16
 
+ACK_RECORD = struct.Struct("<IQBBHIIQ")
+"""A whole ACK but for its CRC."""
+assert ACK_RECORD.size == RECORD_REST.size + ACK_PAYLOAD.size
+
 RANGE_PAYLOAD = struct.Struct("<IIQQ")
 """Destination id, subscription id, first and last seq: all the destination's messages between them are dead."""
 assert RANGE_PAYLOAD.size == 24

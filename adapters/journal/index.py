@@ -341,7 +341,6 @@ class Index:
         value = self._txn.get(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
         return None if value is None else (seq, *PLACE.unpack(value))
 
-
     def all_places(self) -> Iterator[tuple[int, Place]]:
         """Destination id and place of every message, for checking."""
         with self._txn.cursor(db=self._messages_db) as cursor:

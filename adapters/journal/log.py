@@ -44,6 +44,7 @@ QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
+
 class Log:
     """The journal's writing end. Threads: all of them. A forked child may only let go of it.
 
@@ -401,9 +402,7 @@ class Log:
 
     def _overdue(self) -> bool:
         """Under `periodic`, who comes after the interval waits for the disk: the loss stays bounded (rule G5)."""
-        return (
-            self._dirty_since is not None and monotonic() - self._dirty_since > self.options.sync_interval
-        )
+        return self._dirty_since is not None and monotonic() - self._dirty_since > self.options.sync_interval
 
     def _sync_through(self, tail: Tail) -> None:
         """Make all that was written up to `tail` durable. Never tried again after an error (invariant 7)."""

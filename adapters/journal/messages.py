@@ -49,9 +49,7 @@ def encode(
             raise ValueError(
                 f"message_id {message_id[:40]!r} takes {len(name)} bytes; 1 to {MESSAGE_ID_BYTES_MAX} are allowed"
             )
-        start = f.MESSAGE.pack(
-            state.id, f.DEFAULT_PRIORITY, 0, len(name), len(packed), time.time_ns() // 1_000_000, 0
-        )
+        start = f.MESSAGE.pack(state.id, f.DEFAULT_PRIORITY, 0, len(name), len(packed), time.time_ns() // 1_000_000, 0)
         rest = b"".join((start, name, packed, body))
         key = (state.id, name)
     if len(rest) > limit:
@@ -82,12 +80,12 @@ def decode(
     if found_seq != seq or found_lsn != lsn or kind != f.SEND or number != state.id:
         return None
     if not id_bytes and not headers_bytes:
-        return Message(store, state.destination, seq, record[_MESSAGE_AT:], {}, None, timestamp_ms, leased)
+        return Message(store, state.destination, seq, record[_MESSAGE_AT:], {}, None, timestamp_ms, leased, state)
     at = _MESSAGE_AT + id_bytes
     message_id = record[_MESSAGE_AT:at].decode() if id_bytes else None
     headers = _decode_headers(record[at : at + headers_bytes]) if headers_bytes else {}
     return Message(
-        store, state.destination, seq, record[at + headers_bytes :], headers, message_id, timestamp_ms, leased
+        store, state.destination, seq, record[at + headers_bytes :], headers, message_id, timestamp_ms, leased, state
     )
 
 

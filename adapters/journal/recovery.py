@@ -181,11 +181,7 @@ def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint:
             break
     last = chain[end.link]
     clean = (
-        checkpoint is not None
-        and checkpoint.clean
-        and end == start
-        and end.link == len(chain) - 1
-        and not boundaries
+        checkpoint is not None and checkpoint.clean and end == start and end.link == len(chain) - 1 and not boundaries
     )
     highest = max(highest, end.lsn)
     if not clean:
@@ -345,9 +341,7 @@ def _apply(
         raise CorruptionError(str(segment.path), reader.offset, f"records after {reader.lsn} do not read back")
 
 
-def rebuild(
-    found: Survey, files: SegmentFiles, index: Index, replayer: Replayer, progress: Progress | None
-) -> None:
+def rebuild(found: Survey, files: SegmentFiles, index: Index, replayer: Replayer, progress: Progress | None) -> None:
     """Fill an empty index from the whole journal."""
     table = found.table()
     kept: dict[int, snapshots.KeptSegment] = {}

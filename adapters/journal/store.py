@@ -436,7 +436,8 @@ class JournalStore:
     def _lease(self, state: DestinationState) -> Place | None:
         with self._index_lock:
             self._log.ensure_usable()
-            self._drain()
+            if not state.ready:  # what was fetched before comes before all that is pending
+                self._drain()
             if len(state.held) >= self.options.max_leases:
                 raise StoreFullError(
                     f"{len(state.held)} messages of {state.destination} are leased; max_leases is "
@@ -555,26 +556,26 @@ class JournalStore:
 
     def _take_held(self, messages_: Sequence[Message], before: int, after: int) -> list[Operation]:
         """Move all from one hold to another, or none. Returns their acks."""
-        states = []
-        for message in messages_:
-            require_leased(message)
-            states.append(self._state(message.destination))
+        operations: list[Operation] = []
         with self._held_lock:
-            for taken, (state, message) in enumerate(zip(states, messages_, strict=True)):
-                if state.held.get(message.seq) != before:
-                    for undo, again in zip(states[:taken], messages_[:taken], strict=True):
-                        undo.held[again.seq] = before
+            for message in messages_:
+                state = message.note
+                if state.held.get(message.seq) != before or not message.leased or message.store is not self:
+                    for _, undo, seq in operations:
+                        undo.held[seq] = before
+                    require_leased(message)
                     raise UnknownMessageError(
                         f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: it was "
                         "acked, released or claimed by a transaction"
                     )
                 state.held[message.seq] = after
-        return [(f.ACK, state, message.seq) for state, message in zip(states, messages_, strict=True)]
+                operations.append((f.ACK, state, message.seq))
+        return operations
 
     def _give_held(self, messages_: Sequence[Message], hold: int) -> None:
         with self._held_lock:
             for message in messages_:
-                self._state(message.destination).held[message.seq] = hold
+                message.note.held[message.seq] = hold
 
     def release(self, messages_: Sequence[Message]) -> None:
         self._log.ensure_usable()
@@ -594,7 +595,7 @@ class JournalStore:
         with self._index_lock:
             self._drain()
             for message in messages_:
-                state = self._state(message.destination)
+                state = message.note
                 place = self._index.place(state, message.seq)
                 state.held.pop(message.seq, None)
                 if place is not None:
@@ -681,6 +682,8 @@ class JournalStore:
             count = state.count
         if state.declared:
             self._commit([(f.DESTINATION_GONE, state)], f.RECORD_HEADER.size + f.GONE_PAYLOAD.size, None)
+            with self._index_lock:
+                self._drain()  # so that receive no longer finds what it had fetched ahead
         return count
 
     # Asking
