@@ -1,0 +1,11 @@
+"""Crash tests: what was promised is there after any death (invariants 1 to 4, 7, 9).
+
+    ledger.py          what a workload promised, compared with what a reopened directory holds
+    sigkill.py         children that are killed at random moments      python -m tests.crash.sigkill --rounds 1000
+    sigint.py          storms of Ctrl-C                                python -m tests.crash.sigint --signals 3000
+    faults.py          one system call of a scripted workload fails    python -m tests.crash.faults
+    power/             workloads and a checker for a power-failure simulator; see its docstring
+
+The `test_` modules run all of it with small counts. A workload says what it does in *marks*, one line a write, to the
+file named by $CRASHSIM_MARKS: `TRY <json>` before it begins something, `ACK <json>` once that is promised.
+"""

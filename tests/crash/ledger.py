@@ -1,0 +1,190 @@
+"""The ledger: what a workload tried and what it was promised, and whether a directory can be right by it.
+
+An operation is a dict, so that it can be a mark (a line of JSON):
+
+    {"op": "send", "q": queue, "ids": [...]}             each of them on its own, in order: a crash keeps a prefix
+    {"op": "ack", "q": queue, "ids": [...]}              all or none
+    {"op": "tx", "send": [[queue, id]...], "ack": [...]} all or none
+
+An id is `producer.number`; a producer's numbers rise within a queue. The message's body follows from its id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anabranch
+
+Operation = dict[str, Any]
+Contents = Mapping[str, Sequence[str]]
+"""Queue name -> the ids in it, in order."""
+
+
+def body_of(identity: str, size: int = 0) -> bytes:
+    """A body that says which message it is, and can be checked to the last byte."""
+    pattern = hashlib.sha256(identity.encode()).digest()
+    start = f"{identity}|{size}|".encode()
+    return start + (pattern * (size // len(pattern) + 1))[:size]
+
+
+def identity_of(body: bytes) -> str:
+    """Raises AssertionError if the body is not one that `body_of` made."""
+    identity, size, _ = body.split(b"|", 2)
+    if body != body_of(identity.decode(), int(size)):
+        raise AssertionError(f"the body of {identity!r} is not the one that was sent")
+    return identity.decode()
+
+
+def contents(router: anabranch.Router) -> dict[str, list[str]]:
+    """What a router's queues hold, without the empty ones."""
+    found: dict[str, list[str]] = {}
+    for destination in router.destinations():
+        queue = router.queue(destination.name)
+        messages = [identity_of(message.body) for message in queue.browse()]
+        if len(messages) != len(queue):
+            raise AssertionError(f"{destination}: depth says {len(queue)}, browse shows {len(messages)}")
+        if messages:
+            found[destination.name] = messages
+    return found
+
+
+def violations(router: anabranch.Router) -> list[str]:
+    """What check() finds in all of the router's stores."""
+    router.stats()  # opens them all
+    return [line for store in router._open_stores.values() for line in store.check()]
+
+
+class Marks:
+    """Where a workload says what it does. Threads: all. Each mark is one write."""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._fd = os.open(path or os.environ["CRASHSIM_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._lock = threading.Lock()
+
+    def write(self, word: str, operation: Operation) -> None:
+        with self._lock:
+            os.write(self._fd, f"{word} {json.dumps(operation)}\n".encode())
+
+    def trying(self, operation: Operation) -> None:
+        self.write("TRY", operation)
+
+    def promised(self, operation: Operation) -> None:
+        self.write("ACK", operation)
+
+
+def read_marks(path: Path) -> tuple[list[Operation], list[Operation]]:
+    """(promised, maybe) of a file of marks; a torn last line counts for nothing."""
+    tried: dict[str, int] = {}
+    promised: list[Operation] = []
+    for line in path.read_bytes().decode().splitlines(keepends=True):
+        word, _, text = line.partition(" ")
+        if not line.endswith("\n"):
+            continue
+        if word == "TRY":
+            tried[text] = tried.get(text, 0) + 1
+        elif word == "ACK":
+            tried[text] -= 1
+            promised.append(json.loads(text))
+    return promised, [json.loads(text) for text, left in tried.items() if left]
+
+
+def sends_of(operation: Operation) -> list[tuple[str, str]]:
+    if operation["op"] == "tx":
+        return [(queue, identity) for queue, identity in operation["send"]]
+    return [(operation["q"], identity) for identity in operation["ids"]] if operation["op"] == "send" else []
+
+
+def acks_of(operation: Operation) -> list[tuple[str, str]]:
+    if operation["op"] == "tx":
+        return [(queue, identity) for queue, identity in operation["ack"]]
+    return [(operation["q"], identity) for identity in operation["ids"]] if operation["op"] == "ack" else []
+
+
+def compare(found: Contents, promised: Iterable[Operation], maybe: Iterable[Operation]) -> list[str]:
+    """Why the contents cannot be right (invariants 1 to 4); empty if they can."""
+    promised, maybe = list(promised), list(maybe)
+    present = {(queue, identity) for queue, ids in found.items() for identity in ids}
+    sent = {pair for operation in promised for pair in sends_of(operation)}
+    known = sent | {pair for operation in maybe for pair in sends_of(operation)}
+    acked = {pair for operation in promised for pair in acks_of(operation)}
+    touched = acked | {pair for operation in maybe for pair in acks_of(operation)}
+    wrong = [f"lost: {name(pair)} was promised and is gone" for pair in sorted(sent - touched - present)]
+    wrong += [f"came back: {name(pair)} was acked" for pair in sorted(acked & present)]
+    wrong += [f"never sent: {name(pair)}" for pair in sorted(present - known)]
+    for operation in maybe:
+        wrong += _half_done(operation, present, promised, maybe)
+    for queue, ids in found.items():
+        wrong += _disorder(queue, ids)
+    return wrong
+
+
+def name(pair: tuple[str, str]) -> str:
+    return f"{pair[1]} of {pair[0]}"
+
+
+def _half_done(
+    operation: Operation, present: set[tuple[str, str]], promised: list[Operation], maybe: list[Operation]
+) -> Iterator[str]:
+    """An operation of unknown outcome took effect as a whole or not at all; a send of many in a prefix."""
+    others = [other for other in (*promised, *maybe) if other is not operation]
+    acked = {pair for other in others for pair in acks_of(other)}
+    sent = {pair for other in others for pair in sends_of(other)}
+    signs = []  # of each part whose fate tells: did it take effect?
+    for pair in sends_of(operation):
+        if pair not in sent:
+            signs.append((pair, pair in present or pair in acked))
+    if operation["op"] == "send":
+        flags = [done for _, done in signs]
+        if flags != sorted(flags, reverse=True):
+            yield f"a send of many kept no prefix: {operation}"
+        return
+    signs += [(pair, pair not in present) for pair in acks_of(operation) if pair not in acked]
+    if len({done for _, done in signs}) > 1:
+        done, undone = (next(name(pair) for pair, flag in signs if flag is wanted) for wanted in (True, False))
+        yield f"half done: {done} took effect, {undone} did not: {operation}"
+
+
+def _disorder(queue: str, ids: Sequence[str]) -> Iterator[str]:
+    last: dict[str, int] = {}
+    for identity in ids:
+        producer, number = re.fullmatch(r"(.+)\.(\d+)", identity).groups()  # type: ignore[union-attr]
+        if int(number) == last.get(producer):
+            yield f"twice: {identity} of {queue}"
+        elif int(number) < last.get(producer, -1):
+            yield f"out of order: {identity} of {queue} comes after {producer}.{last[producer]}"
+        last[producer] = int(number)
+
+
+@dataclass
+class Prefix:
+    """For policies under which a power failure keeps a prefix of one thread's operations (invariant 1)."""
+
+    operations: list[Operation]
+    floor: int
+    """So many of them are promised."""
+    state: dict[str, list[str]] = field(default_factory=dict)
+
+    def compare(self, found: Contents) -> list[str]:
+        """Whether the contents are what some prefix of at least `floor` operations leaves."""
+        wanted = {queue: list(ids) for queue, ids in found.items()}
+        for done in range(len(self.operations) + 1):
+            if done >= self.floor and {queue: ids for queue, ids in self.state.items() if ids} == wanted:
+                return []
+            if done < len(self.operations):
+                self._apply(self.operations[done])
+        counts = {queue: (len(ids), ids[-1]) for queue, ids in wanted.items()}
+        return [f"no prefix of at least {self.floor} of {len(self.operations)} operations leaves {counts}"]
+
+    def _apply(self, operation: Operation) -> None:
+        for queue, identity in sends_of(operation):
+            self.state.setdefault(queue, []).append(identity)
+        for queue, identity in acks_of(operation):
+            self.state[queue].remove(identity)

@@ -1,0 +1,321 @@
+"""What happens before the power fails: small programs over the public interface, one for each part that could break.
+
+    python -m tests.crash.power.workloads NAME DIR
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anabranch
+
+from ..ledger import Marks, Operation, body_of, identity_of
+
+SEGMENT = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A program, and how the store that it uses is set up."""
+
+    run: Callable[[Path, Workload], None]
+    options: dict[str, Any]
+    prefix: bool = False
+    """A power failure may lose the latest operations, but not those promised with sync=True or by close()."""
+
+
+def config(directory: Path, options: dict[str, Any]) -> anabranch.Config:
+    """One store for all, but for what is named `own.*` and `each.*`."""
+    journal = anabranch.JournalOptions(**{"segment_size": SEGMENT} | options)
+    return anabranch.Config(
+        directory,
+        [
+            anabranch.StoreConfig("all", [">"], journal=journal),
+            anabranch.StoreConfig("own", ["queue://own.>"], journal=journal),
+            anabranch.StoreConfig("each", ["queue://each.>"], per_destination=True, journal=journal),
+        ],
+    )
+
+
+class Worker:
+    """One thread's doings, each with its marks."""
+
+    def __init__(self, router: anabranch.Router, marks: Marks, name: str, vouched: bool = True) -> None:
+        self.router, self.marks, self.name = router, marks, name
+        self.vouched = vouched
+        """Its operations are promised when they return; else only when asked to be."""
+        self.sent = 0
+
+    def _did(self, operation: Operation, promised: bool) -> None:
+        if self.vouched or promised:
+            self.marks.promised(operation)
+
+    def send(self, queue: str, size: int, count: int = 1, sync: bool | None = None, named: bool = False) -> list[str]:
+        ids = [f"{self.name}.{self.sent + n}" for n in range(count)]
+        self.sent += count
+        operation = {"op": "send", "q": queue, "ids": ids}
+        self.marks.trying(operation)
+        target = self.router.queue(queue)
+        if count == 1:
+            target.send(body_of(ids[0], size), message_id=ids[0] if named else None, sync=sync)
+        else:
+            target.send_many([anabranch.Outgoing(body_of(i, size), None, i if named else None) for i in ids], sync)
+        self._did(operation, bool(sync))
+        return ids
+
+    def again(self, queue: str, identity: str, size: int) -> None:
+        operation = {"op": "send", "q": queue, "ids": [identity]}
+        self.marks.trying(operation)
+        receipt = self.router.queue(queue).send(body_of(identity, size), message_id=identity)
+        assert receipt.duplicate, identity
+        self._did(operation, False)
+
+    def receive(self, queue: str, count: int = 1) -> list[anabranch.Message]:
+        found = (self.router.queue(queue).receive() for _ in range(count))
+        return [message for message in found if message is not None]
+
+    def ack(self, queue: str, count: int = 1) -> None:
+        messages = self.receive(queue, count)
+        if messages:
+            operation = {"op": "ack", "q": queue, "ids": [identity_of(message.body) for message in messages]}
+            self.marks.trying(operation)
+            self.router.ack(messages)
+            self._did(operation, False)
+
+    def transaction(self, sends: dict[str, int], acks: dict[str, int], size: int) -> None:
+        operation: Operation = {"op": "tx", "send": [], "ack": []}
+        with self.router.transaction() as tx:
+            for queue, count in sends.items():
+                for _ in range(count):
+                    identity = f"{self.name}.{self.sent}"
+                    self.sent += 1
+                    tx.send(queue, body_of(identity, size))
+                    operation["send"].append([queue, identity])
+            for queue, count in acks.items():
+                for message in self.receive(queue, count):
+                    tx.ack(message)
+                    operation["ack"].append([queue, identity_of(message.body)])
+            self.marks.trying(operation)
+        self._did(operation, False)
+
+    def empty(self, queue: str, delete: bool) -> None:
+        target = self.router.queue(queue)
+        operation = {"op": "ack", "q": queue, "ids": [identity_of(message.body) for message in target.browse()]}
+        self.marks.trying(operation)
+        target.delete() if delete else target.purge()
+        self._did(operation, False)
+
+
+def threads(directory: Path, workload: Workload) -> None:
+    """Two threads send and ack, each its own queue and a common one."""
+    marks = Marks()
+    with anabranch.open(config(directory, workload.options)) as router:
+
+        def work(name: str) -> None:
+            worker = Worker(router, marks, name)
+            for turn in range(14):
+                worker.send("common", 300)
+                worker.send(f"of.{name}", 900)
+                if turn % 2:
+                    worker.ack(f"of.{name}")
+                if turn % 3 == 2:
+                    worker.ack("common", 2)
+
+        running = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+
+
+def transactions(directory: Path, workload: Workload) -> None:
+    """Sends and acks that belong together, some across segments' ends."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "t")
+        for turn in range(22):
+            worker.transaction({"in": 2, "audit": 1}, {"in": 1} if turn % 2 else {}, 200 + 397 * (turn % 9))
+            if turn % 5 == 4:
+                worker.transaction({}, {"audit": 3}, 0)
+
+
+def many(directory: Path, workload: Workload) -> None:
+    """Sends by the dozen, each call over several batches."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "m")
+        for turn in range(8):
+            worker.send("bulk", 700 + 200 * turn, count=24)
+            worker.ack("bulk", 7)
+
+
+def roll_over(directory: Path, workload: Workload) -> None:
+    """Big messages, acked soon: segments are filled, released, pooled and used again."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "r")
+        for turn in range(40):
+            worker.send("big", 9000 + 700 * (turn % 7))
+            if turn % 20 == 1:
+                worker.send("slow", 50)
+            if turn > 3:
+                worker.ack("big")
+            if turn % 6 == 5:
+                router.reclaim()
+
+
+def checkpoints(directory: Path, workload: Workload) -> None:
+    """The index is written out every three operations."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "c")
+        for turn in range(16):
+            worker.send(f"q.{turn % 3}", 400)
+            worker.send("q.all", 300)
+            worker.ack(f"q.{turn % 3}" if turn % 2 else "q.all")
+
+
+def reclaiming(directory: Path, workload: Workload) -> None:
+    """Snapshots, with live messages left behind in old segments, and segments going at the front and amid."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker, chance = Worker(router, Marks(), "s"), random.Random(4)
+        for turn in range(9):
+            worker.send("fast", 5000, count=12)
+            worker.send("slow", 100, named=True)
+            worker.ack("fast", 12 if turn != 4 else 11)
+            if chance.random() < 0.3:
+                worker.ack("slow")
+            router.reclaim()
+
+
+def duplicates(directory: Path, workload: Workload) -> None:
+    """Messages with ids, sent again: before and after a segment's end, a checkpoint, a snapshot, their ack."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "d")
+        for turn in range(12):
+            (identity,) = worker.send("named", 6000, named=True)
+            worker.again("named", identity, 6000)
+            if turn % 3 == 1:
+                worker.ack("named", 2)
+            worker.again("named", f"d.{turn // 2}", 6000)
+            if turn % 4 == 3:
+                router.reclaim()
+
+
+def reopening(directory: Path, workload: Workload) -> None:
+    """Closed and opened again: the log goes on in the segment where it ended."""
+    marks, sent = Marks(), 0
+    for _ in range(5):
+        with anabranch.open(config(directory, workload.options)) as router:
+            worker = Worker(router, marks, "o")
+            worker.sent = sent
+            for _ in range(4):
+                worker.send("q", 2500)
+            worker.ack("q", 2)
+            sent = worker.sent
+
+
+def removing(directory: Path, workload: Workload) -> None:
+    """Queues are purged, deleted and used again."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "x")
+        for turn in range(8):
+            worker.send("gone", 3000, count=3)
+            worker.send("stays", 3000)
+            worker.empty("gone", delete=turn % 2 == 0)
+            if turn == 5:
+                worker.empty("stays", delete=False)
+            if turn % 3 == 2:
+                router.reclaim()
+
+
+def stores(directory: Path, workload: Workload) -> None:
+    """Several stores, destinations that are new all the time, a store for each of some."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "n")
+        for turn in range(6):
+            worker.send(f"own.{turn}", 500)
+            worker.send(f"each.{turn % 3}", 500)
+            worker.send("else", 500)
+            worker.ack(f"own.{turn // 2}")
+            worker.transaction({"own.0": 1, "own.tx": 1}, {}, 100)
+
+
+def kills(directory: Path, workload: Workload) -> None:
+    """Processes that are killed at work or in recovery, each taking over from the one before."""
+    marks = Marks()
+    for turn in range(6):
+        with subprocess.Popen([sys.executable, "-m", __spec__.name, "killed", str(directory), str(turn)]) as child:
+            if child.wait() not in (0, -signal.SIGKILL):
+                raise SystemExit(child.returncode)
+    with anabranch.open(config(directory, workload.options)) as router:
+        Worker(router, marks, "k6").send("q", 100)
+
+
+def killed(directory: Path, options: dict[str, Any], turn: int) -> None:
+    """One of those processes. A timer, not the end of an operation, says when it dies."""
+    fuse = threading.Timer((0.0, 0.25, 0.05, 0.4, 0.15, 0.3)[turn], os.kill, (os.getpid(), signal.SIGKILL))
+    fuse.daemon = True
+    fuse.start()
+    with anabranch.open(config(directory, options)) as router:
+        worker = Worker(router, Marks(), f"k{turn}")
+        for step in range(60):
+            worker.send("q", 1800)
+            if step % 3:
+                worker.ack("q")
+            if step % 4 == 3:
+                worker.transaction({"q": 1, "r": 1}, {"q": 1}, 500)
+    fuse.cancel()
+
+
+def lazily(directory: Path, workload: Workload) -> None:
+    """One thread under a lazy policy; now and then one operation is promised, and close promises all."""
+    marks, sent = Marks(), 0
+    for _ in range(2):
+        with anabranch.open(config(directory, workload.options)) as router:
+            worker = Worker(router, marks, "l", vouched=False)
+            worker.sent = sent
+            for turn in range(24):
+                worker.send("q", 2000, sync=turn % 9 == 8 or None)
+                if turn % 3:
+                    worker.ack("q")
+                if turn % 7 == 6:
+                    worker.transaction({"q": 1, "r": 2}, {"q": 1}, 900)
+                if turn % 10 == 9:
+                    router.reclaim()
+            sent = worker.sent
+        marks.write("CLOSED", {})
+
+
+WORKLOADS = {
+    "threads": Workload(threads, {}),
+    "transactions": Workload(transactions, {}),
+    "many": Workload(many, {"batch_bytes_max": 8192}),
+    "roll-over": Workload(roll_over, {}),
+    "checkpoints": Workload(checkpoints, {"checkpoint_operations": 3}),
+    "reclaiming": Workload(reclaiming, {"pool_files": 1}),
+    "duplicates": Workload(duplicates, {"checkpoint_operations": 10}),
+    "reopening": Workload(reopening, {}),
+    "removing": Workload(removing, {"checkpoint_operations": 7}),
+    "stores": Workload(stores, {}),
+    "kills": Workload(kills, {"checkpoint_operations": 20}),
+    "never": Workload(lazily, {"sync": "never"}, prefix=True),
+    "periodic": Workload(lazily, {"sync": "periodic", "sync_interval": 0.05, "checkpoint_operations": 15}, prefix=True),
+}
+
+
+def main(arguments: list[str]) -> None:
+    name, directory, *turn = arguments
+    if turn:
+        killed(Path(directory), WORKLOADS["kills"].options, int(turn[0]))
+    else:
+        WORKLOADS[name].run(Path(directory), WORKLOADS[name])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
