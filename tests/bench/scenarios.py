@@ -78,9 +78,11 @@ def body(size: int) -> bytes:
 
 
 def opened(run: Run, *, durable: bool, messages: int = 0, payload_bytes: int = 0) -> Any:
+    """A peer that has sent one message: its files are made, which is not what is measured."""
     peer = run.peer(run.directory, durable=durable)
     if hasattr(peer, "reserve"):
-        peer.reserve(messages, payload_bytes)
+        peer.reserve(messages + 1, payload_bytes)
+    peer.sender()(body(payload_bytes))
     os.sync()  # what earlier runs left in the page cache is not this one's to write
     return peer
 
@@ -168,7 +170,7 @@ def send_many(run: Run) -> Result:
 
 
 def send_ack_nosync(run: Run) -> Result:
-    peer = opened(run, durable=False)
+    peer = opened(run, durable=False, messages=run.n, payload_bytes=PLAIN_BYTES)
     message, each = body(PLAIN_BYTES), run.n // run.threads
     calls = [(peer.sender(), peer.taker()) for _ in range(run.threads)]
 
@@ -196,14 +198,14 @@ def tx_single_store(run: Run) -> Result:
 def filled(run: Run) -> None:
     """Leaves the directory with n pending messages of 1 KiB, closed and on disk."""
     peer = opened(run, durable=False, messages=run.n, payload_bytes=DURABLE_BYTES)
-    message = body(DURABLE_BYTES)
+    message, rest = body(DURABLE_BYTES), run.n - 1
     if hasattr(peer, "batch_sender"):
         send_batch = peer.batch_sender()
-        for start in range(0, run.n, BATCH):
-            send_batch([message] * min(BATCH, run.n - start))
+        for start in range(0, rest, BATCH):
+            send_batch([message] * min(BATCH, rest - start))
     else:
         send = peer.sender()
-        for _ in range(run.n):
+        for _ in range(rest):
             send(message)
     peer.close()
     os.sync()
