@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,7 @@ MESSAGE_ID_BYTES_MAX: Final = 1024
 SPAN_BYTES: Final = 1 << 20
 """Neighbouring messages are read with one call of at most this many bytes."""
 
+_PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 _encode_headers = msgspec.msgpack.Encoder().encode
 _decode_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _MESSAGE_AT: Final = f.RECORD_HEADER.size + f.SEQ.size + f.MESSAGE.size
@@ -32,7 +33,8 @@ def encode(
 ) -> tuple[bytes, tuple[int, bytes] | None]:
     """What follows the seq in a SEND's payload, and the message's key in the duplicate window.
 
-    Raises TypeError for a body that is not bytes or headers that are not plain values, and MessageTooLargeError.
+    Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id or
+    a value that has no place in the format, and MessageTooLargeError.
     """
     if not isinstance(body, bytes):
         if not isinstance(body, (bytearray, memoryview)):
@@ -44,6 +46,8 @@ def encode(
         rest = start + packed + body if packed else start + body
         key = None
     else:
+        if not isinstance(message_id, str):
+            raise TypeError(f"a message_id is a str, not {type(message_id).__name__}: {message_id!r}")
         name = message_id.encode()
         if not name or len(name) > MESSAGE_ID_BYTES_MAX:
             raise ValueError(
@@ -61,12 +65,33 @@ def encode(
 
 
 def _pack_headers(headers: Headers) -> bytes:
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers map names to plain values; found {type(headers).__name__}")
+    plain = {}
     for name, value in headers.items():
-        if not isinstance(name, str) or not (value is None or isinstance(value, (str, int, float, bool, bytes))):
-            raise TypeError(
-                f"header {name!r}: {value!r} is not plain: names are str, values str, int, float, bool, bytes or None"
-            )
-    return _encode_headers(dict(headers))
+        if type(name) is not str or type(value) not in _PLAIN:
+            name, value = _plain_header(name, value)
+        plain[name] = value
+    try:
+        return _encode_headers(plain)
+    except OverflowError:
+        raise ValueError(f"a header's integer is beyond 64 bits: {plain!r}; send it as a str") from None
+
+
+def _plain_header(name: object, value: object) -> tuple[str, Any]:
+    """A header of derived types (an IntEnum, say) as the plain ones that it comes back as."""
+    if isinstance(name, str):
+        name = str.__str__(name)
+        if type(value) in _PLAIN:
+            return name, value
+        if isinstance(value, str):
+            return name, str.__str__(value)
+        for kind in (int, float, bytes):
+            if isinstance(value, kind):
+                return name, kind(value)
+    raise TypeError(
+        f"header {name!r}: {value!r} is not plain: names are str, values str, int, float, bool, bytes or None"
+    )
 
 
 def decode(
