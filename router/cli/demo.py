@@ -1,0 +1,170 @@
+"""`anabranch demo`: the whole point on real input, from a broker's journal to a measured recommendation."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from ...policies.errors import ConfigError
+from .output import echo_json, json_option, working
+
+if TYPE_CHECKING:
+    from ...policies.partitioning import Candidate, Recommendation, UsageEvent
+    from ..replay import DiskUse
+
+SEGMENT_BYTES: Final = 512 * 1024
+ARCHIVE: Final = Path("examples") / "toymaker" / "toymaker-kahadb.tar.xz"
+BROKER_PEAKS: Final = ((44, 23_100_000), (6, 3_100_000))
+"""Files and bytes that the broker which wrote the archive peaked at: all in one KahaDB, and with orders.custom and dlq
+in stores of their own (examples/toymaker/README.md)."""
+
+
+class Row(NamedTuple):
+    """One line of the table: who, how it is known, and (files, bytes) all in one store and as recommended."""
+
+    journal: str
+    how: str
+    together: tuple[int, int]
+    recommended: tuple[int, int]
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True,
+              help="Where the unpacked journal, the recommendation and the replayed stores go.")  # fmt: skip
+@click.option("--archive", type=click.Path(path_type=Path), default=None,
+              help=f"The journal to work on. Default: {ARCHIVE} of the source tree.")  # fmt: skip
+@json_option
+def command(out: Path, archive: Path | None, as_json: bool) -> None:
+    """Explain a real broker's journal, recommend what to split, and measure it.
+
+    The journal is that of an ActiveMQ broker in a toy factory: 46,771 operations on six queues. What is recommended is
+    put to the test: the same operations go through Anabranch's own router, all in one store and as recommended.
+
+    \b
+    Example:
+      anabranch demo
+      anabranch demo --out /tmp/demo --json
+    """
+    journal = _unpack(archive or _find_archive(), out)
+    from ...adapters import kahadb
+    from ...policies.partitioning import RecommendOptions, from_events, recommend, render_text
+
+    with working("Reading the broker's journal") as progress:
+        explanation = kahadb.explain(journal, progress)
+        usage = kahadb.usage_trace(journal, progress)
+        events = list(usage)
+    trace = from_events(events)
+    with working("Recommending (Spark)") as progress:
+        options = RecommendOptions(segment_bytes=SEGMENT_BYTES, clock="seq")
+        answer = recommend(trace, options, lambda stage, share: progress(share, 1.0))
+    paths = answer.write(out)
+    broker = recommend(
+        trace,
+        RecommendOptions(
+            model="kahadb", segment_bytes=SEGMENT_BYTES, clock="seq", engine="local",
+            current={store.name: store.filters for store in answer.recommended.stores},
+        ),
+    )  # fmt: skip
+    measured = [
+        _measure(out / "replayed" / name, stores, events)
+        for name, stores in (("all-together", {"all": (">",)}), ("recommended", _filters(answer.recommended)))
+    ]
+    rows = _rows(answer, broker, measured)
+    if as_json:
+        echo_json(
+            {
+                "explanation": explanation.to_json(),
+                "recommendation": answer.to_json(),
+                "table": [row._asdict() for row in rows],
+                "measured": {"all-together": asdict(measured[0]), "recommended": asdict(measured[1])},
+            }
+        )
+        return
+    click.echo(f"1. What is on the broker's disk ({journal})\n")
+    for store in explanation.stores:
+        click.echo(f"   {store.summary}")
+    click.echo(f"   All of it, file by file: anabranch explain {journal}\n\n2. What to split\n")
+    click.echo("".join(f"   {line}\n" for line in render_text(answer).splitlines()))
+    click.echo(f"3. What it comes to: {measured[0].operations:,} operations replayed, journal files at the peak\n")
+    click.echo(_table(rows))
+    click.echo(f"\nThe report: {paths[2]}    The configuration: {paths[1]}")
+
+
+def _find_archive() -> Path:
+    """In the working directory, or in the source tree that this file lies in."""
+    here = Path(__file__).resolve()
+    for base in (Path.cwd(), *here.parents):
+        if (base / ARCHIVE).is_file():
+            return base / ARCHIVE
+    raise ConfigError(
+        [f"{ARCHIVE} is not here: run this in a clone of the source, or give --archive with a KahaDB in a .tar.xz"]
+    )
+
+
+def _unpack(archive: Path, out: Path) -> Path:
+    """The journal's directory, unpacked anew."""
+    target = out / "broker"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(target, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ConfigError([f"{archive} cannot be unpacked: {error}"]) from error
+    for found in sorted(target.rglob("db-*.log")):
+        return found.parent.parent if found.parent.name == "archive" else found.parent
+    raise ConfigError([f"{archive} holds no KahaDB journal (db-*.log)"])
+
+
+def _filters(candidate: Candidate) -> dict[str, Sequence[str]]:
+    return {store.name: store.filters for store in candidate.stores}
+
+
+def _measure(directory: Path, stores: dict[str, Any], events: list[UsageEvent]) -> DiskUse:
+    """Replay the events through a router of these stores."""
+    from ...policies.config import Config, JournalOptions, StoreConfig
+    from ...policies.durability import Sync
+    from ..replay import replay
+    from ..router import open as open_router
+
+    shutil.rmtree(directory, ignore_errors=True)
+    options = JournalOptions(sync=Sync.NEVER, segment_size=SEGMENT_BYTES, pool_files=0)
+    config = Config(directory, [StoreConfig(name, match, journal=options) for name, match in stores.items()])
+    with working(f"Replaying, {directory.name}") as progress, open_router(config) as router:
+        return replay(router, events, progress)
+
+
+def _rows(answer: Recommendation, broker: Recommendation, measured: list[DiskUse]) -> list[Row]:
+    def predicted(candidate: Candidate) -> tuple[int, int]:
+        return candidate.peak_bytes // SEGMENT_BYTES, candidate.peak_bytes
+
+    together, split = measured
+    return [
+        Row("ActiveMQ KahaDB", "measured", *BROKER_PEAKS),
+        Row(
+            "ActiveMQ KahaDB", "predicted",
+            predicted(broker.candidate("all-together")), predicted(broker.candidate("current")),
+        ),
+        Row(
+            "Anabranch", "measured",
+            (together.peak_files, together.peak_bytes), (split.peak_files, split.peak_bytes),
+        ),
+        Row(
+            "Anabranch", "predicted",
+            predicted(answer.candidate("all-together")), predicted(answer.recommended),
+        ),
+    ]  # fmt: skip
+
+
+def _table(rows: list[Row]) -> str:
+    lines = [f"   {'':<17}{'':<11}{'all in one store':>20}{'as recommended':>20}"]
+    for row in rows:
+        cells = "".join(f"{f'{files} files, {size / 1e6:.1f} MB':>20}" for files, size in row[2:])
+        lines.append(f"   {row.journal:<17}{row.how:<11}{cells}")
+    return "\n".join(lines)

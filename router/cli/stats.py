@@ -1,0 +1,63 @@
+"""`anabranch stats`: what the stores of a data directory hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from ...policies.units import format_size
+from .output import config_option, echo_json, json_option, working
+
+
+@click.command()
+@config_option
+@json_option
+def command(config_path: Path, as_json: bool) -> None:
+    """Show what each store holds, and what it takes on disk.
+
+    The stores are opened for it, so no other process may have them open; nothing is created.
+
+    \b
+    Example:
+      anabranch stats --config stores.yaml
+      anabranch stats --config stores.yaml --json
+    """
+    from ...policies.config import load
+    from ...policies.errors import PlacementError
+    from ..router import Router
+
+    config = load(config_path)
+    if not config.directory.exists():
+        raise PlacementError(
+            f"{config.directory}, the data directory of {config_path}, does not exist yet; it is made at the first use"
+        )
+    with working(f"Opening {config.directory}") as progress:
+        router = Router(config).open(lambda what, done, total: progress(done, total))
+    with router:
+        stats = router.stats()
+    if as_json:
+        stores = {}
+        for name, store in stats.stores.items():
+            stores[name] = asdict(store) | {"destinations": {str(d): n for d, n in store.destinations.items()}}
+        echo_json({"directory": str(config.directory), "stores": stores})
+        return
+    if not stats.stores:
+        click.echo(f"{config.directory} holds no stores yet.")
+        return
+    rows = [("store", "messages", "queues", "files", "journal", "live", "pool")]
+    for name, store in stats.stores.items():
+        files = store.segments.get("active", 0) + store.segments.get("retained", 0)
+        rows.append(
+            (
+                name, f"{store.messages:,}", f"{len(store.destinations):,}", f"{files:,}",
+                format_size(store.journal_bytes), f"{store.live_percent:.0f} %", format_size(store.pool_bytes),
+            )
+        )  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        first, *rest = (
+            cell.ljust(w) if not i else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo("  ".join([first, *rest]))

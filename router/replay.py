@@ -1,0 +1,114 @@
+"""Do again, through a router, what a usage trace says was done: how the advisor's predictions are put to the test.
+
+with anabranch.open(config) as router:
+    used = replay(router, events)
+    print(used.peak_bytes)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ..adapters.base import Message
+from ..policies.destination import Destination
+from ..policies.errors import TraceError
+from ..policies.partitioning.events import UsageEvent
+from .router import Router
+
+LOOK_EVERY: Final = 10
+"""Operations between two looks at the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """Journal files of all stores together, at their full size; pooled files are not counted."""
+
+    peak_files: int
+    peak_bytes: int
+    end_files: int
+    end_bytes: int
+    operations: int
+    split_transactions: int
+    """Transactions whose destinations live in more than one store, replayed as one transaction in each."""
+
+
+class _Replayer:
+    """Turns events into calls. Messages carry bodies of zeros, so that what is measured is what a body costs."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._sent: dict[str, deque[str]] = {}
+        """Ids by destination, in the order in which they took effect: the order in which they are received."""
+        self._received: dict[tuple[str, str], Message] = {}
+        self.split = 0
+
+    def run(self, events: list[UsageEvent]) -> None:
+        """One operation, or all of one transaction."""
+        if len(events) == 1 and events[0].op == "send":
+            event = events[0]
+            self._router.queue(event.destination).send(_body(event))
+            self._sent.setdefault(event.destination, deque()).append(event.message_id)
+            return
+        by_store: dict[int, list[UsageEvent]] = {}
+        for event in events:
+            store = self._router.store_for(Destination.parse(event.destination))
+            by_store.setdefault(id(store), []).append(event)
+        self.split += len(by_store) > 1
+        for some in by_store.values():
+            with self._router.transaction() as tx:
+                for event in some:
+                    if event.op == "send":
+                        tx.send(event.destination, _body(event))
+                        self._sent.setdefault(event.destination, deque()).append(event.message_id)
+                    elif (message := self._find(event)) is not None:
+                        tx.ack(message)
+
+    def _find(self, event: UsageEvent) -> Message | None:
+        """Receive up to the message that is acked; None for one that the trace never sent."""
+        key = (event.destination, event.message_id)
+        queue, sent = self._router.queue(event.destination), self._sent.get(event.destination, deque())
+        while key not in self._received and event.message_id in sent:
+            message = queue.receive()
+            if message is None:
+                return None
+            self._received[event.destination, sent.popleft()] = message
+        return self._received.pop(key, None)
+
+
+def _body(event: UsageEvent) -> bytes:
+    return bytes(event.body_size if event.body_size is not None else max(event.size, 0))
+
+
+def replay(router: Router, events: Iterable[UsageEvent], progress: Callable[[int, int], None] | None = None) -> DiskUse:
+    """Replay queue events in order and watch the disk. The router should hold nothing before.
+
+    Space is reclaimed before each look, so that the figures do not depend on how quick this machine's background
+    threads are. Raises TraceError for topic events, which this version's stores cannot hold.
+    """
+    events = list(events)
+    last = {event.tx: position for position, event in enumerate(events) if event.tx is not None}
+    open_transactions: dict[str, list[UsageEvent]] = {}
+    replayer = _Replayer(router)
+    peak_files = peak_bytes = files = size = 0
+    for position, event in enumerate(events):
+        if not event.destination.startswith("queue://"):
+            raise TraceError(f"event {event.seq} is of {event.destination}; only queues can be replayed")
+        if event.tx is None:
+            replayer.run([event])
+        else:
+            group = open_transactions.setdefault(event.tx, [])
+            group.append(event)
+            if last[event.tx] == position:
+                replayer.run(open_transactions.pop(event.tx))
+        if position % LOOK_EVERY == 0 or position == len(events) - 1:
+            router.reclaim()
+            stores = router.stats().stores.values()
+            files = sum(store.segments["active"] + store.segments["retained"] for store in stores)
+            size = sum(store.journal_bytes for store in stores)
+            peak_files, peak_bytes = max(peak_files, files), max(peak_bytes, size)
+            if progress is not None:
+                progress(position + 1, len(events))
+    return DiskUse(peak_files, peak_bytes, files, size, len(events), replayer.split)
