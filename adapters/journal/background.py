@@ -77,8 +77,8 @@ class Background:
     def _notify(self) -> None:
         while True:
             for future, result, error in self._outcomes.get():
-                if future.done() or not future.set_running_or_notify_cancel():
-                    continue
+                if future.done():
+                    continue  # a leader that made up for an interrupted one says it again
                 if error is None:
                     future.set_result(result)
                 else:
@@ -93,15 +93,8 @@ def shared() -> Background:
     return _shared
 
 
-class ForkGuard:
-    """`generation` differs in a forked child from what it was when a store was opened (rule D4)."""
-
-    generation = 0
-
-
 def _after_fork_in_child() -> None:
     global _shared
-    ForkGuard.generation += 1
     _shared = Background()
 
 

@@ -32,6 +32,8 @@ class Ticket:
     outcomes: list[Outcome] = []  # noqa: RUF012  set by the leader, never changed in place
     waiter: Any = None
     future: tuple[Future[Any], Callable[[Ticket], Any]] | None = None
+    reservation: object = None
+    """Room in the store that the ticket holds until it is done (limits.py)."""
 
     def __init__(self, operations: list[Operation], size: int, sync: bool) -> None:
         self.operations = operations
@@ -43,6 +45,7 @@ class Ticket:
         """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
         if error is not None:
             self.error = error
+        self.reservation = None
         future = self.future
         if future is not None and not self.done:
             result = None if error is not None else future[1](self)

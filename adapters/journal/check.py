@@ -51,8 +51,7 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
         sizes[number] += length
         live[segment.number] += 1
         live_bytes[segment.number] += length
-        ordinal = lsn - segment.base_lsn
-        if segment.dead and ordinal >> 3 < len(segment.dead) and segment.dead[ordinal >> 3] & 1 << (ordinal & 7):
+        if segment.is_dead(lsn):
             yield f"C4 message {seq} of destination {number} is in the index and marked dead in {segment.path}"
     for number, state in index.states.items():
         if (state.count, state.bytes) != (counts[number], sizes[number]):

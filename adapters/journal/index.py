@@ -82,7 +82,11 @@ class Index:
         self.states: dict[int, DestinationState] = {}
         self.by_destination: dict[Destination, DestinationState] = {}
         self.next_destination = 1
+        self.messages = self.bytes = 0
+        """Of all destinations."""
         self._duplicates = 0
+        self.leased = 0
+        """Messages that somebody holds, in all destinations."""
         self.operations = 0
         """Applied since the last checkpoint."""
         self.emptied = False
@@ -126,6 +130,8 @@ class Index:
         if self._txn is not None:
             self._txn.abort()
         self._txn = self._env.begin(write=True, buffers=False)
+        # An interrupted checkpoint may have reached the file: what it says counts, not what we remember.
+        self.checkpointed = msgspec.msgpack.decode(self._txn.get(b"checkpoint", db=self._state_db), type=Checkpoint)
 
     def close(self) -> None:
         """Let go of the file, dropping what was not checkpointed. Idempotent."""
@@ -143,6 +149,10 @@ class Index:
             kind, name, count, size = msgspec.msgpack.decode(value)
             number = ID.unpack(key)[0]
             known[number] = self._state(number, Destination(Kind(kind), name), count, size)
+        self.messages = self.bytes = 0
+        for state in known.values():
+            self.messages += state.count
+            self.bytes += state.bytes
         for number, state in self.states.items():
             if number not in known:  # declared after the checkpoint: the replay counts anew
                 state.count = state.bytes = 0
@@ -226,13 +236,16 @@ class Index:
         else:
             with self._txn.cursor(db=self._messages_db) as cursor:
                 cursor.putmulti(puts)
+        self.messages += live
+        self.bytes += live_bytes
         segment.live += live
         segment.live_bytes += live_bytes
         segment.changed = True
 
     def _kill(self, state: DestinationState, seq: int, table: SegmentTable) -> None:
         value = self._txn.pop(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
-        state.held.pop(seq, None)
+        if state.held.pop(seq, None) is not None:
+            self.leased -= 1
         if value is not None:
             self._dead(state, value, table)
 
@@ -244,6 +257,8 @@ class Index:
         segment.kill(lsn, length)
         if not segment.live and segment.end is not None:
             self.emptied = True
+        self.messages -= 1
+        self.bytes -= length
         state.count -= 1
         state.bytes -= length
         state.changed = True
@@ -257,7 +272,8 @@ class Index:
                 if number != state.id or order != ORDER or seq > last:
                     break
                 self._dead(state, cursor.value(), table)
-                state.held.pop(seq, None)
+                if state.held.pop(seq, None) is not None:
+                    self.leased -= 1
                 killed += 1
                 found = cursor.delete() and bool(cursor.key())
         return killed
@@ -267,6 +283,7 @@ class Index:
         self._txn.delete(ID.pack(state.id), db=self._destinations_db)
         state.ready.clear()
         state.returned.clear()
+        self.leased -= len(state.held)
         state.held.clear()
         state.changed = False
 

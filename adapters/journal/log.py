@@ -27,8 +27,9 @@ from ...policies.errors import (
     StoreFailedError,
     StoreFullError,
 )
+from ..locking import fork_generation
 from . import format as f
-from .background import ForkGuard, shared
+from .background import shared
 from .batch import Flight, Outcome, Tail, Ticket, encode
 from .duplicates import DuplicateWindow
 from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, write_all, zero_fill
@@ -60,7 +61,9 @@ class Log:
         options: JournalOptions,
         window: DuplicateWindow,
         deliver: Callable[[Flight], None],
+        stopped: Callable[[], None],
     ) -> None:
+        """`deliver` takes each batch that counts, in order; `stopped` wakes whoever waits for one, after a failure."""
         self.name, self.store_id = name, store_id
         self.files, self.options, self.window = files, options, window
         self.table = SegmentTable(())
@@ -69,7 +72,7 @@ class Log:
         self.batch_bytes_max = min(options.batch_bytes_max, options.segment_size - f.HEADER_BYTES)
         self.failed: BaseException | None = None
         self.syncs = self.batches = 0
-        self._deliver = deliver
+        self._deliver, self._stopped = deliver, stopped
         self._always = options.sync is Sync.ALWAYS
         self._periodic = options.sync is Sync.PERIODIC
         self._queue: deque[Ticket] = deque()
@@ -86,7 +89,7 @@ class Log:
         self._last_write = 0.0
         self._idle_due = self._lead_due = self._prepare_due = False
         self._closed = self._ended = True
-        self._generation = ForkGuard.generation
+        self._generation = fork_generation()
         self._last_number = 0
         self._must_roll = False
 
@@ -97,7 +100,7 @@ class Log:
         self.table, self._tail = table, tail
         self.durable_lsn = self._marked_lsn = durable_lsn
         self._last_number = last_number
-        self._generation = ForkGuard.generation
+        self._generation = fork_generation()
         self._closed = self._ended = False
 
     @property
@@ -128,6 +131,7 @@ class Log:
         if self.failed is None:
             self.failed = cause
             log.error("store %s has failed: %s", self.name, cause)
+            self._stopped()
             shared().schedule(0, self._lead_queued)
 
     def refuse_more(self) -> None:
@@ -150,7 +154,7 @@ class Log:
 
     @property
     def forked(self) -> bool:
-        return self._generation != ForkGuard.generation
+        return self._generation != fork_generation()
 
     @property
     def last_number(self) -> int:
@@ -165,7 +169,7 @@ class Log:
 
     def submit(self, ticket: Ticket) -> None:
         """Queue it. It will be written in the order of submission."""
-        if self._closed or self.failed is not None or self._generation != ForkGuard.generation:
+        if self._closed or self.failed is not None or self._generation != fork_generation():
             self.ensure_usable()
         if len(self._queue) >= QUEUE_MAX:
             self._lead_queued()
@@ -463,8 +467,7 @@ class Log:
             if not self._always:
                 self.sync()
             if monotonic() - self._last_write < IDLE_SECONDS:
-                self._idle_due = True
-                shared().schedule(IDLE_SECONDS, self._idle)
+                self._schedule_idle()
             else:
                 self._mark()
         except AnabranchError as error:

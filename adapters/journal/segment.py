@@ -69,6 +69,11 @@ class Segment:
         self.live_bytes -= length
         self.changed = True
 
+    def is_dead(self, lsn: int) -> bool:
+        """Whether the message whose record has this LSN is dead. Any thread may ask."""
+        ordinal, dead = lsn - self.base_lsn, self.dead
+        return dead is not None and ordinal >> 3 < len(dead) and bool(dead[ordinal >> 3] & 1 << (ordinal & 7))
+
 
 class SegmentTable:
     """The segments in order. Immutable: a change makes a new table, so readers need no lock."""

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -29,6 +30,7 @@ from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
     CorruptionError,
+    OutcomeUnknownError,
     StoreFailedError,
     StoreFullError,
     TransactionError,
@@ -47,6 +49,7 @@ from .duplicates import DuplicateWindow
 from .files import File, SegmentFiles
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, remove_file
 from .index import VERSION as INDEX_VERSION
+from .limits import Room
 from .log import Log
 from .reader import Replayer
 from .reclaim import Reclaimer
@@ -78,16 +81,28 @@ class JournalStore:
     ) -> None:
         self.name = name
         self.options = options
-        self.store_id = b""
         self._directory = StoreDirectory(name, directory, index_directory)
         self._opened = False
         self._index_lock = threading.Lock()
         self._held_lock = threading.Lock()
         self._declare_lock = threading.Lock()
+        self._begin(b"", directory / "index.mdb")
+
+    def _begin(self, store_id: bytes, index: Path) -> None:
+        """The state of a store that is not open yet."""
+        self.store_id = store_id
+        files = SegmentFiles(self._directory.journal, self._count_sync)
+        window = DuplicateWindow(self.options.duplicate_window)
+        self._log = Log(self.name, store_id, files, self.options, window, self._deliver, self._wake_all)
+        self._index = Index(index, store_id, self.options.duplicate_window)
+        self._reclaimer = Reclaimer(self._log, self._snapshot, self._forget_segments)
+        self._checkpoint_due = self._checkpoint_soon = self._interrupted = False
         self._pending: deque[Flight] = deque()
         self._pending_operations = 0
         self._waiting = 0
         self._sends = self._acks = 0
+        limited = self.options.max_messages is not None or self.options.max_bytes is not None
+        self._room = Room(self.name, self.options, window, self._count_held) if limited else None
 
     @classmethod
     def create(cls, name: str, directory: Path, options: JournalOptions) -> bytes:
@@ -107,13 +122,9 @@ class JournalStore:
 
     def _open(self, progress: Progress | None) -> None:
         started = time.monotonic()
-        self.store_id = self._directory.read_id()
-        files = SegmentFiles(self._directory.journal, self._count_sync)
-        window = DuplicateWindow(self.options.duplicate_window)
-        self._log = Log(self.name, self.store_id, files, self.options, window, self._deliver)
-        self._reclaimer = Reclaimer(self._log, self._snapshot, self._forget_segments)
-        self._checkpoint_due = self._checkpoint_soon = self._interrupted = False
-        index = self._index = Index(self._directory.index, self.store_id, self.options.duplicate_window)
+        store_id = self._directory.read_id()
+        self._begin(store_id, self._directory.index)
+        index, files = self._index, self._log.files
         try:
             checkpoint, found = self._survey(files, index)
             recovery.settle(found, files)
@@ -125,7 +136,7 @@ class JournalStore:
                 replayer.seq = max(replayer.seq, checkpoint.seq)
                 index.load(found.table().segments)
                 recovery.replay(found, index, checkpoint, replayer)
-            self._take_over(found, index, replayer, window, files)
+            self._take_over(found, index, replayer)
         except BaseException:
             index.close()
             raise
@@ -154,11 +165,9 @@ class JournalStore:
             index.open()
             return None, found
 
-    def _take_over(
-        self, found: recovery.Survey, index: Index, replayer: Replayer, window: DuplicateWindow, files: SegmentFiles
-    ) -> None:
+    def _take_over(self, found: recovery.Survey, index: Index, replayer: Replayer) -> None:
         """From reading to writing: the one durable step of recovery (rule J5), then a checkpoint."""
-        window.add(dict(index.duplicates()))
+        self._log.window.add(dict(index.duplicates()))
         last = found.chain[-1]
         last.end = None
         tail = Tail(last, found.end.offset, found.end.lsn, replayer.seq)
@@ -187,6 +196,8 @@ class JournalStore:
                     self._drain()
                     self._write_checkpoint(clean=True)
                 self._index.close()
+                for state in self._index.states.values():
+                    state.held.clear()  # should this object be opened again, no lease of before counts
             self._directory.unlock()
         self._wake_all()
 
@@ -221,6 +232,7 @@ class JournalStore:
     ) -> Future[Receipt]:
         ticket = self._send_ticket(destination, body, headers, message_id, sync)
         future: Future[Receipt] = Future()
+        future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
         self._log.submit_nowait(ticket)
         if self._pending_operations >= APPLY_AT:
@@ -232,25 +244,25 @@ class JournalStore:
     ) -> list[Receipt]:
         state = self._state(destination)
         tickets: list[Ticket] = []
-        operations: list[Operation] = []
-        size, size_max = 0, self._log.batch_bytes_max
-        for message in messages:
+        size_max = self._log.batch_bytes_max
+        for message in messages:  # all of them before any is queued: what is wrong with one refuses all
             operation, more = self._send_operation(state, message)
-            if operations and size + more > size_max:
-                tickets.append(self._submit(Ticket(operations, size, bool(sync))))
-                operations, size = [], 0
-            operations.append(operation)
-            size += more
-        if operations:
-            tickets.append(self._submit(Ticket(operations, size, bool(sync))))
+            if not tickets or tickets[-1].size + more > size_max:
+                tickets.append(Ticket([], 0, bool(sync)))
+            tickets[-1].operations.append(operation)
+            tickets[-1].size += more
+        if self._room is not None:
+            reservation = self._room.reserve(operation for ticket in tickets for operation in ticket.operations)
+            for ticket in tickets:
+                ticket.reservation = reservation
+            del reservation
+        for ticket in tickets:
+            self._log.submit(ticket)
+            self._sends += len(ticket.operations)
         receipts = [Receipt(destination, *done) for ticket in tickets for done in self._log.wait(ticket)]
         if self._pending_operations >= APPLY_AT:
             self._help_apply()
         return receipts
-
-    def _submit(self, ticket: Ticket) -> Ticket:
-        self._log.submit(ticket)
-        return ticket
 
     def _send_ticket(
         self,
@@ -262,31 +274,22 @@ class JournalStore:
     ) -> Ticket:
         state = self._index.by_destination.get(destination) or self._state(destination)
         rest, key = messages.encode(state, body, headers, message_id, self.options.message_bytes_max)
-        self._check_limits(len(rest), 1)
+        ticket = Ticket([(f.SEND, state, rest, key)], len(rest) + state.send_overhead, bool(sync))
+        if self._room is not None:
+            ticket.reservation = self._room.reserve(ticket.operations)
         self._sends += 1
-        return Ticket([(f.SEND, state, rest, key)], len(rest) + state.send_overhead, bool(sync))
+        return ticket
 
     def _send_operation(self, state: DestinationState, message: Outgoing | bytes) -> tuple[Operation, int]:
         body, headers, message_id = message if isinstance(message, Outgoing) else (message, None, None)
         rest, key = messages.encode(state, body, headers, message_id, self.options.message_bytes_max)
-        self._check_limits(len(rest), 1)
-        self._sends += 1
         return (f.SEND, state, rest, key), len(rest) + state.send_overhead
 
-    def _check_limits(self, size: int, count: int) -> None:
-        options = self.options
-        if options.max_messages is None and options.max_bytes is None:
-            return
-        with self._index_lock:
-            self._drain()
-            held = sum(s.count for s in self._index.states.values())
-            used = sum(s.bytes for s in self._index.states.values())
-        if options.max_messages is not None and held + count > options.max_messages:
-            raise StoreFullError(f"store {self.name!r} holds {held} messages; max_messages is {options.max_messages}")
-        if options.max_bytes is not None and used + size > options.max_bytes:
-            raise StoreFullError(
-                f"store {self.name!r} holds {used} bytes of messages; max_bytes is {options.max_bytes}"
-            )
+    def _count_held(self) -> tuple[int, int]:
+        """Messages and their bytes."""
+        with self._reading() as index:
+            states = list(index.states.values())
+            return sum(state.count for state in states), sum(state.bytes for state in states)
 
     def _state(self, destination: Destination) -> DestinationState:
         """The state of a destination, made if it is new here. Its name is journaled with its first message."""
@@ -316,8 +319,21 @@ class JournalStore:
 
     def _help_apply(self) -> None:
         if self._pending_operations > PENDING_MAX or not self._index_lock.locked():
-            with self._index_lock:
-                self._drain()
+            try:
+                with self._reading():
+                    pass
+            except AnabranchError as error:  # what the caller did has taken effect; the next call will hear of it
+                log.debug("store %s: nothing applied: %s", self.name, error)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Index]:
+        """The index, locked, with all that has returned applied. In a forked child another thread's hold on the lock
+        would last for ever: it is refused before."""
+        self._log.ensure_usable()
+        with self._index_lock:
+            self._log.ensure_usable()
+            self._drain()
+            yield self._index
 
     def _drain(self) -> None:
         """Apply what is pending. With the index lock held. Raises StoreFailedError."""
@@ -390,10 +406,8 @@ class JournalStore:
 
     def checkpoint(self) -> None:
         """Write the index out. Happens by itself; durability never depends on it."""
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
-            if self._index.operations:
+        with self._reading() as index:
+            if index.operations:
                 self._write_checkpoint(clean=False)
 
     def _write_checkpoint(self, clean: bool) -> None:
@@ -434,20 +448,23 @@ class JournalStore:
                 return None
 
     def _lease(self, state: DestinationState) -> Place | None:
+        self._log.ensure_usable()
         with self._index_lock:
             self._log.ensure_usable()
-            if not state.ready:  # what was fetched before comes before all that is pending
-                self._drain()
-            if len(state.held) >= self.options.max_leases:
-                raise StoreFullError(
-                    f"{len(state.held)} messages of {state.destination} are leased; max_leases is "
-                    f"{self.options.max_leases}: ack or release some"
-                )
-            place = state.next_ready(self._index.fetch)
+            index = self._index
+            if not state.ready or index.leased >= self.options.max_leases:
+                self._drain()  # else what was fetched before comes before all that is pending
+                if index.leased >= self.options.max_leases:
+                    raise StoreFullError(
+                        f"{index.leased} messages of store {self.name!r} are leased; max_leases is "
+                        f"{self.options.max_leases}: ack or release some"
+                    )
+            place = state.next_ready(index.fetch)
             while place is not None and place[0] in state.held:
-                place = state.next_ready(self._index.fetch)
+                place = state.next_ready(index.fetch)
             if place is not None:
                 state.held[place[0]] = LEASED
+                index.leased += 1
             return place
 
     def _wait_for_message(self, state: DestinationState, deadline: float | None) -> bool:
@@ -458,10 +475,8 @@ class JournalStore:
             self._waiting += 1
         try:
             state.waiters.append(waiter)
-            with self._index_lock:  # whoever sends from now on sees the waiter; who sent before is seen here
-                self._drain()
-                if state.returned or self._index.fetch(state, state.cursor, 1) or not self._opened:
-                    self._log.ensure_usable()
+            with self._reading() as index:  # whoever sends from now on sees the waiter; who sent before is seen here
+                if state.returned or index.fetch(state, state.cursor, 1):
                     return True
             if deadline is None:
                 waiter.acquire()
@@ -471,8 +486,10 @@ class JournalStore:
         finally:
             with self._held_lock:
                 self._waiting -= 1
-            if waiter in state.waiters:
+            try:
                 state.waiters.remove(waiter)
+            except ValueError:
+                pass  # who woke it took it out
 
     def _wake_all(self) -> None:
         for state in list(self._index.states.values()):
@@ -492,9 +509,8 @@ class JournalStore:
             if message is not None:
                 self._limit_open_files(segment)
                 return message
-        with self._index_lock:
-            self._drain()
-            alive = self._index.place(state, place[0])
+        with self._reading() as index:
+            alive = index.place(state, place[0])
         if alive != place:
             return None
         where = str(segment.path) if segment is not None else str(self._directory.journal)
@@ -514,16 +530,19 @@ class JournalStore:
         self._log.ensure_usable()
         left = limit if limit is not None else -1
         while state is not None and left != 0:
-            with self._index_lock:
-                self._log.ensure_usable()
-                self._drain()
-                places = self._index.fetch(state, after, PAGE if left < 0 else min(PAGE, left))
+            with self._reading() as index:
+                places = index.fetch(state, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 return
             table = self._log.table
             for segment, run in messages.runs(places, [table.find(place[1]) for place in places]):
                 records = self._read_run(segment, run)
                 for place, record in zip(run, records, strict=True):
+                    if self._pending:
+                        with self._reading():
+                            pass
+                    if segment is not None and segment.is_dead(place[1]):
+                        continue  # settled since the page was looked up
                     message = (
                         messages.decode(self, state, segment.seed, place, record, False) if segment else None
                     ) or self._read(state, place, leased=False)
@@ -546,11 +565,13 @@ class JournalStore:
     # Settling
 
     def ack(self, messages_: Sequence[Message]) -> None:
+        self._log.ensure_usable()
         operations = self._take_held(messages_, LEASED, LEAVING)
         try:
-            self._commit(operations, f.ACK_BYTES * len(operations), None)
-        except StoreFullError:
-            self._give_held(messages_, LEASED)
+            self._commit(Ticket(operations, f.ACK_BYTES * len(operations), False))
+        except AnabranchError as error:
+            if not isinstance(error, OutcomeUnknownError):
+                self._give_held(messages_, LEASED)
             raise
         self._acks += len(operations)
 
@@ -560,7 +581,7 @@ class JournalStore:
         with self._held_lock:
             for message in messages_:
                 state = message.note
-                if state.held.get(message.seq) != before or not message.leased or message.store is not self:
+                if message.store is not self or not message.leased or state.held.get(message.seq) != before:
                     for _, undo, seq in operations:
                         undo.held[seq] = before
                     require_leased(message)
@@ -587,17 +608,17 @@ class JournalStore:
         self._take_held([message], LEASED, CLAIMED)
 
     def unclaim(self, messages_: Sequence[Message]) -> None:
+        self._log.ensure_usable()
         self._take_held(messages_, CLAIMED, LEAVING)
-        if self._log.failed is None:
-            self._return(messages_)
+        self._return(messages_)
 
     def _return(self, messages_: Sequence[Message]) -> None:
-        with self._index_lock:
-            self._drain()
+        with self._reading() as index:
             for message in messages_:
                 state = message.note
-                place = self._index.place(state, message.seq)
-                state.held.pop(message.seq, None)
+                place = index.place(state, message.seq)
+                if state.held.pop(message.seq, None) is not None:
+                    index.leased -= 1
                 if place is not None:
                     heapq.heappush(state.returned, place)
                 state.wake()
@@ -605,25 +626,31 @@ class JournalStore:
     def commit(
         self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None
     ) -> list[Receipt]:
+        self._log.ensure_usable()
         size = f.ACK_BYTES * len(acks)
         operations: list[Operation] = []
         for destination, message in sends:
             operation, more = self._send_operation(self._state(destination), message)
             operations.append(operation)
             size += more
-        leaving = self._take_held(acks, CLAIMED, LEAVING)
+        reservation = self._room.reserve(operations) if self._room is not None else None
+        operations += self._take_held(acks, CLAIMED, LEAVING)
+        ticket = Ticket(operations, size, bool(sync))
+        ticket.reservation = reservation
+        del reservation
         try:
-            done = self._commit([*operations, *leaving], size, sync)
-        except StoreFullError:
-            self._give_held(acks, CLAIMED)
+            done = self._commit(ticket)
+        except AnabranchError as error:
+            if not isinstance(error, OutcomeUnknownError):
+                self._give_held(acks, CLAIMED)
             raise
+        self._sends += len(sends)
         self._acks += len(acks)
         return [Receipt(destination, *result) for (destination, _), result in zip(sends, done, strict=True)]
 
-    def _commit(self, operations: list[Operation], size: int, sync: bool | None) -> list[tuple[int, bool]]:
-        if not operations:
+    def _commit(self, ticket: Ticket) -> list[tuple[int, bool]]:
+        if not ticket.operations:
             return []
-        ticket = Ticket(operations, size, bool(sync))
         self._log.submit(ticket)
         done = self._log.wait(ticket)
         if self._pending_operations >= APPLY_AT:
@@ -632,16 +659,15 @@ class JournalStore:
 
     def purge(self, destination: Destination) -> int:
         state = self._state(destination)
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
+        with self._reading():
             ranges, count = self._free_ranges(state)
             if not ranges:
                 return 0
             state.skip_to(max(state.cursor, ranges[-1][1]))  # nobody shall receive what is about to go
         operations: list[Operation] = [(f.ACK_RANGE, state, first, last) for first, last in ranges]
         try:
-            self._commit(operations, len(ranges) * (f.RECORD_HEADER.size + f.RANGE_PAYLOAD.size), None)
+            size = len(ranges) * (f.RECORD_HEADER.size + f.RANGE_PAYLOAD.size)
+            self._commit(Ticket(operations, size, False))
         except StoreFullError:
             with self._index_lock:
                 state.skip_to(ranges[0][0] - 1)
@@ -670,9 +696,7 @@ class JournalStore:
         if state is None:
             self._log.ensure_usable()
             return 0
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
+        with self._reading():
             claimed = sum(hold == CLAIMED for hold in state.held.values())
             if claimed:
                 raise TransactionError(
@@ -681,31 +705,28 @@ class JournalStore:
                 )
             count = state.count
         if state.declared:
-            self._commit([(f.DESTINATION_GONE, state)], f.RECORD_HEADER.size + f.GONE_PAYLOAD.size, None)
-            with self._index_lock:
-                self._drain()  # so that receive no longer finds what it had fetched ahead
+            gone: Operation = (f.DESTINATION_GONE, state)
+            self._commit(Ticket([gone], f.RECORD_HEADER.size + f.GONE_PAYLOAD.size, False))
+            with self._reading():
+                pass  # applied at once: receive no longer finds what it had fetched ahead, nor ack what was leased
         return count
 
     # Asking
 
     def retire(self) -> bool:
-        with self._index_lock:
+        with self._reading():
             if self._waiting or any(state.held for state in self._index.states.values()):
                 return False
             self._log.refuse_more()
             return True
 
     def destinations(self) -> Sequence[Destination]:
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
-            return [s.destination for s in self._index.states.values() if s.declared]
+        with self._reading() as index:
+            return [s.destination for s in list(index.states.values()) if s.declared]
 
     def depth(self, destination: Destination) -> int:
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
-            state = self._index.by_destination.get(destination)
+        with self._reading() as index:
+            state = index.by_destination.get(destination)
             return state.count if state is not None else 0
 
     # Reclaiming
@@ -716,10 +737,8 @@ class JournalStore:
 
     def _snapshot(self) -> tuple[list[Segment], bytes]:
         """The segments that hold no live message any more, and the snapshot that lets them go (rule J6)."""
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
-            applied, index = self._applied, self._index
+        with self._reading() as index:
+            applied = self._applied
             sealed = [s for s in self._log.table.segments if s.number < applied.segment.number]
             empty = [s for s in sealed if not s.live]
             if not empty:
@@ -732,10 +751,8 @@ class JournalStore:
 
     def _forget_segments(self, numbers: set[int]) -> None:
         """Take released segments out of the index and the table, with a checkpoint (rule J6)."""
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
-            self._index.drop_segments(numbers)
+        with self._reading() as index:
+            index.drop_segments(numbers)
             self._log.forget_segments(numbers)
             self._write_checkpoint(clean=False)
 
@@ -767,8 +784,6 @@ class JournalStore:
             )
 
     def check(self) -> Iterator[str]:
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
-            found = list(violations(self._index, self._log.table, self._applied))
+        with self._reading() as index:
+            found = list(violations(index, self._log.table, self._applied))
         yield from found
