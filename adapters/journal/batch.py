@@ -198,7 +198,7 @@ class _Encoder:
     def _send(self, operation: Operation) -> Outcome:
         _, state, rest, key = operation
         if key is not None:
-            first = self._window.get(key) or self._ids.get(key)
+            first = self._ids.get(key) or (self._window.get(key) if state not in self._gone else None)
             if first is not None:
                 return first, True
         if (not state.declared or state in self._gone) and state not in self._declared:
@@ -227,6 +227,7 @@ class _Encoder:
             self._append(kind, f.GONE_PAYLOAD.pack(operation[1].id))
             self._gone.append(operation[1])
             self._declared = [state for state in self._declared if state is not operation[1]]
+            self._ids = {key: seq for key, seq in self._ids.items() if key[0] != operation[1].id}
         else:
             self._append(kind, operation[1])
             self._snapshot = (self._start.segment.number, self._start.offset)

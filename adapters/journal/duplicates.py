@@ -31,6 +31,10 @@ class DuplicateWindow:
         while len(seqs) > self.limit:
             seqs.pop(next(iter(seqs)), None)
 
+    def forget(self, destination: int) -> None:
+        """The ids of a destination that is removed: should it come back, it knows nothing of them."""
+        self._seqs = {key: seq for key, seq in self._seqs.items() if key[0] != destination}
+
     def items(self) -> list[tuple[Key, int]]:
         """Oldest first."""
         return list(self._seqs.items())

@@ -281,6 +281,7 @@ class Index:
     def _remove(self, state: DestinationState, table: SegmentTable) -> None:
         self._kill_range(state, 0, (1 << 64) - 1, table)
         self._txn.delete(ID.pack(state.id), db=self._destinations_db)
+        self._forget_duplicates(state.id)
         state.ready.clear()
         state.returned.clear()
         self.leased -= len(state.held)
@@ -297,6 +298,16 @@ class Index:
                 cursor.first()
                 cursor.delete()
             self._duplicates -= 1
+
+    def _forget_duplicates(self, destination: int) -> None:
+        with self._txn.cursor(db=self._duplicates_db) as cursor:
+            found = cursor.first()
+            while found:
+                if msgspec.msgpack.decode(cursor.value())[0] == destination:
+                    self._duplicates -= 1
+                    found = cursor.delete() and bool(cursor.key())
+                else:
+                    found = cursor.next()
 
     def drop_segments(self, numbers: Iterable[int]) -> None:
         """Released segments: their rows go with the next checkpoint."""

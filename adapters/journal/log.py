@@ -395,6 +395,7 @@ class Log:
         """What the leader remembers of a batch that is written."""
         for state in flight.gone or ():
             state.declared = False
+            self.window.forget(state.id)
         for state in flight.declared or ():
             state.declared = True
         if flight.ids:
