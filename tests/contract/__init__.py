@@ -1,0 +1,16 @@
+"""What every store must do: the sentences of adapters/base.py, each as a test. Third parties' stores inherit it too.
+
+    class TestMongoStore(StoreContract):
+        @pytest.fixture
+        def disk(self, tmp_path):
+            with MongoDisk(tmp_path) as disk:      # a Disk: create, reopen, crash
+                yield disk
+
+`disk.py` is what a store's author writes; `contract.py` collects the tests, which are grouped by what they ask of a
+store: sending, receiving, settling, limits, lifecycle, threads.
+"""
+
+import pytest
+
+for _module in ("disk", "sending", "receiving", "settling", "limits", "lifecycle", "threads"):
+    pytest.register_assert_rewrite(f"{__name__}.{_module}")

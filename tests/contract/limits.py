@@ -1,0 +1,157 @@
+"""The contract of a store's limits: what goes beyond one is refused, takes no effect, and fits once there is room."""
+
+from __future__ import annotations
+
+import pytest
+from anabranch.adapters.base import Outgoing, Receipt, Store
+from anabranch.policies.errors import StoreFullError
+
+from .disk import PATIENCE, A, B, Disk, Parallel, assert_whole, bodies, drain, take
+
+
+class LimitsContract:
+    def test_max_messages(self, disk: Disk) -> None:
+        store = disk.create(max_messages=3)
+        store.send(A, b"1")
+        store.send(B, b"2")
+        store.send(A, b"3")
+        for call in (
+            lambda: store.send(A, b"4"),
+            lambda: store.send_many(A, [b"4"]),
+            lambda: store.send_nowait(A, b"4").result(PATIENCE),
+            lambda: store.commit([(A, Outgoing(b"4"))], []),
+        ):
+            with pytest.raises(StoreFullError, match="max_messages is 3"):
+                call()
+        assert (bodies(store, A), bodies(store, B)) == ([b"1", b"3"], [b"2"])
+        take(store).ack()
+        store.send(A, b"4")
+        with pytest.raises(StoreFullError):
+            store.send(A, b"5")
+        assert drain(store) == [b"3", b"4"]
+
+    def test_max_bytes(self, disk: Disk) -> None:
+        store = disk.create(max_bytes=3000)
+        store.send_many(A, [b"x" * 1000] * 2)
+        with pytest.raises(StoreFullError, match="max_bytes is 3000"):
+            store.send(A, b"x" * 1000)
+        assert store.depth(A) == 2
+        take(store).ack()
+        store.send(A, b"x" * 1000)
+
+    def test_a_commit_that_goes_beyond_is_refused_whole(self, disk: Disk) -> None:
+        store = disk.create(max_messages=3)
+        store.send_many(A, [b"1", b"2"])
+        message = take(store)
+        store.claim(message)
+        with pytest.raises(StoreFullError):
+            store.commit([(A, Outgoing(b"x"))] * 3, [message])
+        assert bodies(store) == [b"1", b"2"]
+        store.commit([(A, Outgoing(b"3"))], [message])  # still claimed
+        assert bodies(store) == [b"2", b"3"]
+
+    def test_send_many_stops_at_the_limit(self, disk: Disk) -> None:
+        store = disk.create(max_messages=5)
+        with pytest.raises(StoreFullError):
+            store.send_many(A, [b"x"] * 8)
+        assert store.depth(A) <= 5
+        assert store.stats().messages <= 5
+        assert_whole(store)
+
+    def test_sends_without_waiting_stop_at_the_limit(self, disk: Disk) -> None:
+        store = disk.create(max_messages=5)
+        done, full = 0, 0
+        for _ in range(20):
+            try:
+                store.send_nowait(A, b"x").result(PATIENCE)
+                done += 1
+            except StoreFullError:
+                full += 1
+        assert (done, full, store.depth(A)) == (5, 15, 5)
+
+    def test_sends_of_many_threads_stop_at_the_limit(self, disk: Disk) -> None:
+        store = disk.create(max_messages=20)
+
+        def fill() -> int:
+            sent = 0
+            try:
+                while sent < 50:
+                    store.send(A, b"x")
+                    sent += 1
+            except StoreFullError:
+                pass
+            return sent
+
+        with Parallel(fill) as one, Parallel(fill) as two, Parallel(fill) as three, Parallel(fill) as four:
+            assert sum(some.result() for some in (one, two, three, four)) == 20
+        assert store.depth(A) == 20
+
+    def test_refused_sends_leave_the_room_to_others(self, disk: Disk) -> None:
+        """What was too large, failed or a duplicate takes no room for good."""
+        store = disk.create(max_messages=3, message_bytes_max=1000)
+        for _ in range(10):
+            with pytest.raises(ValueError, match="message_bytes_max"):
+                store.send(A, b"x" * 2000)
+            with pytest.raises(StoreFullError):
+                store.send_many(A, [b"x"] * 4)
+            store.purge(A)
+        store.send(A, b"1", None, "id")
+        for _ in range(10):
+            assert store.send(A, b"1", None, "id").duplicate
+        store.send_many(A, [b"2", b"3"])
+        assert bodies(store) == [b"1", b"2", b"3"]
+
+    def test_limits_count_what_an_earlier_process_left(self, disk: Disk) -> None:
+        store = disk.create(max_messages=2)
+        store.send_many(A, [b"1", b"2"])
+        again = disk.crash(store)
+        with pytest.raises(StoreFullError):
+            again.send(A, b"3")
+
+    def test_a_message_id_in_the_window_needs_no_room(self, disk: Disk) -> None:
+        """An unsure sender that sends again must hear `duplicate`, not `full`."""
+        store = disk.create(max_messages=1)
+        first = store.send(A, b"1", None, "id")
+        assert store.send(A, b"1", None, "id") == Receipt(A, first.seq, True)
+
+    def test_max_leases(self, disk: Disk) -> None:
+        store = disk.create(max_leases=3)
+        store.send_many(A, [b"x"] * 5)
+        messages = [take(store) for _ in range(3)]
+        with pytest.raises(StoreFullError, match="max_leases is 3"):
+            store.receive(A)
+        store.claim(messages[2])  # a claim is a lease still
+        with pytest.raises(StoreFullError):
+            store.receive(A, timeout=0.01)
+        messages[0].ack()
+        take(store)
+        messages[1].release()
+        take(store)
+        with pytest.raises(StoreFullError):
+            store.receive(A)
+
+    def test_max_leases_is_the_stores(self, disk: Disk) -> None:
+        store = disk.create(max_leases=2)
+        store.send(A, b"a")
+        store.send_many(B, [b"b"] * 2)
+        take(store, A)
+        take(store, B)
+        with pytest.raises(StoreFullError):
+            store.receive(B)
+
+    def test_full_is_not_failed(self, disk: Disk) -> None:
+        store = disk.create(max_messages=1)
+        store.send(A, b"x")
+        with pytest.raises(StoreFullError):
+            store.send(A, b"y")
+        assert store.stats().failed is None
+        assert drain(store) == [b"x"]
+        assert_whole(store)
+
+    def test_a_batch_beside_a_limit(self, disk: Disk, store: Store) -> None:
+        """No limits, no refusals: 20,000 leases and as many acks in one call."""
+        store.send_many(A, [b"x"] * 2000)
+        messages = [take(store) for _ in range(2000)]
+        store.ack(messages)
+        assert store.depth(A) == 0
+        assert_whole(store)

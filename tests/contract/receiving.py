@@ -1,0 +1,167 @@
+"""The contract of receive and browse."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from anabranch.adapters.base import Store
+from anabranch.policies.errors import ClosedError
+
+from .disk import A, B, Disk, Parallel, bodies, drain, take
+
+
+class ReceivingContract:
+    def test_receive_in_order(self, store: Store) -> None:
+        sent = [str(n).encode() for n in range(200)]
+        store.send_many(A, sent)
+        received = [take(store).body for _ in sent]
+        assert received == sent
+        assert store.receive(A) is None
+
+    def test_order_of_sends_and_receives_mixed(self, store: Store) -> None:
+        got = []
+        for n in range(100):
+            store.send(A, str(2 * n).encode())
+            store.send(A, str(2 * n + 1).encode())
+            message = take(store)
+            got.append(message.body)
+            message.ack()
+        assert got + drain(store) == [str(n).encode() for n in range(200)]
+
+    def test_nothing_there(self, store: Store) -> None:
+        assert store.receive(A) is None
+        assert store.depth(A) == 0
+        assert bodies(store) == []
+        assert list(store.destinations()) == []
+
+    def test_a_lease_is_for_one(self, store: Store) -> None:
+        store.send(A, b"x")
+        assert take(store).leased
+        assert store.receive(A) is None
+        assert store.depth(A) == 1
+        assert store.stats().leased == 1
+
+    def test_a_lease_ends_with_the_process(self, disk: Disk, store: Store) -> None:
+        store.send_many(A, [b"1", b"2"])
+        take(store)
+        again = disk.crash(store)
+        assert drain(again) == [b"1", b"2"]
+
+    def test_a_lease_ends_with_close(self, disk: Disk, store: Store) -> None:
+        store.send_many(A, [b"1", b"2"])
+        take(store)
+        store.close()
+        assert drain(disk.reopen(store)) == [b"1", b"2"]
+
+    @pytest.mark.parametrize("timeout", [0.05, 0, -1])
+    def test_receive_times_out(self, store: Store, timeout: float) -> None:
+        started = time.monotonic()
+        assert store.receive(A, timeout) is None
+        assert max(timeout, 0) * 0.9 <= time.monotonic() - started < 5
+
+    def test_the_timeout_does_not_matter_when_there_is_one(self, store: Store) -> None:
+        store.send(A, b"x")
+        started = time.monotonic()
+        assert take(store, timeout=10).body == b"x"
+        assert time.monotonic() - started < 5
+
+    @pytest.mark.parametrize("timeout", [None, 15.0])
+    def test_a_send_wakes_a_receiver(self, store: Store, timeout: float | None) -> None:
+        with Parallel(lambda: store.receive(A, timeout)) as receiver:
+            assert receiver.outlives(0.05)
+            store.send(B, b"another's")
+            assert receiver.outlives(0.05)
+            store.send(A, b"x")
+            assert receiver.result().body == b"x"
+
+    def test_a_send_without_waiting_wakes_a_receiver(self, store: Store) -> None:
+        with Parallel(lambda: store.receive(A, None)) as receiver:
+            assert receiver.outlives(0.05)
+            store.send_nowait(A, b"x")
+            assert receiver.result().body == b"x"
+
+    def test_a_release_wakes_a_receiver(self, store: Store) -> None:
+        store.send(A, b"x")
+        message = take(store)
+        with Parallel(lambda: store.receive(A, None)) as receiver:
+            assert receiver.outlives(0.05)
+            message.release()
+            assert receiver.result().body == b"x"
+
+    def test_a_rollback_wakes_a_receiver(self, store: Store) -> None:
+        store.send(A, b"x")
+        message = take(store)
+        store.claim(message)
+        with Parallel(lambda: store.receive(A, None)) as receiver:
+            assert receiver.outlives(0.05)
+            store.unclaim([message])
+            assert receiver.result().body == b"x"
+
+    @pytest.mark.parametrize("timeout", [None, 15.0])
+    def test_close_wakes_a_receiver(self, store: Store, timeout: float | None) -> None:
+        with Parallel(lambda: store.receive(A, timeout)) as receiver:
+            assert receiver.outlives(0.05)
+            store.close()
+            with pytest.raises(ClosedError):
+                receiver.result()
+
+    def test_each_waiting_receiver_gets_its_own(self, store: Store) -> None:
+        with Parallel(lambda: store.receive(A, None)) as one, Parallel(lambda: store.receive(A, None)) as two:
+            store.send(A, b"1")
+            store.send(A, b"2")
+            assert {one.result().body, two.result().body} == {b"1", b"2"}
+
+    # browse
+
+    def test_browse_sees_all_in_order(self, store: Store) -> None:
+        sent = [str(n).encode() for n in range(1500)]
+        receipts = store.send_many(A, sent)
+        leased = take(store)
+        messages = list(store.browse(A))
+        assert [m.body for m in messages] == sent
+        assert [m.seq for m in messages] == [r.seq for r in receipts]
+        assert not any(m.leased for m in messages)
+        assert leased.leased
+
+    def test_browse_a_part(self, store: Store) -> None:
+        receipts = store.send_many(A, [str(n).encode() for n in range(10)])
+        assert [m.body for m in store.browse(A, limit=3)] == [b"0", b"1", b"2"]
+        assert [m.body for m in store.browse(A, after=receipts[6].seq)] == [b"7", b"8", b"9"]
+        assert [m.body for m in store.browse(A, limit=1, after=receipts[6].seq)] == [b"7"]
+        assert list(store.browse(A, limit=0)) == []
+        assert list(store.browse(A, after=receipts[9].seq)) == []
+
+    def test_browse_counts_what_it_gives(self, store: Store) -> None:
+        """A message acked meanwhile does not count against the limit."""
+        store.send_many(A, [str(n).encode() for n in range(10)])
+        look = store.browse(A, limit=4)
+        assert next(look).body == b"0"
+        for _ in range(3):
+            take(store).ack()
+        assert [m.body for m in look] == [b"3", b"4", b"5"]
+
+    def test_browse_leaves_out_what_is_acked_meanwhile(self, store: Store) -> None:
+        store.send_many(A, [str(n).encode() for n in range(1200)])
+        look = store.browse(A)
+        assert next(look).body == b"0"
+        messages = [take(store) for _ in range(1100)]
+        store.ack(messages[1:600])
+        assert next(look).body == b"600"
+        store.ack(messages[601:])
+        assert [m.body for m in look] == [str(n).encode() for n in range(1100, 1200)]
+
+    def test_browse_holds_no_lock_between_two(self, store: Store) -> None:
+        store.send_many(A, [b"0", b"1"])
+        look = store.browse(A)
+        assert next(look).body == b"0"
+        with Parallel(lambda: (store.send(A, b"2"), take(store), store.purge(A), store.delete(A))) as other:
+            other.result()
+        assert list(look) == []
+
+    def test_browse_of_a_closed_store(self, store: Store) -> None:
+        store.send(A, b"x")
+        look = store.browse(A)
+        store.close()
+        with pytest.raises(ClosedError):
+            next(look)
