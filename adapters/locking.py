@@ -11,6 +11,21 @@ from filelock import FileLock, Timeout
 
 from ..policies.errors import StoreLockedError
 
+_generation = 0
+
+
+def fork_generation() -> int:
+    """Differs in a forked child from what it was in its parent (rule D4)."""
+    return _generation
+
+
+def _after_fork_in_child() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
 
 class DirectoryLock:
     """Held from `acquire` to `release`. A forked child does not hold it, and never releases it (rule D4)."""
@@ -29,7 +44,7 @@ class DirectoryLock:
             raise StoreLockedError(
                 f"{self._what} in {self._path.parent} is open already, by {self._owner()}; close it there first"
             ) from None
-        self._lock = lock
+        self._lock, self._generation = lock, fork_generation()
         self._path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
 
     def _owner(self) -> str:
@@ -42,5 +57,5 @@ class DirectoryLock:
     def release(self) -> None:
         """Idempotent."""
         lock, self._lock = self._lock, None
-        if lock is not None:
+        if lock is not None and self._generation == fork_generation():
             lock.release()

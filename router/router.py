@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ..adapters.base import Headers, Message, Outgoing, Progress, Receipt, Store, StoreStats
 from ..adapters.files import make_directory
-from ..adapters.locking import DirectoryLock
+from ..adapters.locking import DirectoryLock, fork_generation
 from ..policies.config import Config, StoreConfig, load
 from ..policies.destination import Destination, Kind
 from ..policies.errors import (
@@ -67,6 +67,7 @@ class Router:
         self._by_destination: dict[Destination, Store] = {}
         self._adapters: dict[str, Any] = {}
         self._opened = False
+        self._generation = fork_generation()
         self._progress: Progress | None = None
 
     # Opening and closing
@@ -77,6 +78,7 @@ class Router:
         Stores open on first use. Raises StoreLockedError, PlacementError (see invariant 6), CorruptionError.
         """
         self._progress = progress
+        self._generation = fork_generation()
         try:
             make_directory(self.config.directory)
             self._directory_lock.acquire()
@@ -96,6 +98,9 @@ class Router:
 
     def close(self) -> None:
         """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all."""
+        if self._generation != fork_generation():
+            self._opened = False  # all of it belongs to the parent
+            return
         with self._lock:
             self._opened = False
             errors: list[Exception] = []
@@ -203,6 +208,7 @@ class Router:
         store = self._by_destination.get(destination)
         if store is None:
             self.route(destination)
+            self._require_open()
             with self._lock:
                 self._require_open()
                 row = self._placement.destinations.get(destination)
@@ -212,6 +218,7 @@ class Router:
 
     def forget_closed(self, destination: Destination, store: Store) -> None:
         """After a ClosedError: if the store was closed for being idle, the next call opens it again."""
+        self._require_open()
         with self._lock:
             self._require_open()
             if any(store is known for known in self._open_stores.values()):
@@ -318,6 +325,8 @@ class Router:
     def _require_open(self) -> None:
         if not self._opened:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
+        if self._generation != fork_generation():
+            raise ClosedError("this process is a fork of the one that opened the router; open it anew here")
 
     # What users do
 

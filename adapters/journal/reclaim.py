@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from ...policies.errors import AnabranchError
@@ -69,10 +70,17 @@ class Reclaimer:
             try:
                 self._log.files.release(
                     [(s.number, s.capacity) for s in empty], options.segment_size, options.pool_files,
-                    options.archive_directory,
+                    self._archive(),
                 )  # fmt: skip
             except OSError as error:
                 # The store is right without them; the next open removes what is left.
                 log.warning("store %s: released segments could not be removed: %s", self._log.name, error)
             log.debug("store %s: %d segments released", self._log.name, len(empty))
             return freed
+
+    def _archive(self) -> Path | None:
+        """This store's own folder in the archive directory, which stores may share."""
+        archive = self._log.options.archive_directory
+        if archive is None:
+            return None
+        return archive / f"{self._log.files.directory.parent.name}-{self._log.store_id.hex()[:8]}"

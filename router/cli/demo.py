@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tarfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -15,23 +15,29 @@ from ...policies.errors import ConfigError
 from .output import echo_json, json_option, working
 
 if TYPE_CHECKING:
-    from ...policies.partitioning import Candidate, Recommendation, UsageEvent
+    from ...policies.partitioning import Recommendation, UsageEvent
     from ..replay import DiskUse
 
 SEGMENT_BYTES: Final = 512 * 1024
 ARCHIVE: Final = Path("examples") / "toymaker" / "toymaker-kahadb.tar.xz"
-BROKER_PEAKS: Final = ((44, 23_100_000), (6, 3_100_000))
-"""Files and bytes that the broker which wrote the archive peaked at: all in one KahaDB, and with orders.custom and dlq
-in stores of their own (examples/toymaker/README.md)."""
+APART: Final = {"custom": ("queue://orders.custom",), "dlq": ("queue://dlq",), "others": (">",)}
+"""The split that was measured on the broker which wrote the archive."""
+BROKER_TOGETHER: Final = (44, 23_100_000)
+BROKER_APART: Final = (6, 3_100_000)
+"""Files and bytes that this broker peaked at: all in one KahaDB, and split as APART (examples/toymaker/README.md)."""
+
+Peak = tuple[int, int]
+"""Journal files, and their bytes."""
 
 
 class Row(NamedTuple):
-    """One line of the table: who, how it is known, and (files, bytes) all in one store and as recommended."""
+    """One line of the table: whose journal, how it is known, and the peak under each of three partitionings."""
 
     journal: str
     how: str
-    together: tuple[int, int]
-    recommended: tuple[int, int]
+    together: Peak
+    apart: Peak
+    recommended: Peak | None
 
 
 @click.command()
@@ -64,25 +70,35 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
         options = RecommendOptions(segment_bytes=SEGMENT_BYTES, clock="seq")
         answer = recommend(trace, options, lambda stage, share: progress(share, 1.0))
     paths = answer.write(out)
-    broker = recommend(
-        trace,
-        RecommendOptions(
-            model="kahadb", segment_bytes=SEGMENT_BYTES, clock="seq", engine="local",
-            current={store.name: store.filters for store in answer.recommended.stores},
+    best = {store.name: store.filters for store in answer.recommended.stores}
+    local = replace(options, engine="local")
+    apart = recommend(trace, replace(local, current=APART))
+    broker_apart, broker_best = (
+        recommend(trace, replace(local, model="kahadb", current=current)) for current in (APART, best)
+    )
+    measured = {
+        name: _measure(out / "replayed" / name, stores, events)
+        for name, stores in (("together", {"all": (">",)}), ("apart", APART), ("recommended", best))
+    }
+    rows = [
+        Row("ActiveMQ KahaDB", "measured", BROKER_TOGETHER, BROKER_APART, None),
+        Row(
+            "ActiveMQ KahaDB", "predicted",
+            _peak(broker_apart, "all-together"), _peak(broker_apart, "current"), _peak(broker_best, "current"),
         ),
-    )  # fmt: skip
-    measured = [
-        _measure(out / "replayed" / name, stores, events)
-        for name, stores in (("all-together", {"all": (">",)}), ("recommended", _filters(answer.recommended)))
-    ]
-    rows = _rows(answer, broker, measured)
+        Row("Anabranch", "measured", *((use.peak_files, use.peak_bytes) for use in measured.values())),
+        Row(
+            "Anabranch", "predicted",
+            _peak(answer, "all-together"), _peak(apart, "current"), _peak(answer, "recommended"),
+        ),
+    ]  # fmt: skip
     if as_json:
         echo_json(
             {
                 "explanation": explanation.to_json(),
                 "recommendation": answer.to_json(),
                 "table": [row._asdict() for row in rows],
-                "measured": {"all-together": asdict(measured[0]), "recommended": asdict(measured[1])},
+                "measured": {name: asdict(use) for name, use in measured.items()},
             }
         )
         return
@@ -91,7 +107,7 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
         click.echo(f"   {store.summary}")
     click.echo(f"   All of it, file by file: anabranch explain {journal}\n\n2. What to split\n")
     click.echo("".join(f"   {line}\n" for line in render_text(answer).splitlines()))
-    click.echo(f"3. What it comes to: {measured[0].operations:,} operations replayed, journal files at the peak\n")
+    click.echo(f"3. What it comes to: {len(events):,} operations replayed, journal files at the peak\n")
     click.echo(_table(rows))
     click.echo(f"\nThe report: {paths[2]}    The configuration: {paths[1]}")
 
@@ -122,11 +138,12 @@ def _unpack(archive: Path, out: Path) -> Path:
     raise ConfigError([f"{archive} holds no KahaDB journal (db-*.log)"])
 
 
-def _filters(candidate: Candidate) -> dict[str, Sequence[str]]:
-    return {store.name: store.filters for store in candidate.stores}
+def _peak(answer: Recommendation, name: str) -> Peak:
+    peak = answer.candidate(name).peak_bytes
+    return peak // SEGMENT_BYTES, peak
 
 
-def _measure(directory: Path, stores: dict[str, Any], events: list[UsageEvent]) -> DiskUse:
+def _measure(directory: Path, stores: Mapping[str, tuple[str, ...]], events: list[UsageEvent]) -> DiskUse:
     """Replay the events through a router of these stores."""
     from ...policies.config import Config, JournalOptions, StoreConfig
     from ...policies.durability import Sync
@@ -140,31 +157,10 @@ def _measure(directory: Path, stores: dict[str, Any], events: list[UsageEvent]) 
         return replay(router, events, progress)
 
 
-def _rows(answer: Recommendation, broker: Recommendation, measured: list[DiskUse]) -> list[Row]:
-    def predicted(candidate: Candidate) -> tuple[int, int]:
-        return candidate.peak_bytes // SEGMENT_BYTES, candidate.peak_bytes
-
-    together, split = measured
-    return [
-        Row("ActiveMQ KahaDB", "measured", *BROKER_PEAKS),
-        Row(
-            "ActiveMQ KahaDB", "predicted",
-            predicted(broker.candidate("all-together")), predicted(broker.candidate("current")),
-        ),
-        Row(
-            "Anabranch", "measured",
-            (together.peak_files, together.peak_bytes), (split.peak_files, split.peak_bytes),
-        ),
-        Row(
-            "Anabranch", "predicted",
-            predicted(answer.candidate("all-together")), predicted(answer.recommended),
-        ),
-    ]  # fmt: skip
-
-
 def _table(rows: list[Row]) -> str:
-    lines = [f"   {'':<17}{'':<11}{'all in one store':>20}{'as recommended':>20}"]
+    heads = ("all in one store", "custom, dlq apart", "as recommended")
+    lines = ["   " + " " * 28 + "".join(f"{head:>20}" for head in heads)]
     for row in rows:
-        cells = "".join(f"{f'{files} files, {size / 1e6:.1f} MB':>20}" for files, size in row[2:])
-        lines.append(f"   {row.journal:<17}{row.how:<11}{cells}")
+        cells = [f"{peak[0]} files, {peak[1] / 1e6:.1f} MB" if peak else "not measured" for peak in row[2:]]
+        lines.append(f"   {row.journal:<17}{row.how:<11}" + "".join(f"{cell:>20}" for cell in cells))
     return "\n".join(lines)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class SizeOption(click.ParamType):
+class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
     """`512KiB`, `32MiB`, or bytes."""
 
     name = "size"
@@ -41,7 +41,7 @@ class SizeOption(click.ParamType):
 @click.option("--model", type=click.Choice(["anabranch", "kahadb"]), default="anabranch", show_default=True,
               help="Whose journal to predict: our own, or ActiveMQ's with its ack rule.")  # fmt: skip
 @click.option("--clock", type=click.Choice(["ts", "seq"]), default=None,
-              help="Time by the trace's clock, or by order alone. Default: seq with --from-kahadb, else ts.")  # fmt: skip
+              help="The trace's clock, or order alone. Default: seq with --from-kahadb, else ts.")  # fmt: skip
 @click.option("--stores-max", type=click.IntRange(1), default=None, help="At most so many stores.")
 @click.option("--peak-max", type=SizeOption(), default=None, help="A cap on all journals together at the peak.")
 @click.option(
