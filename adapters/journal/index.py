@@ -158,9 +158,10 @@ class Index:
                 state.count = state.bytes = 0
         for segment in segments:
             row = txn.get(NUMBER.pack(segment.number), db=self._segments_db)
-            segment.live, segment.live_bytes, dead = msgspec.msgpack.decode(row)[3:] if row else (0, 0, b"")
+            known_end, segment.live, segment.live_bytes, dead = msgspec.msgpack.decode(row)[2:] if row else (0, 0, 0, b"")
             segment.dead = bytearray(dead) if dead else None
-            segment.changed = row is None
+            # A segment sealed after the checkpoint: with its row left as it is, the next open would not know its end.
+            segment.changed = row is None or known_end != (segment.end or 0)
         self._duplicates = txn.stat(self._duplicates_db)["entries"]
         if self.checkpointed is not None:
             self.next_destination = max(self.next_destination, self.checkpointed.next_destination)

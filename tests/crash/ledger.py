@@ -16,6 +16,7 @@ import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,8 +120,10 @@ def compare(found: Contents, promised: Iterable[Operation], maybe: Iterable[Oper
     wrong = [f"lost: {name(pair)} was promised and is gone" for pair in sorted(sent - touched - present)]
     wrong += [f"came back: {name(pair)} was acked" for pair in sorted(acked & present)]
     wrong += [f"never sent: {name(pair)}" for pair in sorted(present - known)]
+    sends = Counter(pair for operation in (*promised, *maybe) for pair in sends_of(operation))
+    acks = Counter(pair for operation in (*promised, *maybe) for pair in acks_of(operation))
     for operation in maybe:
-        wrong += _half_done(operation, present, promised, maybe)
+        wrong += _half_done(operation, present, sends, acks)
     for queue, ids in found.items():
         wrong += _disorder(queue, ids)
     return wrong
@@ -131,22 +134,21 @@ def name(pair: tuple[str, str]) -> str:
 
 
 def _half_done(
-    operation: Operation, present: set[tuple[str, str]], promised: list[Operation], maybe: list[Operation]
+    operation: Operation, present: set[tuple[str, str]], sends: Counter[tuple[str, str]], acks: Counter[tuple[str, str]]
 ) -> Iterator[str]:
-    """An operation of unknown outcome took effect as a whole or not at all; a send of many in a prefix."""
-    others = [other for other in (*promised, *maybe) if other is not operation]
-    acked = {pair for other in others for pair in acks_of(other)}
-    sent = {pair for other in others for pair in sends_of(other)}
-    signs = []  # of each part whose fate tells: did it take effect?
-    for pair in sends_of(operation):
-        if pair not in sent:
-            signs.append((pair, pair in present or pair in acked))
+    """An operation of unknown outcome took effect as a whole or not at all; a send of many in a prefix.
+
+    `sends` and `acks` say how many operations tried each: what another one tried too tells nothing about this one.
+    """
+    signs = [  # of each part whose fate tells: did it take effect?
+        (pair, pair in present or acks[pair] > 0) for pair in sends_of(operation) if sends[pair] == 1
+    ]
     if operation["op"] == "send":
         flags = [done for _, done in signs]
         if flags != sorted(flags, reverse=True):
             yield f"a send of many kept no prefix: {operation}"
         return
-    signs += [(pair, pair not in present) for pair in acks_of(operation) if pair not in acked]
+    signs += [(pair, pair not in present) for pair in acks_of(operation) if acks[pair] == 1]
     if len({done for _, done in signs}) > 1:
         done, undone = (next(name(pair) for pair, flag in signs if flag is wanted) for wanted in (True, False))
         yield f"half done: {done} took effect, {undone} did not: {operation}"

@@ -62,15 +62,19 @@ class Worker:
     def send(self, queue: str, size: int, count: int = 1, sync: bool | None = None, named: bool = False) -> list[str]:
         ids = [f"{self.name}.{self.sent + n}" for n in range(count)]
         self.sent += count
-        operation = {"op": "send", "q": queue, "ids": ids}
-        self.marks.trying(operation)
-        target = self.router.queue(queue)
-        if count == 1:
-            target.send(body_of(ids[0], size), message_id=ids[0] if named else None, sync=sync)
-        else:
-            target.send_many([anabranch.Outgoing(body_of(i, size), None, i if named else None) for i in ids], sync)
-        self._did(operation, bool(sync))
+        self.perform({"op": "send", "q": queue, "ids": ids, "size": size, "named": named}, sync)
         return ids
+
+    def perform(self, operation: Operation, sync: bool | None = None) -> None:
+        """A send as its mark says; once more, if need be."""
+        self.marks.trying(operation)
+        queue, size, named = self.router.queue(operation["q"]), operation["size"], operation["named"]
+        messages = [anabranch.Outgoing(body_of(i, size), None, i if named else None) for i in operation["ids"]]
+        if len(messages) == 1:
+            queue.send(messages[0].body, message_id=messages[0].message_id, sync=sync)
+        else:
+            queue.send_many(messages, sync)
+        self._did(operation, bool(sync))
 
     def again(self, queue: str, identity: str, size: int) -> None:
         operation = {"op": "send", "q": queue, "ids": [identity]}

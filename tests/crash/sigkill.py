@@ -1,0 +1,208 @@
+"""Processes that are killed while eight threads send and ack, and what they leave.
+
+    python -m tests.crash.sigkill --rounds 1000 [--seed 1] [--directory DIR]
+
+Each round forks a worker, which opens the directory (recovering from the round before), retries what was left of
+unknown outcome, works, and dies by SIGKILL at a random moment: at work, while it recovers, while it makes the
+directory. Now and then another process opens what is left, sometimes without its index, and compares it with the
+marks. A directory serves some rounds under one sync policy, then a fresh one takes over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import anabranch
+import anabranch.adapters.journal  # noqa: F401  routers load it late, each child anew
+
+from .ledger import Marks, Operation, compare, contents, identity_of, read_marks, violations
+from .power.workloads import Worker
+
+THREADS = 8
+ROUNDS_A_DIRECTORY = 10
+WORK_SECONDS = 0.6
+VERIFY_SECONDS = 60
+
+
+def config(directory: Path, seed: int) -> anabranch.Config:
+    """A policy and limits that depend on the directory's seed alone."""
+    chance = random.Random(seed)
+    options = anabranch.JournalOptions(
+        sync=(anabranch.Sync.ALWAYS, anabranch.Sync.PERIODIC, anabranch.Sync.NEVER)[seed % 3],
+        sync_interval=0.05,
+        segment_size=64 * 1024,
+        checkpoint_operations=chance.choice((7, 200, 20_000)),
+        checkpoint_interval=chance.choice((0.03, 5.0)),
+        batch_bytes_max=chance.choice((4096, 32 * 1024)),
+        pool_files=chance.choice((0, 1, 3)),
+    )
+    return anabranch.Config(
+        directory,
+        [
+            anabranch.StoreConfig("rest", [">"], journal=options),
+            anabranch.StoreConfig("each", ["queue://own.>"], per_destination=True, journal=options),
+        ],
+    )
+
+
+class Thread(Worker):
+    """One of the eight; does what chance tells it until the process dies."""
+
+    def run(self, chance: random.Random) -> None:
+        shared, private = f"shared.{chance.randrange(3)}", f"own.{self.name[-1]}"
+        while True:
+            queue = chance.choice((shared, shared, private))
+            what = chance.random()
+            if what < 0.35:
+                self.send(queue, chance.choice((20, 400, 3000)), named=chance.random() < 0.5)
+            elif what < 0.42:
+                self.send(queue, 700, count=chance.randrange(2, 12), named=chance.random() < 0.5)
+            elif what < 0.85:
+                self.ack(queue, chance.choice((1, 1, 1, 6)))
+            elif what < 0.95:
+                self.transaction({shared: 1, f"audit.{self.name[-1]}": 1}, {shared: 1}, 300)
+                self.ack(f"audit.{self.name[-1]}", 2)
+            elif what < 0.99:
+                for message in self.receive(queue, 2):
+                    message.release()
+            else:
+                self.router.reclaim()
+
+
+def work(directory: Path, seed: int, turn: int) -> None:
+    """The worker's life. Returns only if a thread fails."""
+    base = directory.parent
+    promised, maybe = read_marks(base / "marks")
+    marks = Marks(base / "marks")
+    with anabranch.open(config(directory, seed)) as router:
+        worker = Thread(router, marks, "retry")
+        for operation in maybe:
+            if operation["op"] == "send":
+                retry(worker, operation, {identity for other in promised for identity in other.get("ids", ())})
+        running = [Thread(router, marks, f"r{turn}t{number}") for number in range(THREADS)]
+        failed = threading.Event()
+        for number, thread in enumerate(running):
+            chance = random.Random(f"{seed} {turn} {number}")
+            threading.Thread(target=guarded, args=(failed, lambda t=thread, c=chance: t.run(c)), daemon=True).start()
+        failed.wait()
+        os._exit(3)
+
+
+def retry(worker: Worker, operation: Operation, settled: set[str]) -> None:
+    """Send again what may not have been stored, as a careful sender does; only what had a message_id."""
+    if not operation.get("named") or settled.intersection(operation["ids"]):
+        return
+    worker.perform(operation)
+
+
+def guarded(failed: threading.Event, run: Callable[[], None]) -> None:
+    try:
+        run()
+    except BaseException:
+        traceback.print_exc()
+        failed.set()
+
+
+def verify(directory: Path, seed: int, without_index: bool) -> list[str]:
+    """What is wrong with what is left; empty if nothing is."""
+    promised, maybe = read_marks(directory.parent / "marks")
+    if without_index:
+        for index in directory.rglob("index.mdb"):
+            index.unlink()
+    with anabranch.open(config(directory, seed)) as router:
+        wrong = compare(contents(router), promised, maybe) + violations(router)
+        if not maybe or without_index:
+            router.reclaim()
+            wrong += violations(router)
+    return wrong
+
+
+def forked(run: Callable[[], list[str] | None]) -> int:
+    """The pid of a child that does this; its exit code is 0 if it returned nothing to complain about."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 4
+    try:
+        wrong = run()
+        print(*(wrong or ())[:10], sep="\n", end="\n" if wrong else "", file=sys.stderr)
+        code = 1 if wrong else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def reaped(pid: int, seconds: float) -> int | None:
+    """Its exit code (negative: a signal); None if it has to be killed because it hangs."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def rounds(count: int, seed: int, base: Path, report: Callable[[str], None]) -> int:
+    """Do so many; the number of directories that were found wrong, which are kept."""
+    chance, bad, number = random.Random(seed), 0, 0
+    kills = early = operations = 0
+    while number < count:
+        seed += 1
+        place = base / f"seed-{seed}"
+        place.mkdir()
+        (place / "marks").touch()
+        directory, wrong = place / "data", False
+        for turn in range(ROUNDS_A_DIRECTORY):
+            number += 1
+            worker = forked(lambda turn=turn: work(directory, seed, turn))
+            code = reaped(worker, chance.choice((0.06, 0.3, WORK_SECONDS)) * chance.random())
+            kills += code is None
+            early += code is None and not any(f'"r{turn}t' in line for line in (place / "marks").open())
+            wrong |= code is not None
+            if chance.random() < 0.4 or turn == ROUNDS_A_DIRECTORY - 1:
+                without = chance.random() < 0.4
+                code = reaped(forked(lambda without=without: verify(directory, seed, without)), VERIFY_SECONDS)
+                wrong |= code != 0
+                if code is None:
+                    report(f"seed {seed}: recovery hangs")
+            if wrong:
+                break
+        operations += sum(1 for _ in (place / "marks").open())
+        if wrong:
+            bad += 1
+            report(f"seed {seed} is WRONG in round {turn}: kept in {place}")
+        else:
+            shutil.rmtree(place)
+    report(f"{kills} kills ({early} of them before the first work), {operations} marks, {bad} directories wrong")
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill workers at random moments and look at what they leave.")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--directory", type=Path)
+    arguments = parser.parse_args()
+    base = arguments.directory or Path(tempfile.mkdtemp(prefix="sigkill-"))
+    base.mkdir(parents=True, exist_ok=True)
+    return 1 if rounds(arguments.rounds, arguments.seed, base, lambda line: print(line, flush=True)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

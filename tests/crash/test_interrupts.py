@@ -1,0 +1,277 @@
+"""Ctrl-C at every bytecode of an operation, one after the other (rules G2, G3, X4): nothing lost, doubled or stuck.
+
+The interpreter delivers a signal between two bytecodes, after a call or a jump back and when a function begins; a
+trace function raises KeyboardInterrupt at the first such place, then at the second, until the operation gets through.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.adapters.journal import JournalStore
+
+from .ledger import body_of, contents, identity_of, violations
+
+CHECKED = frozenset(
+    code for name, code in dis.opmap.items() if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD")) or name == "PRECALL"
+)
+OURS = str(Path(anabranch.__file__).resolve().parents[2])
+POINTS_MAX = 3000
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the `at`-th place of ours where a signal may be delivered."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.where = ""
+        self._before: dict[FrameType, int] = {}
+
+    def trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if event == "call":
+            if "/adapters/" not in frame.f_code.co_filename and "/router/" not in frame.f_code.co_filename:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return self.trace
+        if event == "opcode":
+            before, now = self._before.get(frame), frame.f_code.co_code[frame.f_lasti]
+            self._before[frame] = now
+            # Python 3.11 calls in two steps, PRECALL and CALL; nothing is delivered between them.
+            if before in CHECKED and not (before == dis.opmap.get("PRECALL") and now == dis.opmap["CALL"]):
+                self.left -= 1
+                if self.left == 0:
+                    self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                    raise KeyboardInterrupt
+        elif event == "return":
+            self._before.pop(frame, None)
+        return self.trace
+
+
+def interrupted(at: int, call: Callable[[], object]) -> str:
+    """Where the call was interrupted; empty if it got through."""
+    interrupter = Interrupter(at)
+    sys.settrace(interrupter.trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return interrupter.where
+
+
+def everywhere(prepare: Callable[[int], Callable[[], object]], check: Callable[[int, str], None]) -> int:
+    """Interrupt at place 1, 2, ... of prepare(n)() until it gets through; how many places that were."""
+    for at in range(1, POINTS_MAX):
+        call = prepare(at)
+        where = interrupted(at, call)
+        check(at, where)
+        if not where:
+            return at - 1
+    raise AssertionError(f"more than {POINTS_MAX} places: is it a loop?")
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[anabranch.Router]:
+    options = anabranch.JournalOptions(sync=anabranch.Sync.NEVER, segment_size=64 * 1024, checkpoint_interval=3600.0)
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
+    with anabranch.open(config) as router:
+        yield router
+
+
+def store_of(router: anabranch.Router) -> JournalStore:
+    (store,) = router._open_stores.values()
+    assert isinstance(store, JournalStore)
+    return store
+
+
+def reopened(router: anabranch.Router) -> dict[str, list[str]]:
+    """What is there after closing, reopening, and checking."""
+    before = contents(router)
+    assert violations(router) == []
+    router.close()
+    with anabranch.open(router.config) as again:
+        assert contents(again) == before
+        assert violations(again) == []
+    return before
+
+
+@pytest.mark.parametrize("size", [10, 30_000], ids=["small", "rolling"])
+def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(router: anabranch.Router, size: int) -> None:
+    queue = router.queue("q")
+    queue.send(body_of("s.0"))
+
+    def prepare(at: int) -> Callable[[], object]:
+        return lambda: queue.send(body_of(f"s.{at}", size), message_id=f"s.{at}")
+
+    def check(at: int, where: str) -> None:
+        receipt = queue.send(body_of(f"s.{at}", size), message_id=f"s.{at}")
+        assert len(queue) == at + 1, where
+        assert receipt.seq == at + 1, where
+
+    places = everywhere(prepare, check)
+    assert places > 20
+    assert reopened(router)["q"] == [f"s.{n}" for n in range(places + 2)]
+
+
+def test_an_ack_interrupted_anywhere(router: anabranch.Router) -> None:
+    queue = router.queue("q")
+    gone: set[str] = set()
+
+    def prepare(at: int) -> Callable[[], object]:
+        queue.send(body_of(f"s.{at}"))
+        message = queue.receive()
+        assert message is not None
+        gone.add(identity_of(message.body))
+        return message.ack
+
+    def check(at: int, where: str) -> None:
+        for message in list(queue.browse()):  # not acked, and of nobody
+            again = queue.receive()
+            if again is not None:
+                again.ack()
+            else:
+                held.append((where, message.seq))
+
+    held: list[tuple[str, int]] = []
+    assert everywhere(prepare, check) > 10
+    left = {identity for ids in reopened(router).values() for identity in ids}
+    assert len(left) == len(held)
+    assert left <= gone
+
+
+def test_a_transaction_interrupted_anywhere_is_whole(router: anabranch.Router) -> None:
+    queue, audit = router.queue("q"), router.queue("audit")
+    queue.send(body_of("s.0"))
+
+    def prepare(at: int) -> Callable[[], object]:
+        queue.send(body_of(f"s.{at}"))
+        message = queue.receive()
+        assert message is not None
+        identity = identity_of(message.body)
+        state.update(identity=identity)
+
+        def run() -> None:
+            with router.transaction() as tx:
+                tx.ack(message)
+                tx.send("audit", body_of(identity))
+
+        return run
+
+    def check(at: int, where: str) -> None:
+        identity = state["identity"]
+        acked = identity not in [identity_of(message.body) for message in queue.browse()]
+        sent = identity in [identity_of(message.body) for message in audit.browse()]
+        assert acked == sent, (identity, where)
+
+    state: dict[str, str] = {}
+    assert everywhere(prepare, check) > 50
+    reopened(router)
+
+
+def test_receive_interrupted_anywhere_leaves_the_order(router: anabranch.Router) -> None:
+    queue = router.queue("q")
+    queue.send_many([body_of(f"s.{n}") for n in range(400)])
+    seen: list[str] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        def run() -> None:
+            message = queue.receive()
+            assert message is not None
+            seen.append(identity_of(message.body))
+
+        return run
+
+    def settle() -> None:
+        assert len(queue) == 400  # where an interruption has left work behind, this does it
+
+    everywhere(prepare, lambda at, where: settle())
+    while (message := queue.receive()) is not None:
+        seen.append(identity_of(message.body))
+    assert [int(identity[2:]) for identity in seen] == sorted({int(identity[2:]) for identity in seen})
+    assert len(reopened(router)["q"]) == 400
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "reclaim", "delete", "purge"])
+def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, what: str) -> None:
+    queue, gone = router.queue("q"), router.queue("gone")
+    kept: list[str] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        queue.send(body_of(f"s.{at}", 3000))
+        kept.append(f"s.{at}")
+        gone.send_many([body_of(f"g.{at}", 22_000), body_of(f"h.{at}", 22_000)])
+        if what == "reclaim":
+            for _ in range(2):
+                message = gone.receive()
+                assert message is not None
+                message.ack()
+        store = store_of(router)
+        return {
+            "checkpoint": store.checkpoint, "reclaim": store.reclaim, "delete": gone.delete, "purge": gone.purge
+        }[what]  # fmt: skip
+
+    def check(at: int, where: str) -> None:
+        assert violations(router) == [], where
+        assert len(queue) == len(kept), where
+        if len(kept) > 3:
+            message = queue.receive()
+            assert message is not None, where
+            assert identity_of(message.body) == kept.pop(0), where
+            message.ack()
+        if not at % 10:
+            gone.purge()
+
+    assert everywhere(prepare, check) > 10
+    assert reopened(router)["q"] == kept
+
+
+def test_close_interrupted_anywhere_can_be_closed_again(tmp_path: Path) -> None:
+    options = anabranch.JournalOptions(segment_size=64 * 1024)
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
+
+    def prepare(at: int) -> Callable[[], object]:
+        router = anabranch.open(config)
+        router.queue("q").send(body_of(f"s.{at}"))
+        state["router"] = router
+        return router.close
+
+    def check(at: int, where: str) -> None:
+        state["router"].close()
+        with anabranch.open(config) as router:
+            assert contents(router)["q"] == [f"s.{n}" for n in range(1, at + 1)], where
+            assert violations(router) == [], where
+
+    state: dict[str, anabranch.Router] = {}
+    assert everywhere(prepare, check) > 20
+
+
+def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path) -> None:
+    options = anabranch.JournalOptions(segment_size=64 * 1024)
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
+    opened: list[anabranch.Router] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        def run() -> None:
+            router = anabranch.open(config)
+            opened.append(router)
+            router.queue("q").send(body_of(f"s.{at}"), message_id=str(at))
+
+        return run
+
+    def check(at: int, where: str) -> None:
+        while opened:
+            opened.pop().close()
+        with anabranch.open(config) as router:
+            router.queue("q").send(body_of(f"s.{at}"), message_id=str(at))
+            assert contents(router)["q"] == [f"s.{n}" for n in range(1, at + 1)], where
+
+    assert everywhere(prepare, check) > 50

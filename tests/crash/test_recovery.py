@@ -1,0 +1,42 @@
+"""Crashes at chosen moments: what killed processes once left behind, made again by copying an open directory."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import anabranch
+from anabranch.adapters.journal import JournalStore
+
+from .ledger import body_of, contents, identity_of, violations
+
+
+def config(directory: Path) -> anabranch.Config:
+    options = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600.0)
+    return anabranch.Config(directory, [anabranch.StoreConfig("all", [">"], journal=options)])
+
+
+def as_killed(router: anabranch.Router, to: Path) -> anabranch.Config:
+    """The directory as a SIGKILL now would leave it, under another name."""
+    shutil.copytree(router.config.directory, to)
+    return config(to)
+
+
+def checkpoint(router: anabranch.Router) -> None:
+    (store,) = router._open_stores.values()
+    assert isinstance(store, JournalStore)
+    store.checkpoint()
+
+
+def test_a_segment_sealed_after_the_last_checkpoint_is_known_whole_ever_after(tmp_path: Path) -> None:
+    """The index had seen the segment while it was written, and recovery did not tell it where it ended."""
+    with anabranch.open(config(tmp_path / "data")) as router:
+        queue = router.queue("q")
+        queue.send(body_of("s.0", 40_000))
+        checkpoint(router)
+        queue.send(body_of("s.1", 40_000))
+        killed = as_killed(router, tmp_path / "killed")
+    for _ in range(2):
+        with anabranch.open(killed) as router:
+            assert contents(router) == {"q": ["s.0", "s.1"]}
+            assert violations(router) == []
