@@ -151,7 +151,8 @@ def _destinations(column: pa.ChunkedArray) -> tuple[tuple[str, ...], npt.NDArray
 
 
 def _int_column(table: pa.Table, name: str, default: int) -> Ints:
-    return table.column(name).fill_null(default).to_numpy().astype(np.int64)
+    values: Ints = table.column(name).fill_null(default).to_numpy().astype(np.int64)
+    return values
 
 
 def clock_times(

@@ -7,6 +7,7 @@ the next call, since starting one takes seconds; it ends with the process.
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 from ..errors import MissingExtraError
@@ -29,6 +30,8 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
         raise MissingExtraError(
             "the advisor's Spark pass needs pyspark; run: pip install 'anabranch[recommend]'"
         ) from error
+    # Said once a module, of parts that are not used here.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
