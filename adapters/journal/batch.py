@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import islice
 from typing import Any, NamedTuple
 
 from google_crc32c import extend as crc32c
@@ -177,11 +178,14 @@ class _Encoder:
         for ticket in tickets:
             sync = sync or ticket.sync
             outcomes: list[Outcome] = []
-            for operation in ticket.operations:
-                if operation[0] == f.SEND:
-                    outcomes.append(self._send(operation))
+            position, operations = 0, ticket.operations
+            while position < len(operations):
+                if operations[position][0] == f.SEND:
+                    outcomes.append(self._send(operations[position]))
+                    position = self._plain_sends(operations, position + 1, outcomes)
                 else:
-                    self._other(operation)
+                    self._other(operations[position])
+                    position += 1
             ticket.outcomes = outcomes
         start, data, tail = self._start, b"", self._start
         count = self._lsn - start.lsn
@@ -216,6 +220,28 @@ class _Encoder:
         if key is not None:
             self._ids[key] = seq
         return seq, False
+
+    def _plain_sends(self, operations: list[Operation], position: int, outcomes: list[Outcome]) -> int:
+        """The sends without message id that follow one to the same destination: the body of a send_many, in local
+        variables. Returns the position of the first operation that is something else."""
+        state = operations[position - 1][1]
+        seed, offset, lsn, seq = self._seed, self._offset, self._lsn, self._seq
+        parts, entries = self._parts, self._entries
+        for operation in islice(operations, position, None):
+            if operation[0] != f.SEND or operation[1] is not state or operation[3] is not None:
+                break
+            rest = operation[2]
+            lsn += 1
+            seq += 1
+            record = _pack_send(len(rest) + 8, lsn, f.SEND, 0, 0, seq) + rest
+            length = len(record) + 4
+            parts += (_pack_crc(crc32c(seed ^ offset, record)), record)
+            entries.append((f.SEND, state, seq, lsn, offset, length, None))
+            outcomes.append((seq, False))
+            offset += length
+            position += 1
+        self._offset, self._lsn, self._seq = offset, lsn, seq
+        return position
 
     def _other(self, operation: Operation) -> None:
         kind = operation[0]

@@ -29,7 +29,8 @@ class DestinationState:
     """All fields belong to the store's index lock, but `declared`, which is the leader's, and `held`."""
 
     __slots__ = (
-        "bytes", "changed", "count", "cursor", "declared", "destination", "held", "id", "ready", "returned", "waiters",
+        "bytes", "changed", "count", "cursor", "declared", "destination", "held", "id", "named", "ready", "returned",
+        "waiters",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination, declared: bool) -> None:
@@ -37,6 +38,8 @@ class DestinationState:
         self.destination = destination
         self.declared = declared
         """The journal holds the record that gives the id its name."""
+        self.named = declared
+        """The index has applied that record: what `declared` says, as of what the index reflects."""
         self.count = 0
         self.bytes = 0
         self.changed = True

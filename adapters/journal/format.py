@@ -54,9 +54,10 @@ assert MESSAGE.size == 28
 SEND_START = struct.Struct("<IQBBHQ")
 """A SEND's record header without its CRC, and the seq: what the leader puts before the rest."""
 assert SEND_START.size == RECORD_REST.size + SEQ.size
-MESSAGE_IN_RECORD = struct.Struct("<IQBBHQIBBHIQQ")
-"""A SEND's record header without its CRC, seq, and MESSAGE, in one, for the reader's hot path."""
-assert MESSAGE_IN_RECORD.size == RECORD_REST.size + SEQ.size + MESSAGE.size
+MESSAGE_READ = struct.Struct("<8xQB3xQI2xHIQ8x")
+"""What a reader needs of a whole SEND: LSN, type, seq, destination id, bytes of the message id and of the headers,
+sent at."""
+assert MESSAGE_READ.size == RECORD_HEADER.size + SEQ.size + MESSAGE.size
 
 ACK_PAYLOAD = struct.Struct("<IIQ")
 """Destination id, subscription id (0: a queue), seq."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,9 @@ MAP_FULL_PERCENT: Final = 70
 PAGE_BYTES: Final = 4096
 
 KEY = struct.Struct(">IBQ")
+KEY_SEQ = struct.Struct(">5xQ")
+PREFIX_BYTES: Final = 5
+"""What the keys of one destination's messages share."""
 PLACE = struct.Struct("<QII")
 NUMBER = struct.Struct(">Q")
 ID = struct.Struct(">I")
@@ -156,9 +160,12 @@ class Index:
         for number, state in self.states.items():
             if number not in known:  # declared after the checkpoint: the replay counts anew
                 state.count = state.bytes = 0
+                state.named = False
         for segment in segments:
             row = txn.get(NUMBER.pack(segment.number), db=self._segments_db)
-            known_end, segment.live, segment.live_bytes, dead = msgspec.msgpack.decode(row)[2:] if row else (0, 0, 0, b"")
+            known_end, segment.live, segment.live_bytes, dead = (
+                msgspec.msgpack.decode(row)[2:] if row else (0, 0, 0, b"")
+            )
             segment.dead = bytearray(dead) if dead else None
             # A segment sealed after the checkpoint: with its row left as it is, the next open would not know its end.
             segment.changed = row is None or known_end != (segment.end or 0)
@@ -173,7 +180,7 @@ class Index:
             state = DestinationState(number, destination, declared=True)
             self.states[number] = state
             self.by_destination[destination] = state
-        state.count, state.bytes, state.changed = count, size, False
+        state.count, state.bytes, state.changed, state.named = count, size, False, True
         self.next_destination = max(self.next_destination, number + 1)
         return state
 
@@ -224,7 +231,7 @@ class Index:
             elif kind == f.ACK_RANGE:
                 self._kill_range(entry[1], entry[2], entry[3], table)
             elif kind == f.DESTINATION:
-                entry[1].changed = True
+                entry[1].changed = entry[1].named = True
             else:
                 self._remove(entry[1], table)
         if puts:
@@ -287,7 +294,7 @@ class Index:
         state.returned.clear()
         self.leased -= len(state.held)
         state.held.clear()
-        state.changed = False
+        state.changed = state.named = False
 
     def remember(self, key: tuple[int, bytes], seq: int) -> None:
         """Keep an id of the duplicate window, drop the oldest beyond the limit."""
@@ -327,7 +334,7 @@ class Index:
                 )  # fmt: skip
                 txn.put(NUMBER.pack(segment.number), _segment_row(row), db=self._segments_db)
         for state in list(self.states.values()):
-            if state.changed and state.declared:
+            if state.changed and state.named:
                 state.changed = False
                 packed = msgspec.msgpack.encode(
                     (state.destination.kind.value, state.destination.name, state.count, state.bytes)
@@ -351,19 +358,16 @@ class Index:
 
     def fetch(self, state: DestinationState, after: int, count: int) -> list[Place]:
         """Up to `count` messages of a destination in order, from the one after seq `after`."""
-        places: list[Place] = []
-        prefix, unpack_key, unpack_place = state.id, KEY.unpack, PLACE.unpack
+        start = KEY.pack(state.id, ORDER, after + 1)
         with self._txn.cursor(db=self._messages_db) as cursor:
-            if not cursor.set_range(KEY.pack(prefix, ORDER, after + 1)):
-                return places
-            for key, value in cursor.iternext():
-                number, _, seq = unpack_key(key)
-                if number != prefix:
-                    break
-                places.append((seq, *unpack_place(value)))
-                if len(places) >= count:
-                    break
-        return places
+            if not cursor.set_range(start):
+                return []
+            rows = list(islice(cursor.iternext(), count))
+        prefix = start[:PREFIX_BYTES]
+        while rows and not rows[-1][0].startswith(prefix):
+            rows.pop()  # of the next destination
+        unpack_seq, unpack_place = KEY_SEQ.unpack, PLACE.unpack
+        return [(*unpack_seq(key), *unpack_place(value)) for key, value in rows]
 
     def place(self, state: DestinationState, seq: int) -> Place | None:
         """Where one message is; None if it is dead."""

@@ -24,7 +24,7 @@ _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 _encode_headers = msgspec.msgpack.Encoder().encode
 _decode_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _MESSAGE_AT: Final = f.RECORD_HEADER.size + f.SEQ.size + f.MESSAGE.size
-_unpack = f.MESSAGE_IN_RECORD.unpack_from
+_unpack = f.MESSAGE_READ.unpack_from
 _unpack_crc = f.CRC.unpack_from
 
 
@@ -86,9 +86,12 @@ def _plain_header(name: object, value: object) -> tuple[str, Any]:
             return name, value
         if isinstance(value, str):
             return name, str.__str__(value)
-        for kind in (int, float, bytes):
-            if isinstance(value, kind):
-                return name, kind(value)
+        if isinstance(value, int):
+            return name, int(value)
+        if isinstance(value, float):
+            return name, float(value)
+        if isinstance(value, bytes):
+            return name, bytes(value)
     raise TypeError(
         f"header {name!r}: {value!r} is not plain: names are str, values str, int, float, bool, bytes or None"
     )
@@ -99,9 +102,9 @@ def decode(
 ) -> Message | None:
     """The message in `record`, which was read at `place`; None if it is not there (damage, or a file used again)."""
     seq, lsn, offset, length = place
-    if len(record) != length or _unpack_crc(record)[0] != crc32c(seed ^ offset, record[4:]):
+    if len(record) != length or length < _MESSAGE_AT or _unpack_crc(record)[0] != crc32c(seed ^ offset, record[4:]):
         return None
-    _, found_lsn, kind, _, _, found_seq, number, _, _, id_bytes, headers_bytes, timestamp_ms, _ = _unpack(record, 4)
+    found_lsn, kind, found_seq, number, id_bytes, headers_bytes, timestamp_ms = _unpack(record)
     if found_seq != seq or found_lsn != lsn or kind != f.SEND or number != state.id:
         return None
     if not id_bytes and not headers_bytes:
@@ -119,25 +122,13 @@ def read_record(segment: Segment, place: Place) -> bytes:
     return os.pread(segment.open().fd, place[3], place[2])
 
 
-def read_run(segment: Segment, places: Sequence[Place]) -> list[bytes]:
-    """The records at places that follow each other in one segment, with one call."""
+def read_span(segment: Segment, places: Sequence[Place]) -> tuple[int, bytes]:
+    """Where the first of neighbouring places begins, and the bytes from there to the end of the last, in one call."""
     start = places[0][2]
-    data = os.pread(segment.open().fd, places[-1][2] + places[-1][3] - start, start)
-    return [data[offset - start : offset - start + length] for _, _, offset, length in places]
+    return start, os.pread(segment.open().fd, places[-1][2] + places[-1][3] - start, start)
 
 
-def runs(places: Sequence[Place], segments: Sequence[Segment | None]) -> list[tuple[Segment | None, list[Place]]]:
-    """Cut a page of places into stretches of one segment that are worth one read each."""
-    found: list[tuple[Segment | None, list[Place]]] = []
-    end = size = 0
-    for place, segment in zip(places, segments, strict=True):
-        _, _, offset, length = place
-        near = bool(found) and found[-1][0] is segment and segment is not None and 0 <= offset - end <= 4 * length
-        if near and size + (offset - end) + length <= SPAN_BYTES:
-            found[-1][1].append(place)
-            size += offset - end + length
-        else:
-            found.append((segment, [place]))
-            size = length
-        end = offset + length
-    return found
+def is_span(places: Sequence[Place]) -> bool:
+    """Whether places in one segment lie so close together that reading all between them pays."""
+    first, last = places[0], places[-1]
+    return 0 <= last[2] + last[3] - first[2] <= SPAN_BYTES

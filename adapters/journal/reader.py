@@ -135,11 +135,15 @@ def records_of(batch: Batch) -> Iterator[Record]:
 
 
 class Replayer:
-    """Turns records into what the index applies. Keeps the counters that only records tell."""
+    """Turns records into what the index applies. Keeps the counters that only records tell.
 
-    def __init__(self, index: Index, path: str) -> None:
+    `live`: the log is at work meanwhile; which destinations are declared at its end is its own to know.
+    """
+
+    def __init__(self, index: Index, path: str, live: bool = False) -> None:
         self.index = index
         self.path = path
+        self.live = live
         self.seq = 0
         self.snapshot: tuple[int, int] | None = None
 
@@ -166,7 +170,8 @@ class Replayer:
                 entries.append((f.ACK_RANGE, self._state(number, record), first, last))
             elif kind == f.DESTINATION_GONE:
                 state = self._state(f.GONE_PAYLOAD.unpack(record.payload)[0], record)
-                state.declared = False
+                if not self.live:
+                    state.declared = False
                 entries.append((f.DESTINATION_GONE, state))
             elif kind == f.SNAPSHOT:
                 self.snapshot = (segment_number, batch.offset)
@@ -189,7 +194,8 @@ class Replayer:
     def _declare(self, record: Record) -> DestinationState:
         number, kind = f.DESTINATION_PAYLOAD.unpack_from(record.payload)
         name = record.payload[f.DESTINATION_PAYLOAD.size :].decode()
-        self.index.declare(number, Destination(Kind(kind), name))
+        if not self.live:
+            self.index.declare(number, Destination(Kind(kind), name))
         return self.index.states[number]
 
     def _state(self, number: int, record: Record) -> DestinationState:

@@ -73,7 +73,7 @@ def take(
         first_needed=first_needed,
         next_destination=next_destination,
         kept=[KeptSegment(s.number, s.nonce, s.base_lsn, s.last_lsn, s.end or 0, _deflate(s.dead)) for s in kept],
-        destinations=[(s.id, s.destination.kind.value, s.destination.name) for s in states if s.declared or s.count],
+        destinations=[(s.id, s.destination.kind.value, s.destination.name) for s in states if s.declared or s.named],
         duplicates=[(key[0], seq, key[1]) for key, seq in window.items()],
     )
 

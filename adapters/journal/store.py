@@ -388,11 +388,11 @@ class JournalStore:
     def _restore_index(self) -> None:
         """An interruption or an error came half way through a change: go back to the checkpoint and replay (X4)."""
         index, applied = self._index, self._applied
+        index.abort()
         checkpoint = index.checkpointed
         assert checkpoint is not None
-        index.abort()
         index.load(self._log.table.segments)
-        replayer = Replayer(index, str(self._directory.journal))
+        replayer = Replayer(index, str(self._directory.journal), live=True)
         recovery.replay_between(self._log.table, index, checkpoint, applied, replayer)
         self._interrupted = False
 
@@ -534,33 +534,48 @@ class JournalStore:
                 places = index.fetch(state, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 return
-            table = self._log.table
-            for segment, run in messages.runs(places, [table.find(place[1]) for place in places]):
-                records = self._read_run(segment, run)
-                for place, record in zip(run, records, strict=True):
+            for segment, run in self._segments_of(places):
+                start, data = self._read_ahead(segment, run)
+                for place in run:
                     if self._pending:
                         with self._reading():
                             pass
                     if segment is not None and segment.is_dead(place[1]):
                         continue  # settled since the page was looked up
-                    message = (
-                        messages.decode(self, state, segment.seed, place, record, False) if segment else None
-                    ) or self._read(state, place, leased=False)
+                    message = None
+                    if segment is not None:
+                        offset = place[2] - start
+                        record = data[offset : offset + place[3]]
+                        message = messages.decode(self, state, segment.seed, place, record, False)
+                    if message is None:
+                        message = self._read(state, place, leased=False)
                     if message is not None:
                         yield message
                         left -= 1
             after = places[-1][0]
 
-    def _read_run(self, segment: Segment | None, run: list[Place]) -> list[bytes]:
-        """The records of a run, empty ones where they cannot be read: each is then looked at on its own."""
-        try:
-            if segment is not None:
-                records = messages.read_run(segment, run)
+    def _segments_of(self, places: list[Place]) -> Iterator[tuple[Segment | None, list[Place]]]:
+        """A page cut where the segment changes."""
+        table = self._log.table
+        while places:
+            segment = table.find(places[0][1])
+            if segment is table.find(places[-1][1]):
+                yield segment, places
+                return
+            same = next(n for n, place in enumerate(places) if table.find(place[1]) is not segment)
+            yield segment, places[:same]
+            places = places[same:]
+
+    def _read_ahead(self, segment: Segment | None, places: list[Place]) -> tuple[int, bytes]:
+        """The bytes of all these places; nothing if that would read too much or cannot be done: each is then read
+        on its own, and errors are told there."""
+        if segment is not None and messages.is_span(places):
+            try:
                 self._limit_open_files(segment)
-                return records
-        except OSError:
-            log.debug("store %s: a run of %d records cannot be read at once", self.name, len(run))
-        return [b""] * len(run)
+                return messages.read_span(segment, places)
+            except OSError as error:
+                log.debug("store %s: %s cannot be read ahead: %s", self.name, segment.path, error)
+        return 0, b""
 
     # Settling
 
