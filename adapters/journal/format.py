@@ -47,6 +47,7 @@ SNAPSHOT: Final = 6
 RECORD_TYPES: Final = frozenset((SEND, ACK, ACK_RANGE, DESTINATION, DESTINATION_GONE, SNAPSHOT))
 
 SEQ = struct.Struct("<Q")
+SEQ_MAX: Final = (1 << 64) - 1
 MESSAGE = struct.Struct("<IBBHIQQ")
 """What follows the seq in a SEND: destination id, priority, flags, bytes of the message id, bytes of the headers,
 sent at (ms since the epoch), expires at (ms, 0 = never). Then message id, headers (msgpack), body."""

@@ -12,7 +12,6 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from . import format as f
 from .batch import Entry
-from .destinations import DestinationState
 from .index import Index
 
 WINDOW: Final = 1 << 20
@@ -146,64 +145,77 @@ class Replayer:
         self.live = live
         self.seq = 0
         self.snapshot: tuple[int, int] | None = None
+        self.reflected_lsn = 0
+        """A snapshot tells all names and message ids up to this LSN, and which are no more (rule J6)."""
 
     def entries(self, batch: Batch, segment_number: int, dead: bytes | None = None, base_lsn: int = 0) -> list[Entry]:
-        """The entries of a batch. With `dead`, only its sends whose bit there is not set, and its declarations:
-        how a segment older than a snapshot is read (rule J6)."""
+        """The entries of a batch. With `dead`, only its sends whose bit there is not set: how a segment older than a
+        snapshot is read (rule J6)."""
         entries: list[Entry] = []
         for record in records_of(batch):
             kind = record.kind
             if kind == f.SEND:
-                if dead is not None and _bit(dead, record.lsn - base_lsn):
-                    self.seq = max(self.seq, f.SEQ.unpack_from(record.payload)[0])
-                    continue
-                entries.append(self._send(record))
-            elif kind == f.DESTINATION:
-                entries.append((f.DESTINATION, self._declare(record)))
-            elif dead is not None:
-                continue
-            elif kind == f.ACK:
-                number, _, seq = f.ACK_PAYLOAD.unpack(record.payload)
-                entries.append((f.ACK, self._state(number, record), seq))
-            elif kind == f.ACK_RANGE:
-                number, _, first, last = f.RANGE_PAYLOAD.unpack(record.payload)
-                entries.append((f.ACK_RANGE, self._state(number, record), first, last))
-            elif kind == f.DESTINATION_GONE:
-                state = self._state(f.GONE_PAYLOAD.unpack(record.payload)[0], record)
-                if not self.live:
-                    state.declared = False
-                entries.append((f.DESTINATION_GONE, state))
+                entry = self._send(record, dead, base_lsn)
             elif kind == f.SNAPSHOT:
                 self.snapshot = (segment_number, batch.offset)
-            else:
+                continue
+            elif kind not in f.RECORD_TYPES:
                 reason = f"record of unknown type {kind}; a newer version wrote it"
                 raise CorruptionError(self.path, record.offset, reason)
+            elif dead is not None:
+                continue
+            elif kind == f.DESTINATION:
+                entry = self._declare(record)
+            else:
+                entry = self._settle(record)
+            if entry is not None:
+                entries.append(entry)
         return entries
 
-    def _send(self, record: Record) -> Entry:
+    def _send(self, record: Record, dead: bytes | None, base_lsn: int) -> Entry | None:
         payload = record.payload
         seq = f.SEQ.unpack_from(payload)[0]
+        if seq > self.seq:
+            self.seq = seq
+        if dead is not None and _bit(dead, record.lsn - base_lsn):
+            return None
         number, _, _, id_bytes, _, _, _ = f.MESSAGE.unpack_from(payload, f.SEQ.size)
-        self.seq = max(self.seq, seq)
+        state = self.index.states.get(number)
+        if state is None:
+            if dead is None and record.lsn <= self.reflected_lsn:
+                return None  # its destination was removed before the snapshot
+            reason = f"record {record.lsn} names destination {number}, which no record declares"
+            raise CorruptionError(self.path, record.offset, reason)
         key: Any = None
-        if id_bytes:
+        if id_bytes and record.lsn > self.reflected_lsn:
             start = f.SEQ.size + f.MESSAGE.size
             key = (number, payload[start : start + id_bytes])
-        return (f.SEND, self._state(number, record), seq, record.lsn, record.offset, record.length, key)
+        return (f.SEND, state, seq, record.lsn, record.offset, record.length, key)
 
-    def _declare(self, record: Record) -> DestinationState:
+    def _declare(self, record: Record) -> Entry | None:
+        if record.lsn <= self.reflected_lsn:
+            return None
         number, kind = f.DESTINATION_PAYLOAD.unpack_from(record.payload)
         name = record.payload[f.DESTINATION_PAYLOAD.size :].decode()
         if not self.live:
             self.index.declare(number, Destination(Kind(kind), name))
-        return self.index.states[number]
+        return (f.DESTINATION, self.index.states[number])
 
-    def _state(self, number: int, record: Record) -> DestinationState:
-        try:
-            return self.index.states[number]
-        except KeyError:
-            reason = f"record {record.lsn} names destination {number}, which no record declares"
-            raise CorruptionError(self.path, record.offset, reason) from None
+    def _settle(self, record: Record) -> Entry | None:
+        """None for what concerns a destination that was removed: all its messages are dead already."""
+        state = self.index.states.get(f.GONE_PAYLOAD.unpack_from(record.payload)[0])
+        if state is None:
+            return None
+        if record.kind == f.ACK:
+            return (f.ACK, state, f.ACK_PAYLOAD.unpack(record.payload)[2])
+        if record.kind == f.ACK_RANGE:
+            _, _, first, last = f.RANGE_PAYLOAD.unpack(record.payload)
+            return (f.ACK_RANGE, state, first, last)
+        if record.lsn <= self.reflected_lsn:  # it came back before the snapshot, which tells its message ids
+            return (f.ACK_RANGE, state, 0, f.SEQ_MAX)
+        if not self.live:
+            state.declared = False
+        return (f.DESTINATION_GONE, state)
 
 
 def _bit(bits: bytes, ordinal: int) -> bool:

@@ -350,6 +350,7 @@ def rebuild(found: Survey, files: SegmentFiles, index: Index, replayer: Replayer
         latest = read_snapshot(files, headers, found.snapshot)
         kept = {segment.number: segment for segment in latest.kept}
         replayer.seq = max(replayer.seq, latest.seq)
+        replayer.reflected_lsn = latest.lsn
         index.next_destination = max(index.next_destination, latest.next_destination)
         for number, kind, name in latest.destinations:
             index.declare(number, Destination(Kind(kind), name))
