@@ -1,0 +1,1 @@
+"""The journal store from inside: its bytes, its recovery, what it frees, what it refuses."""

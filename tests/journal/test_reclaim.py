@@ -1,0 +1,260 @@
+"""Reclaiming: files really go, nothing else does, and the journal alone still tells everything (rules J6, J7)."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.base import Store
+from anabranch.adapters.journal import JournalStore
+from anabranch.policies.destination import Destination
+
+from ..contract.disk import A, B, assert_whole, bodies, drain, take
+from .disk import JournalDisk, directory_of, segments_of
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[JournalDisk]:
+    with JournalDisk(tmp_path) as disk:
+        yield disk
+
+
+def content(store: Store) -> dict[str, list[tuple[int, bytes, str | None]]]:
+    """All that a store holds."""
+    return {str(d): [(m.seq, m.body, m.message_id) for m in store.browse(d)] for d in store.destinations()}
+
+
+def fill(store: Store, count: int, size: int = 1000, destination: Destination = A) -> None:
+    for n in range(count):
+        store.send(
+            destination, f"{n:06d}".encode().ljust(size, b"."), {"n": n}, f"{destination}-{n}" if n % 3 else None
+        )
+
+
+def rebuilt(disk: JournalDisk, store: JournalStore, closed: bool) -> JournalStore:
+    """The store as the journal alone tells it, after close or crash."""
+    if closed:
+        store.close()
+        (directory_of(store) / "index.mdb").unlink()
+        return disk.reopen(store)
+    path = disk.copy(store)
+    (path / "index.mdb").unlink()
+    return disk.open(path)
+
+
+def test_files_go_when_all_in_them_is_acked(disk: JournalDisk) -> None:
+    store = disk.create(pool_files=0)
+    fill(store, 600)
+    assert len(segments_of(store)) > 8
+    drain(store)
+    freed = store.reclaim()
+    stats = store.stats()
+    assert len(segments_of(store)) == stats.segments["active"] + stats.segments["retained"] <= 2
+    assert stats.journal_bytes <= 2 * 64 * 1024
+    assert freed % (64 * 1024) == 0
+    assert_whole(store)
+
+
+def test_files_go_by_themselves(disk: JournalDisk) -> None:
+    """Nobody has to ask, and what bounds the disk is what is live."""
+    store = disk.create(pool_files=1)
+    peak = 0
+    for n in range(100):
+        fill(store, 20, 2000)
+        drain(store)
+        if n > 10:
+            peak = max(peak, store.stats().journal_bytes)
+    store.reclaim()
+    assert len(segments_of(store)) <= 2
+    assert peak < 100 * 40_000 / 2
+    assert_whole(store)
+
+
+def test_acks_retain_nothing(disk: JournalDisk) -> None:
+    """KahaDB's chains: an old message holds its own file, and no file that holds acks of others."""
+    store = disk.create(pool_files=0)
+    store.send(B, b"old")
+    for _ in range(10):
+        fill(store, 60)
+        drain(store)
+    store.reclaim()
+    assert len(segments_of(store)) <= 3
+    assert bodies(store, B) == [b"old"]
+    assert segments_of(store)[0].name == "000000000001.seg"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_the_journal_alone_tells_everything(disk: JournalDisk, closed: bool) -> None:
+    store = disk.create(duplicate_window=50)
+    chance = random.Random(7)
+    for _ in range(6):
+        fill(store, 60)
+        fill(store, 40, 500, B)
+        for destination, count in ((A, 55), (B, 35)):
+            messages = [take(store, destination) for _ in range(count)]
+            chance.shuffle(messages)
+            store.ack(messages[: count - 3])
+            store.release(messages[count - 3 :])
+        store.purge(Destination.parse("topic://nothing"))
+    assert store.reclaim() >= 0
+    before, window = content(store), store._log.window.items()
+    again = rebuilt(disk, store, closed)
+    assert content(again) == before
+    assert again._log.window.items() == window
+    assert_whole(again)
+    assert again.reclaim() >= 0
+    twice = rebuilt(disk, again, closed)
+    assert content(twice) == before
+    assert_whole(twice)
+
+
+def test_dead_messages_stay_dead(disk: JournalDisk) -> None:
+    """Their acks went with the files that held them; the snapshot's bits remember."""
+    store = disk.create(pool_files=0)
+    fill(store, 50)
+    kept = take(store)
+    store.ack([take(store) for _ in range(49)])
+    fill(store, 300, 1000, B)
+    drain(store, B)
+    assert store.reclaim() > 0
+    kept.release()
+    again = rebuilt(disk, store, closed=True)
+    assert [m.seq for m in again.browse(A)] == [kept.seq]
+    assert_whole(again)
+
+
+def test_a_removed_destination_whose_name_was_reclaimed(disk: JournalDisk) -> None:
+    """What the segment of the snapshot says of it before the snapshot must not stop a rebuild."""
+    store = disk.create(pool_files=0)
+    fill(store, 70)
+    fill(store, 70, 1000, B)
+    take(store).ack()
+    store.delete(A)
+    drain(store, B)
+    store.reclaim()
+    assert not (directory_of(store) / "journal" / "000000000001.seg").exists()
+    again = rebuilt(disk, store, closed=False)
+    assert list(again.destinations()) == [B]
+    assert_whole(again)
+    fill(again, 5)
+    assert_whole(rebuilt(disk, again, closed=True))
+
+
+def test_a_removed_destination_that_came_back(disk: JournalDisk) -> None:
+    store = disk.create(pool_files=0)
+    fill(store, 120)
+    store.delete(A)
+    store.send(A, b"back", None, f"{A}-1")
+    store.reclaim()
+    assert bodies(store) == [b"back"]
+    again = rebuilt(disk, store, closed=False)
+    assert bodies(again) == [b"back"]
+    assert again.send(A, b"x", None, f"{A}-1").duplicate
+    assert not again.send(A, b"x", None, f"{A}-2").duplicate
+    assert_whole(again)
+
+
+def test_seqs_and_names_go_on_after_everything_is_gone(disk: JournalDisk) -> None:
+    store = disk.create(pool_files=0)
+    fill(store, 200)
+    last = store.send(A, b"last").seq
+    drain(store)
+    store.reclaim()
+    again = rebuilt(disk, store, closed=True)
+    assert list(again.destinations()) == [A]
+    assert again.send(A, b"x").seq > last
+    assert again.send(B, b"x").seq > last
+
+
+def test_a_pooled_file_never_shows_its_old_records(disk: JournalDisk) -> None:
+    store = disk.create(pool_files=3)
+    for n in range(20):
+        fill(store, 40)
+        drain(store)
+        store.reclaim()
+        store.send(B, f"{n}".encode())
+        store = disk.crash(store)
+        assert bodies(store, B) == [f"{k}".encode() for k in range(n + 1)]
+        assert store.depth(A) == 0
+        if n % 5 == 4:
+            store = rebuilt(disk, store, closed=False)
+            assert store.depth(A) == 0
+    numbers = [int(path.stem) for path in segments_of(store)]
+    assert len(numbers) == len(set(numbers))
+    assert_whole(store)
+
+
+def test_pooled_files_are_used_again(disk: JournalDisk) -> None:
+    store = disk.create(pool_files=2)
+    fill(store, 400)
+    drain(store)
+    store.reclaim()
+    stats = store.stats()
+    assert stats.segments["pooled"] == 2
+    assert stats.pool_bytes == 2 * 64 * 1024
+    inodes = {path.stat().st_ino for path in (directory_of(store) / "journal").glob("*.free")}
+    fill(store, 150)
+    assert inodes & {path.stat().st_ino for path in segments_of(store)}
+
+
+def test_segments_are_never_larger_than_asked_but_for_one_message(disk: JournalDisk) -> None:
+    store = disk.create()
+    fill(store, 300)
+    store.send(A, b"x" * 500_000)
+    fill(store, 100)
+    sizes = sorted(path.stat().st_size for path in segments_of(store))
+    assert sum(size > 64 * 1024 for size in sizes) == 1
+    drain(store)
+    store.reclaim()
+    assert all(path.stat().st_size == 64 * 1024 for path in (directory_of(store) / "journal").glob("*.free"))
+
+
+def test_archive_directory(disk: JournalDisk, tmp_path: Path) -> None:
+    """Two stores with one archive: no file of one replaces the other's."""
+    archive = tmp_path / "archive"
+    stores = [disk.create(archive_directory=archive) for _ in range(2)]
+    released = 0
+    for store in stores:
+        before = len(segments_of(store))
+        fill(store, 300)
+        drain(store)
+        store.reclaim()
+        assert store.stats().segments["pooled"] <= 1  # none but what was prepared ahead
+        released += int(segments_of(store)[0].stem) - before
+        assert_whole(store)
+    archived = [path for path in archive.rglob("*") if path.is_file()]
+    assert len(archived) == released > 6
+    assert all(path.read_bytes()[:8] == b"ANBRSEG\n" for path in archived)
+
+
+def test_files_open_at_a_time_are_bounded(disk: JournalDisk) -> None:
+    """Invariant 10: not one for each segment, whether it is written, read, checked or recovered."""
+
+    def opened(store: JournalStore) -> int:
+        directory = str(directory_of(store))
+        links = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        ]
+        return sum(link.startswith(directory) for link in links)
+
+    store = disk.create(sync="never")
+    store.send_many(A, [b"x" * 30_000] * 200)
+    assert len(segments_of(store)) > 90
+    counts = [opened(store)]
+    list(store.browse(A))
+    counts.append(opened(store))
+    assert_whole(store)
+    counts.append(opened(store))
+    store = disk.reopen(store)
+    counts.append(opened(store))
+    store = rebuilt(disk, store, closed=True)
+    counts.append(opened(store))
+    assert max(counts) <= 50, counts
+    store.close()
+    assert opened(store) == 0
