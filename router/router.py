@@ -54,7 +54,8 @@ class RouterStats:
 class Router:
     """Threads: all may use it. Forks: a child must open its own (rule D4).
 
-    `_lock` guards opening, closing and placing; a call on a destination whose store is open takes no lock.
+    `_lock` guards the placement record and which stores are open; a call on a destination whose store is open takes
+    no lock. `_opening` has a lock for each store, held while it opens.
     """
 
     def __init__(self, config: Config) -> None:
@@ -64,6 +65,7 @@ class Router:
         self._directory_lock = DirectoryLock(config.directory / "router.lock", "the router")
         self._placement = Placement(config.directory / "placement.mdb")
         self._open_stores: OrderedDict[bytes, Store] = OrderedDict()
+        self._opening: dict[bytes, threading.Lock] = {}
         self._by_destination: dict[Destination, Store] = {}
         self._adapters: dict[str, Any] = {}
         self._opened = False
@@ -105,12 +107,12 @@ class Router:
             self._opened = False
             errors: list[Exception] = []
             self._by_destination.clear()
-            while self._open_stores:
-                _, store = self._open_stores.popitem()
+            for store_id, store in list(self._open_stores.items()):
                 try:
                     store.close()
                 except (AnabranchError, OSError) as error:
                     errors.append(error)
+                del self._open_stores[store_id]  # not before: an interrupted close() is called again
             self._placement.close()
             self._directory_lock.release()
             if errors:
@@ -212,8 +214,9 @@ class Router:
             with self._lock:
                 self._require_open()
                 row = self._placement.destinations.get(destination)
-                if row is not None:
-                    store = self._by_destination[destination] = self._open(self._placement.stores[row.store_id])
+                store_row = self._placement.stores[row.store_id] if row is not None else None
+            if store_row is not None:
+                store = self._by_destination[destination] = self._open(store_row)
         return store
 
     def forget_closed(self, destination: Destination, store: Store) -> None:
@@ -236,12 +239,10 @@ class Router:
             with self._lock:
                 self._require_open()
                 row = self._store_row(match.target, destination)
-                store = self._open(row)
-                pattern = match.pattern.text
                 self._placement.record_destination(
-                    DestinationRow(destination.kind.value, destination.name, row.store_id, pattern)
+                    DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
                 )
-                self._by_destination[destination] = store
+            store = self._by_destination[destination] = self._open(row)
         return store
 
     def _store_row(self, config: StoreConfig, destination: Destination) -> StoreRow:
@@ -275,20 +276,28 @@ class Router:
             store.close()
 
     def _open(self, row: StoreRow) -> Store:
-        """The store of a row, opened if it is not open. Under the lock."""
-        store = self._open_stores.get(row.store_id)
-        if store is not None:
-            self._open_stores.move_to_end(row.store_id)
-            return store
-        config = self._config_of(row)
-        self._close_idle()
-        opened: Store = self._adapter(row.kind)(row.name, self._path(row.path), config.options, config.index_directory)
-        opened.open(self._progress)
-        if opened.store_id != row.store_id:
+        """The store of a row, opened if it is not open. Without the router's lock while it opens: one store that
+        rebuilds its index for minutes holds up nobody else (invariant 7)."""
+        with self._lock:
+            opening = self._opening.setdefault(row.store_id, threading.Lock())
+        with opening:
+            with self._lock:
+                self._require_open()
+                store = self._open_stores.get(row.store_id)
+                if store is not None:
+                    self._open_stores.move_to_end(row.store_id)
+                    return store
+                self._close_idle()
+            config, path = self._config_of(row), self._path(row.path)
+            opened: Store = self._adapter(row.kind)(row.name, path, config.options, config.index_directory)
+            opened.open(self._progress)
+            with self._lock:
+                if self._opened and opened.store_id == row.store_id:
+                    self._open_stores[row.store_id] = opened
+                    return opened
             opened.close()
-            raise PlacementError(f"{self._path(row.path)} holds another store than the recorded one")
-        self._open_stores[row.store_id] = opened
-        return opened
+            self._require_open()
+            raise PlacementError(f"{path} holds another store than the recorded one")
 
     def _config_of(self, row: StoreRow) -> StoreConfig:
         """The configuration for a recorded store: that of its directory, else of its name."""
@@ -382,7 +391,7 @@ class Router:
         with self._lock:
             self._require_open()
             rows = sorted(self._placement.stores.values(), key=lambda row: row.name)
-            return RouterStats({row.name: self._open(row).stats() for row in rows})
+        return RouterStats({row.name: self._open(row).stats() for row in rows})
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background."""
@@ -405,7 +414,7 @@ class Router:
             if not rows:
                 known = ", ".join(sorted(row.name for row in self._placement.stores.values()))
                 raise ConfigError([f"there is no store {name!r} to reopen; there are: {known or 'none yet'}"])
-            self._open(rows[0])
+        self._open(rows[0])
 
 
 def open(source: str | Path | Config, progress: Progress | None = None) -> Router:

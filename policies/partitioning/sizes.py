@@ -23,7 +23,7 @@ SEND_HEADER_BYTES_DEFAULT = 64
 
 @dataclass(frozen=True, slots=True)
 class JournalSizes:
-    """What our own journal adds to a message's body, in bytes. A test compares the defaults with the journal's format."""
+    """What our own journal adds to a message's body, in bytes. A test holds the defaults to the journal's format."""
 
     send_overhead: int = 56
     """A send record beside its body, without message id and headers, of which a trace knows nothing."""
