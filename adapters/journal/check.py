@@ -8,6 +8,7 @@ C4  a segment's live count and bytes are those of the index's messages that lie 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,7 +16,6 @@ from ...policies.errors import CorruptionError
 from . import format as f
 from .batch import Tail
 from .index import Index
-from .messages import read_record
 from .reader import BatchReader
 from .segment import SegmentTable
 
@@ -26,7 +26,7 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
         if segment.number > applied.segment.number:
             continue
         end = applied.offset if segment is applied.segment else segment.end
-        reader = BatchReader(segment.open().fd, segment.seed, f.HEADER_BYTES, segment.base_lsn - 1, end)
+        reader = BatchReader(segment.reading(), segment.seed, f.HEADER_BYTES, segment.base_lsn - 1, end)
         for _ in reader:
             pass
         if reader.offset != end:
@@ -35,13 +35,16 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
     sizes: Counter[int] = Counter()
     live: Counter[int] = Counter()
     live_bytes: Counter[int] = Counter()
+    reading = None
     for number, place in index.all_places():
         seq, lsn, offset, length = place
         segment = table.find(lsn)  # type: ignore[assignment]
         if segment is None:
             yield f"C2 message {seq} of destination {number} lies in no segment (record {lsn})"
             continue
-        record = read_record(segment, place)
+        if segment is not reading:
+            reading, file = segment, segment.reading()
+        record = os.pread(file.fd, length, offset)
         start = f.RECORD_HEADER.size + f.SEQ.size
         if len(record) < start + 4 or f.SEQ.unpack_from(record, f.RECORD_HEADER.size)[0] != seq:
             yield f"C2 message {seq} of destination {number} does not read back at {segment.path}:{offset}"

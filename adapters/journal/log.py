@@ -43,6 +43,8 @@ IDLE_SECONDS: Final = 0.1
 """After so long without a write a synced mark is written, so that the last batch has a watermark behind it (J4)."""
 QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
+UNSYNCED_FILES_MAX: Final = 32
+"""Sealed segments that are not synced yet, under `periodic` and `never`; beyond it the next one waits for the disk."""
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
@@ -151,6 +153,9 @@ class Log:
             self._mark()
         with self._lead:
             self._ended = True  # who queued too late leads to find this, and writes nothing
+        for segment in self.table.segments:
+            segment.file = None
+        self._unsynced.clear()
 
     @property
     def forked(self) -> bool:
@@ -287,8 +292,11 @@ class Log:
             if self._must_roll or self._tail.offset + size > self._tail.segment.capacity:
                 self._roll(size)
             self._allocate(self._tail.segment, self._tail.offset + size)
+        except StoreFailedError as error:
+            self._dismiss(tickets, error)
+            return False
         except OSError as error:
-            if error.errno not in FULL or self._must_roll:
+            if error.errno not in FULL or self._must_roll or self.failed is not None:
                 self.fail(error)
                 self._dismiss(tickets, self._failure())
                 return False
@@ -322,6 +330,8 @@ class Log:
         tail, standard = self._tail, self.options.segment_size
         if base_lsn is None:
             base_lsn = tail.lsn + 1
+        if len(self._unsynced) >= UNSYNCED_FILES_MAX:
+            self._sync_through(tail)
         self._last_number += 1
         header = f.SegmentHeader(
             store_id=self.store_id, number=self._last_number, nonce=int.from_bytes(os.urandom(8), "little"),
@@ -335,6 +345,7 @@ class Log:
         old = tail.segment
         if old.file is not None and self.durable_lsn < tail.lsn:
             self._unsynced.append(old.file)
+        old.file = None  # whoever reads it opens it again, and is counted
         old.end, old.last_lsn = tail.offset, tail.lsn
         old.changed = True
         # An interrupted roll may have left a void segment of the same base.
@@ -416,7 +427,8 @@ class Log:
                 raise self._failure()
             if self.durable_lsn >= tail.lsn and self._dirty_since is None:
                 return
-            earlier, current = list(self._unsynced), tail.segment.file
+            current = tail.segment.file  # first: a segment being sealed is the one or among the others, never neither
+            earlier = list(self._unsynced)
             try:
                 for file in earlier if current is None or current in earlier else [*earlier, current]:
                     self.syncs += 1
@@ -424,7 +436,8 @@ class Log:
             except OSError as error:
                 self.fail(error)
                 raise
-            self._unsynced = [file for file in self._unsynced if file not in earlier]
+            for file in earlier:
+                self._unsynced.remove(file)  # in place: the leader may be adding one
             self.durable_lsn = max(self.durable_lsn, tail.lsn)
             self._dirty_since = None if self._tail.lsn <= tail.lsn else monotonic()
 

@@ -119,13 +119,14 @@ def decode(
 
 def read_record(segment: Segment, place: Place) -> bytes:
     """The bytes at a place, fewer at the end of the file."""
-    return os.pread(segment.open().fd, place[3], place[2])
+    file = segment.open()
+    return os.pread(file.fd, place[3], place[2])
 
 
 def read_span(segment: Segment, places: Sequence[Place]) -> tuple[int, bytes]:
     """Where the first of neighbouring places begins, and the bytes from there to the end of the last, in one call."""
-    start = places[0][2]
-    return start, os.pread(segment.open().fd, places[-1][2] + places[-1][3] - start, start)
+    start, file = places[0][2], segment.open()
+    return start, os.pread(file.fd, places[-1][2] + places[-1][3] - start, start)
 
 
 def is_span(places: Sequence[Place]) -> bool:

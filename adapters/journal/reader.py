@@ -12,6 +12,7 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from . import format as f
 from .batch import Entry
+from .files import File
 from .index import Index
 
 WINDOW: Final = 1 << 20
@@ -48,12 +49,12 @@ class Batch(NamedTuple):
 class BatchReader:
     """Walks the batches of one segment. `offset` and `lsn` say how far all was whole and in sequence."""
 
-    def __init__(self, fd: int, seed: int, offset: int, lsn: int, limit: int | None = None) -> None:
+    def __init__(self, file: File, seed: int, offset: int, lsn: int, limit: int | None = None) -> None:
         self.offset = offset
         self.lsn = lsn
         """The last LSN before `offset`."""
-        self._fd, self._seed = fd, seed
-        self._limit = os.fstat(fd).st_size if limit is None else limit
+        self._file, self._fd, self._seed = file, file.fd, seed
+        self._limit = os.fstat(file.fd).st_size if limit is None else limit
         self._window, self._window_at = b"", 0
 
     def _read(self, offset: int, size: int) -> bytes:

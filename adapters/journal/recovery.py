@@ -169,7 +169,7 @@ def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint:
     for link in range(start.link, len(chain)):
         segment = chain[link]
         offset, lsn = (start.offset, start.lsn) if link == start.link else (f.HEADER_BYTES, segment.base_lsn - 1)
-        reader = BatchReader(segment.open().fd, segment.seed, offset, lsn, segment.end)
+        reader = BatchReader(segment.reading(), segment.seed, offset, lsn, segment.end)
         for batch in reader:
             boundaries.append((Position(link, batch.offset, batch.header.base_lsn - 1), batch.last_lsn))
             watermark = max(watermark, batch.header.watermark)
@@ -186,7 +186,7 @@ def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint:
     highest = max(highest, end.lsn)
     if not clean:
         for segment, offset in [(last, end.offset)] + [(s, f.HEADER_BYTES - 1) for s in chain[end.link + 1 :]]:
-            for header in BatchReader(segment.open().fd, segment.seed, offset, 0).headers_beyond():
+            for header in BatchReader(segment.reading(), segment.seed, offset, 0).headers_beyond():
                 if segment.end is None or segment is not last or hole:
                     watermark = max(watermark, header.watermark)
                     highest = max(highest, header.base_lsn + header.count - 1)
@@ -263,7 +263,7 @@ def read_snapshot(
 def _one_batch(file: File, seed: int, offset: int) -> Iterator[Batch]:
     header = f.decode_batch_header(read_at(file.fd, offset, f.BATCH_HEADER.size), seed, offset)
     if header is not None:
-        for batch in BatchReader(file.fd, seed, offset, header.base_lsn - 1):
+        for batch in BatchReader(file, seed, offset, header.base_lsn - 1):
             yield batch
             return
 
@@ -329,7 +329,7 @@ def _apply(
     replayer: Replayer,
     dead: bytes | None = None,
 ) -> None:
-    reader = BatchReader(segment.open().fd, segment.seed, offset, lsn, end)
+    reader = BatchReader(segment.reading(), segment.seed, offset, lsn, end)
     replayer.path = str(segment.path)
     for batch in reader:
         entries = replayer.entries(batch, segment.number, dead, segment.base_lsn)

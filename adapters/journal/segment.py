@@ -44,11 +44,15 @@ class Segment:
         """The index does not yet know of the last change of live or dead."""
 
     def open(self) -> File:
-        """The file, for reading; kept open until `file` is set to None."""
+        """The file, for reading; kept open until `file` is set to None. Hold what it returns while you use its fd."""
         file = self.file
         if file is None:
             file = self.file = File(self.path, os.O_RDONLY)
         return file
+
+    def reading(self) -> File:
+        """The file, for one pass over all of it: not kept open for that."""
+        return self.file or File(self.path, os.O_RDONLY)
 
     def born(self, length: int) -> None:
         """A message's record of so many bytes has taken effect."""

@@ -15,6 +15,7 @@ from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import messages, snapshot
 from anabranch.adapters.journal.destinations import DestinationState
 from anabranch.adapters.journal.duplicates import DuplicateWindow
+from anabranch.adapters.journal.files import File
 from anabranch.adapters.journal.reader import BatchReader
 from anabranch.adapters.journal.segment import Segment, SegmentTable
 from anabranch.policies.destination import Destination
@@ -105,7 +106,7 @@ class TestBatches:
 
     def read(self, path: Path, header: f.SegmentHeader, data: bytes) -> BatchReader:
         path.write_bytes(header.encode() + data)
-        return BatchReader(os.open(path, os.O_RDONLY), header.seed, f.HEADER_BYTES, header.base_lsn - 1)
+        return BatchReader(File(path, os.O_RDONLY), header.seed, f.HEADER_BYTES, header.base_lsn - 1)
 
     def test_batches_follow_each_other(self, tmp_path: Path) -> None:
         header = header_of(base_lsn=7)
@@ -138,7 +139,6 @@ class TestBatches:
         reader = self.read(path, header, bytes(whole))
         assert len(list(reader)) == good
         found = list(reader.headers_beyond())
-        os.close(reader._fd)
         assert len(found) >= 3 - good - 1, "what lies behind the damage is found again"
 
     def test_headers_are_found_over_window_boundaries(self, tmp_path: Path) -> None:
