@@ -1,6 +1,6 @@
 """A trace as arrays: every send joined to its acks, every operation with its time and its bytes.
 
-This is what the exact model runs on. It holds 33 bytes an operation and is built in one pass without Python objects.
+This is what the exact model runs on. It holds 44 bytes an operation and is built in one pass without Python objects.
 An ack belongs to the send of the same destination and message id; a message lives until as many acks came as it needs,
 that is, until the last one. A message sent twice under one id lives, in each of its copies, until then.
 """
