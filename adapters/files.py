@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,39 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
         str(path), map_size=map_bytes, subdir=False, lock=False, max_dbs=max_dbs, readahead=False,
         lib_version=LMDB_ENGINE,
     )  # fmt: skip
+
+
+LMDB_MAGIC: Final = 0xBEEFC0DE
+LMDB_META = struct.Struct("=16xII8xQI44x48xQQ")
+"""At the start of each of the first two pages: magic, version, map size, page size, last page, transaction."""
+assert LMDB_META.size == 152
+
+
+def is_cut_short(path: Path) -> bool:
+    """Whether an LMDB file ends before its last page, so that reading it there would kill the process (SIGBUS).
+
+    False for what is no LMDB file at all, which LMDB itself refuses. Only for files that `fill_lmdb` keeps long enough.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        first = file.read(LMDB_META.size)
+        if len(first) < LMDB_META.size or LMDB_META.unpack(first)[0] != LMDB_MAGIC:
+            return False
+        page_bytes = LMDB_META.unpack(first)[3]
+        file.seek(page_bytes)
+        second = file.read(LMDB_META.size)
+    if len(second) < LMDB_META.size:
+        return True
+    *_, last_page, _ = max(LMDB_META.unpack(first), LMDB_META.unpack(second), key=lambda meta: meta[-1])
+    return bool(size < (last_page + 1) * page_bytes)
+
+
+def fill_lmdb(env: Any, path: Path) -> None:
+    """After a commit: LMDB does not write a last page that the transaction took and gave back; make it a hole, so that
+    a file that is shorter has been cut."""
+    size = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    if path.stat().st_size < size:
+        os.truncate(path, size)
 
 
 def create_lmdb(path: Path, map_bytes: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...policies.errors import PlacementError
+from ...policies.errors import ConfigError, PlacementError
 from ..files import make_directory, sync_directory
 from ..locking import DirectoryLock
 from . import format as f
@@ -36,6 +36,8 @@ class StoreDirectory:
 
     def create(self, segment_size: int) -> bytes:
         """Make it under another name, whole and durable, then rename it (rule D2). Returns the store id."""
+        if self.path.exists():
+            raise PlacementError(f"{self.path} exists already; store {self.name!r} cannot be made there")
         store_id = os.urandom(16)
         make_directory(self.path.parent)
         unfinished = self.path.with_name(f".{self.path.name}.{store_id.hex()}.tmp")
@@ -71,12 +73,19 @@ class StoreDirectory:
         return store_id
 
     def lock(self) -> None:
-        """Raises StoreLockedError, and PlacementError if there is no such directory."""
+        """Raises StoreLockedError, PlacementError if there is no such store, and ConfigError if it cannot be used."""
         if not self.path.is_dir():
             raise PlacementError(f"{self.path}, the directory of store {self.name!r}, is missing; nothing was created")
-        self._lock.acquire()
-        if self._index_directory is not None:
-            self._index_directory.mkdir(parents=True, exist_ok=True)
+        self.read_id()  # what is no store gets no lock file
+        try:
+            self._lock.acquire()
+            if self._index_directory is not None:
+                self._index_directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._lock.release()
+            raise ConfigError(
+                [f"store {self.name!r} cannot be opened in {self.path}: {error.strerror} ({error.filename})"]
+            ) from error
 
     def unlock(self) -> None:
         self._lock.release()

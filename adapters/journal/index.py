@@ -24,7 +24,7 @@ import lmdb
 import msgspec
 
 from ...policies.destination import Destination, Kind
-from ..files import open_lmdb
+from ..files import fill_lmdb, is_cut_short, open_lmdb
 from . import format as f
 from .batch import Entry
 from .destinations import DestinationState, Place
@@ -102,6 +102,8 @@ class Index:
         """Open the file; None if it is new and empty. Raises IndexBrokenError."""
         if not self.path.exists():
             raise IndexBrokenError("it is missing")
+        if is_cut_short(self.path):
+            raise IndexBrokenError("its file is cut short")
         try:
             self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=5)
             self._begin()
@@ -137,13 +139,17 @@ class Index:
         # An interrupted checkpoint may have reached the file: what it says counts, not what we remember.
         self.checkpointed = msgspec.msgpack.decode(self._txn.get(b"checkpoint", db=self._state_db), type=Checkpoint)
 
+    @property
+    def is_open(self) -> bool:
+        return self._env is not None
+
     def close(self) -> None:
         """Let go of the file, dropping what was not checkpointed. Idempotent."""
-        if self._txn is not None:
-            self._txn.abort()
-        if self._env is not None:
-            self._env.close()
-        self._txn = self._env = None
+        txn, env, self._txn, self._env = self._txn, self._env, None, None
+        if txn is not None:
+            txn.abort()
+        if env is not None:
+            env.close()
 
     def load(self, segments: Iterable[Segment]) -> None:
         """Set the destinations and the segments' counts to what the checkpoint says."""
@@ -348,6 +354,7 @@ class Index:
         """Commit, synced, and go on; the map grows here, where no transaction is open (rule X4)."""
         self._txn.commit()
         self._txn = None
+        fill_lmdb(self._env, self.path)
         info = self._env.info()
         if (info["last_pgno"] + 1) * PAGE_BYTES * 100 > info["map_size"] * MAP_FULL_PERCENT:
             self._env.set_mapsize(2 * info["map_size"])

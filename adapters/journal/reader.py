@@ -98,8 +98,8 @@ class BatchReader:
         return position == len(records)
 
     def headers_beyond(self) -> Iterator[f.BatchHeader]:
-        """Valid batch headers anywhere behind `offset`: what a hole hides."""
-        position = self.offset + 1
+        """Valid batch headers from `offset` on: that of the batch which is not whole, and what the hole hides."""
+        position = self.offset
         while position < self._limit:
             data = read_at(self._fd, position, min(WINDOW, self._limit - position))
             found = data.find(f.BATCH_MAGIC)

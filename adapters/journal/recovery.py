@@ -84,6 +84,8 @@ def survey(files: SegmentFiles, store_id: bytes, checkpoint: Checkpoint | None, 
     found = _find_end(chain, start, watermark, checkpoint)
     older, first, pointer = _account(headers, files, chain[: found.end.link + 1], found.snapshot, checkpoint, index)
     needed = chain[first : found.end.link + 1]
+    for segment in (*older, *needed):
+        _require_length(segment, found.watermark, checkpoint)
     counted = {s.number for s in needed} | {s.number for s in older}
     return Survey(
         older=older,
@@ -98,6 +100,17 @@ def survey(files: SegmentFiles, store_id: bytes, checkpoint: Checkpoint | None, 
         snapshot=pointer,
         void=[files.path(number) for number in headers if number not in counted],
     )
+
+
+def _require_length(segment: Segment, watermark: int, checkpoint: Checkpoint | None) -> None:
+    """A file that ends before what is known to be in it is not found out by starting at the checkpoint."""
+    end = segment.end if segment.end is not None and segment.last_lsn <= watermark else 0
+    if checkpoint is not None and checkpoint.segment == segment.number:
+        end = max(end, checkpoint.offset)
+    size = segment.path.stat().st_size
+    if size < end:
+        reason = f"the file is cut short: records up to offset {end} were known to be on disk"
+        raise CorruptionError(str(segment.path), size, reason + "; restore it from a backup")
 
 
 def _chain(headers: dict[int, f.SegmentHeader], files: SegmentFiles) -> list[Segment]:
@@ -132,9 +145,9 @@ def _start(
                 if segment.nonce != checkpoint.nonce or (segment.end or checkpoint.offset) < checkpoint.offset:
                     raise IndexMismatchError("it is ahead of the journal")
                 return Position(link, checkpoint.offset, checkpoint.lsn)
-        if checkpoint.segment > chain[-1].number:
-            raise IndexMismatchError("it is ahead of the journal")
-        raise _gone(files, headers[chain[0].number].prev_number)
+        # The index knows that it was there, and on disk.
+        newest = chain[-1].number
+        raise _gone(files, checkpoint.segment if checkpoint.segment > newest else headers[chain[0].number].prev_number)
     for link, segment in enumerate(chain):
         if segment.end is None or segment.last_lsn > watermark:
             return Position(link, f.HEADER_BYTES, segment.base_lsn - 1)
@@ -147,7 +160,7 @@ class IndexMismatchError(Exception):
 
 def _gone(files: SegmentFiles, number: int) -> CorruptionError:
     return CorruptionError(
-        str(files.path(number)), 0, f"segment {number} is missing and it held messages; restore it from a backup"
+        str(files.path(number)), 0, f"segment {number} is missing and may have held messages; restore it from a backup"
     )
 
 

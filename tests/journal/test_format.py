@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google_crc32c import extend as crc32c
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.adapters.journal import format as f
@@ -60,7 +61,7 @@ class TestSegmentHeader:
             snapshot_number=u64,
             snapshot_offset=u64,
             capacity=u64,
-        )  # fmt: skip
+        )
     )
     def test_round_trip(self, header: f.SegmentHeader) -> None:
         page = header.encode()
@@ -119,6 +120,7 @@ class TestBatches:
         ]  # fmt: skip
         assert (reader.offset, reader.lsn) == (4096 + len(one + mark + two), 9)
 
+    @settings(deadline=None)
     @given(data=st.data())
     def test_damage_ends_the_reading_before_its_batch(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -159,7 +161,7 @@ class TestBatches:
         broken[40] ^= 1
         reader = self.read(tmp_path / "s", header, bytes(broken))
         assert list(reader) == []
-        assert list(reader.headers_beyond()) == []
+        assert [header.length for header in reader.headers_beyond()] == [len(outer) - f.BATCH_HEADER.size]
 
     def test_an_lsn_out_of_sequence_ends_the_reading(self, tmp_path: Path) -> None:
         header = header_of()
@@ -244,17 +246,23 @@ class TestDuplicateWindow:
         assert window.items() == []
 
 
+header_values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=9),
+    st.binary(max_size=9),
+)
+
+
 class TestMessages:
     @given(
         st.binary(max_size=200),
-        st.dictionaries(
-            st.text(max_size=5), st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text(max_size=9), st.binary(max_size=9)), max_size=4,
-        ),
+        st.dictionaries(st.text(max_size=5), header_values, max_size=4),
         st.one_of(st.none(), st.text(min_size=1, max_size=9)),
-    )  # fmt: skip
-    def test_round_trip(
-        self, body: bytes, headers: dict[str, str | int | float | bool | bytes | None], message_id: str | None
-    ) -> None:
+    )
+    def test_round_trip(self, body: bytes, headers: dict[str, Any], message_id: str | None) -> None:
         state = DestinationState(7, Destination.parse("a"), True)
         rest, key = messages.encode(state, body, headers, message_id, 10_000)
         assert key == (None if message_id is None else (7, message_id.encode()))
