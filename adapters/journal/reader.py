@@ -146,6 +146,8 @@ class Replayer:
         self.live = live
         self.seq = 0
         self.snapshot: tuple[int, int] | None = None
+        self.passed_over: list[int] = []
+        """LSNs of messages that turned out to be dead, since the caller last asked."""
         self.reflected_lsn = 0
         """A snapshot tells all names and message ids up to this LSN, and which are no more (rule J6)."""
 
@@ -184,7 +186,8 @@ class Replayer:
         state = self.index.states.get(number)
         if state is None:
             if dead is None and record.lsn <= self.reflected_lsn:
-                return None  # its destination was removed before the snapshot
+                self.passed_over.append(record.lsn)  # its destination was removed before the snapshot
+                return None
             reason = f"record {record.lsn} names destination {number}, which no record declares"
             raise CorruptionError(self.path, record.offset, reason)
         key: Any = None

@@ -346,6 +346,8 @@ def _apply(
     replayer.path = str(segment.path)
     for batch in reader:
         entries = replayer.entries(batch, segment.number, dead, segment.base_lsn)
+        while replayer.passed_over:
+            segment.bury(replayer.passed_over.pop())
         if entries:
             index.apply(entries, segment, table)
             if index.operations >= PARTIAL_OPERATIONS and index.checkpointed is None:

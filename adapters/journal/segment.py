@@ -62,6 +62,12 @@ class Segment:
 
     def kill(self, lsn: int, length: int) -> None:
         """The message whose record has this LSN is dead. Only once for each."""
+        self.bury(lsn)
+        self.live -= 1
+        self.live_bytes -= length
+
+    def bury(self, lsn: int) -> None:
+        """Mark it dead: in a rebuild, one that was dead before it was counted."""
         ordinal = lsn - self.base_lsn
         dead = self.dead
         if dead is None:
@@ -69,8 +75,6 @@ class Segment:
         if ordinal >> 3 >= len(dead):
             dead.extend(bytes((ordinal >> 3) + 64 - len(dead)))
         dead[ordinal >> 3] |= 1 << (ordinal & 7)
-        self.live -= 1
-        self.live_bytes -= length
         self.changed = True
 
     def is_dead(self, lsn: int) -> bool:

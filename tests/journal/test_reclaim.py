@@ -12,7 +12,7 @@ from anabranch.adapters.base import Store
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.destination import Destination
 
-from ..contract.disk import A, B, assert_whole, bodies, drain, take
+from ..contract.disk import A, B, C, assert_whole, bodies, drain, take
 from .disk import JournalDisk, directory_of, segments_of
 
 
@@ -252,3 +252,24 @@ def test_files_open_at_a_time_are_bounded(disk: JournalDisk) -> None:
     assert max(counts) <= 50, counts
     store.close()
     assert opened(store) == 0
+
+
+def test_dead_messages_of_a_removed_destination_stay_dead(disk: JournalDisk) -> None:
+    """A rebuild passes them over, and the next snapshot must tell a second rebuild so, should the name come back."""
+    store = disk.create(pool_files=0)
+    fill(store, 100)
+    fill(store, 20, 1000, B)
+    store.delete(A)
+    store.reclaim()
+    store = rebuilt(disk, store, closed=False)
+    store.send(A, b"back")
+    fill(store, 60, 1000, B)
+    store.ack([take(store, B) for _ in range(10)])
+    store._reclaimer.run()
+    for _ in range(2):
+        fill(store, 100, 1000, C)
+        drain(store, C)
+        store.reclaim()
+        store = rebuilt(disk, store, closed=False)
+        assert bodies(store) == [b"back"]
+        assert_whole(store)
