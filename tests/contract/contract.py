@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from anabranch.adapters.base import Store
 
 from .disk import Disk

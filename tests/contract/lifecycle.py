@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 import pytest
+
 from anabranch.adapters.base import Message, Outgoing, Store
 from anabranch.policies.errors import AnabranchError, ClosedError, StoreLockedError
 

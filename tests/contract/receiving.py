@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from anabranch.adapters.base import Store
 from anabranch.policies.errors import ClosedError
 

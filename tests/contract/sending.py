@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+
 from anabranch.adapters.base import Outgoing, Receipt, Store
 from anabranch.policies.destination import NAME_BYTES_MAX, Destination
 from anabranch.policies.errors import MessageTooLargeError

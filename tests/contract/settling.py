@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from anabranch.adapters.base import Outgoing, Receipt, Store
 from anabranch.policies.errors import TransactionError, UnknownMessageError
 

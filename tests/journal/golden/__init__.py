@@ -1,0 +1,1 @@
+"""Golden bytes; README.md says of what."""
