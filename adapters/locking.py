@@ -56,6 +56,6 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Idempotent."""
-        lock, self._lock = self._lock, None
-        if lock is not None and self._generation == fork_generation():
-            lock.release()
+        if self._lock is not None and self._generation == fork_generation():
+            self._lock.release()
+        self._lock = None

@@ -141,15 +141,16 @@ class Index:
 
     @property
     def is_open(self) -> bool:
-        return self._env is not None
+        return self._txn is not None
 
     def close(self) -> None:
         """Let go of the file, dropping what was not checkpointed. Idempotent."""
-        txn, env, self._txn, self._env = self._txn, self._env, None, None
+        txn, self._txn = self._txn, None
         if txn is not None:
             txn.abort()
-        if env is not None:
-            env.close()
+        if self._env is not None:
+            self._env.close()
+        self._env = None
 
     def load(self, segments: Iterable[Segment]) -> None:
         """Set the destinations and the segments' counts to what the checkpoint says."""

@@ -84,6 +84,7 @@ class Log:
         self._sync_lock = threading.Lock()
         self._unsynced: list[File] = []
         self._table_lock = threading.Lock()
+        self._prepare_lock = threading.Lock()
         self.open_files: list[Segment] = []
         """Sealed segments that are open for reading, oldest first."""
         self._dirty_since: float | None = None
@@ -153,6 +154,12 @@ class Log:
             self._mark()
         with self._lead:
             self._ended = True  # who queued too late leads to find this, and writes nothing
+
+    def let_go(self) -> None:
+        """After close: wait until nothing of ours makes files any more, since the directory may soon be another's."""
+        self._closed = True
+        with self._prepare_lock:
+            pass
         for segment in self.table.segments:
             segment.file = None
         self._unsynced.clear()
@@ -496,8 +503,9 @@ class Log:
 
     def _prepare(self) -> None:
         try:
-            if not self._closed and self.failed is None and not self.files.pool:
-                self.files.prepare(self.options.segment_size)
+            with self._prepare_lock:
+                if not self._closed and self.failed is None and not self.files.pool:
+                    self.files.prepare(self.options.segment_size)
         except OSError as error:
             log.warning("store %s: no segment could be prepared ahead: %s", self.name, error)
         finally:

@@ -50,6 +50,11 @@ class Reclaimer:
         except AnabranchError as error:
             log.debug("store %s: nothing reclaimed: %s", self._log.name, error)
 
+    def finish(self) -> None:
+        """Wait for the one under way, if one is; the log is closed, so that no other begins."""
+        with self._lock:
+            pass
+
     def run(self) -> int:
         """Free what can be freed; returns bytes.
 

@@ -188,17 +188,28 @@ class JournalStore:
     def close(self) -> None:
         if not self._opened:
             return
-        self._opened = False
-        self._log.close()
+        try:
+            self._log.close()
+            if not self._log.forked:
+                with self._index_lock:
+                    if self._log.failed is None and self._index.is_open:
+                        self._drain()
+                        self._write_checkpoint(clean=True)
+        except Exception:
+            self._let_go()
+            raise
+        self._let_go()  # not after Ctrl-C: then close() may be called again
+
+    def _let_go(self) -> None:
         if not self._log.forked:
+            self._log.let_go()
+            self._reclaimer.finish()
             with self._index_lock:
-                if self._log.failed is None:
-                    self._drain()
-                    self._write_checkpoint(clean=True)
                 self._index.close()
                 for state in self._index.states.values():
                     state.held.clear()  # should this object be opened again, no lease of before counts
             self._directory.unlock()
+        self._opened = False
         self._wake_all()
 
     def _count_sync(self) -> None:
@@ -581,12 +592,18 @@ class JournalStore:
 
     def ack(self, messages_: Sequence[Message]) -> None:
         self._log.ensure_usable()
-        operations = self._take_held(messages_, LEASED, LEAVING)
         try:
+            operations = self._take_held(messages_, LEASED, LEAVING)
             self._commit(Ticket(operations, f.ACK_BYTES * len(operations), False))
+        except UnknownMessageError:
+            raise
         except AnabranchError as error:
             if not isinstance(error, OutcomeUnknownError):
                 self._give_held(messages_, LEASED)
+            raise
+        except KeyboardInterrupt:
+            with self._index_lock:  # what the ack has reached is not held any more; the rest may be acked again
+                self._give_held([m for m in messages_ if m.note.held.get(m.seq) == LEAVING], LEASED)
             raise
         self._acks += len(operations)
 
