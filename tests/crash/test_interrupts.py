@@ -7,6 +7,7 @@ trace function raises KeyboardInterrupt at the first such place, then at the sec
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,8 @@ class Interrupter:
 
     def trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if event == "call":
+            if frame.f_code.co_name == "__del__":
+                return None  # what is raised there, Python swallows
             if "/adapters/" not in frame.f_code.co_filename and "/router/" not in frame.f_code.co_filename:
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -124,28 +127,25 @@ def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(router: anabr
 
 def test_an_ack_interrupted_anywhere(router: anabranch.Router) -> None:
     queue = router.queue("q")
-    gone: set[str] = set()
 
     def prepare(at: int) -> Callable[[], object]:
         queue.send(body_of(f"s.{at}"))
         message = queue.receive()
         assert message is not None
-        gone.add(identity_of(message.body))
+        state["message"] = message
         return message.ack
 
     def check(at: int, where: str) -> None:
-        for message in list(queue.browse()):  # not acked, and of nobody
-            again = queue.receive()
-            if again is not None:
-                again.ack()
-            else:
-                held.append((where, message.seq))
+        if len(queue):
+            state["message"].ack()  # it can be tried again until it has taken effect
+        with pytest.raises(anabranch.UnknownMessageError):
+            state["message"].ack()
+        assert len(queue) == 0, where
+        assert store_of(router).stats().leased == 0, where
 
-    held: list[tuple[str, int]] = []
+    state: dict[str, anabranch.Message] = {}
     assert everywhere(prepare, check) > 10
-    left = {identity for ids in reopened(router).values() for identity in ids}
-    assert len(left) == len(held)
-    assert left <= gone
+    assert reopened(router) == {}
 
 
 def test_a_transaction_interrupted_anywhere_is_whole(router: anabranch.Router) -> None:
@@ -270,6 +270,7 @@ def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path) -> None:
     def check(at: int, where: str) -> None:
         while opened:
             opened.pop().close()
+        gc.collect()  # a router that nobody got hold of holds its lock until then
         with anabranch.open(config) as router:
             router.queue("q").send(body_of(f"s.{at}"), message_id=str(at))
             assert contents(router)["q"] == [f"s.{n}" for n in range(1, at + 1)], where
