@@ -52,8 +52,8 @@ class Survey:
     end: Position
     watermark: int
     """All up to this LSN is known to be on disk."""
-    unsynced: Position
-    """Where what is above the watermark begins."""
+    unsynced: list[tuple[Segment, int, int]]
+    """What is above the watermark and counts: segment, from, to."""
     highest_lsn: int
     """The highest LSN ever seen, void ones included (rule I1)."""
     highest_number: int
@@ -92,7 +92,7 @@ def survey(files: SegmentFiles, store_id: bytes, checkpoint: Checkpoint | None, 
         chain=needed,
         end=found.end._replace(link=found.end.link - first),
         watermark=found.watermark,
-        unsynced=found.unsynced._replace(link=found.unsynced.link - first),
+        unsynced=[(s, start, end) for s, start, end in _stretches(chain, found) if s.number in counted],
         highest_lsn=max([found.highest_lsn] + [h.base_lsn - 1 for h in headers.values()]),
         highest_number=max([*headers, files.load_pool(), checkpoint.last_number if checkpoint else 0]),
         highest_seq=max(header.last_seq for header in headers.values()),
@@ -100,6 +100,15 @@ def survey(files: SegmentFiles, store_id: bytes, checkpoint: Checkpoint | None, 
         snapshot=pointer,
         void=[files.path(number) for number in headers if number not in counted],
     )
+
+
+def _stretches(chain: list[Segment], found: _End) -> Iterator[tuple[Segment, int, int]]:
+    """What is above the watermark, by segment: from, to. It may begin before the first segment that is needed whole."""
+    for link in range(found.unsynced.link, found.end.link + 1):
+        start = found.unsynced.offset if link == found.unsynced.link else f.HEADER_BYTES
+        end = found.end.offset if link == found.end.link else chain[link].end
+        assert end is not None
+        yield chain[link], start, end
 
 
 def _require_length(segment: Segment, watermark: int, checkpoint: Checkpoint | None) -> None:
@@ -287,14 +296,9 @@ def settle(found: Survey, files: SegmentFiles) -> None:
     The same bytes are written again in place: after a SIGKILL the page cache may hold what the disk does not, and
     after a failed fsync its pages may be clean all the same. Writing makes them dirty, whichever it was.
     """
-    for link in range(found.unsynced.link, found.end.link + 1):
-        segment = found.chain[link]
-        start = found.unsynced.offset if link == found.unsynced.link else f.HEADER_BYTES
-        end = found.end.offset if link == found.end.link else segment.end
-        assert end is not None
-        if start < end:
+    for segment, position, end in found.unsynced:
+        if position < end:
             file = File(segment.path, os.O_RDWR)
-            position = start
             while position < end:
                 data = read_at(file.fd, position, min(1 << 20, end - position))
                 write_all(file.fd, data, position)
