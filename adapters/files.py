@@ -52,7 +52,9 @@ def is_cut_short(path: Path) -> bool:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         first = file.read(LMDB_META.size)
-        if len(first) < LMDB_META.size or LMDB_META.unpack(first)[0] != LMDB_MAGIC:
+        if len(first) < LMDB_META.size:
+            return True
+        if LMDB_META.unpack(first)[0] != LMDB_MAGIC:
             return False
         page_bytes = LMDB_META.unpack(first)[3]
         file.seek(page_bytes)
@@ -63,10 +65,11 @@ def is_cut_short(path: Path) -> bool:
     return bool(size < (last_page + 1) * page_bytes)
 
 
-def fill_lmdb(env: Any, path: Path) -> None:
+def fill_lmdb(env: Any, path: Path, pages_ahead: int = 0) -> None:
     """After a commit: LMDB does not write a last page that the transaction took and gave back; make it a hole, so that
-    a file that is shorter has been cut."""
-    size = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    a file that is shorter has been cut. With more pages ahead than a transaction takes, not even a crash between a
+    commit and this leaves one that is too short."""
+    size = (env.info()["last_pgno"] + 1 + pages_ahead) * env.stat()["psize"]
     if path.stat().st_size < size:
         os.truncate(path, size)
 

@@ -17,12 +17,14 @@ from typing import Any, Final
 import lmdb
 import msgspec
 
-from ..adapters.files import create_lmdb, open_lmdb
+from ..adapters.files import create_lmdb, fill_lmdb, is_cut_short, open_lmdb
 from ..policies.destination import Destination, Kind
 from ..policies.errors import CorruptionError, PlacementError
 
 VERSION: Final = 1
 MAP_BYTES: Final = 1 << 30
+PAGES_AHEAD: Final = 64
+"""More than one change takes."""
 
 
 class StoreRow(msgspec.Struct, frozen=True, array_like=True):
@@ -60,8 +62,12 @@ class Placement:
         """Read all rows. Raises CorruptionError, and PlacementError for a record of another version."""
         if not self._path.exists():
             create_lmdb(self._path, MAP_BYTES)
+        if is_cut_short(self._path):
+            size = self._path.stat().st_size
+            raise CorruptionError(str(self._path), size, "the placement record is cut short; restore it from a backup")
         try:
             self._env = open_lmdb(self._path, MAP_BYTES, max_dbs=3)
+            fill_lmdb(self._env, self._path, PAGES_AHEAD)
             self._stores_db = self._env.open_db(b"stores")
             self._destinations_db = self._env.open_db(b"destinations")
             self._meta_db = self._env.open_db(b"meta")
@@ -93,18 +99,21 @@ class Placement:
         """Durable on return."""
         with self._env.begin(write=True, db=self._stores_db) as txn:
             txn.put(row.store_id, msgspec.msgpack.encode(row))
+        fill_lmdb(self._env, self._path, PAGES_AHEAD)
         self.stores[row.store_id] = row
 
     def record_destination(self, row: DestinationRow) -> None:
         """Durable on return."""
         with self._env.begin(write=True, db=self._destinations_db) as txn:
             txn.put(_key(row.destination), msgspec.msgpack.encode(row))
+        fill_lmdb(self._env, self._path, PAGES_AHEAD)
         self.destinations[row.destination] = row
 
     def forget_destination(self, destination: Destination) -> None:
         """Durable on return."""
         with self._env.begin(write=True, db=self._destinations_db) as txn:
             txn.delete(_key(destination))
+        fill_lmdb(self._env, self._path, PAGES_AHEAD)
         self.destinations.pop(destination, None)
 
 

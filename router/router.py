@@ -316,12 +316,19 @@ class Router:
         if len(self._open_stores) < OPEN_STORES_MAX:
             return
         for store_id, store in self._open_stores.items():
-            if store.retire():
-                for destination in [d for d, s in self._by_destination.items() if s is store]:
-                    del self._by_destination[destination]
-                del self._open_stores[store_id]
+            try:
+                if not store.retire():
+                    continue
+            except AnabranchError:
+                continue  # failed: it stays, for its users to hear why and to reopen it
+            for destination in [d for d, s in self._by_destination.items() if s is store]:
+                del self._by_destination[destination]
+            del self._open_stores[store_id]
+            try:
                 store.close()
-                return
+            except AnabranchError as error:
+                log.warning("store %s failed while it was closed for being idle: %s", store.name, error)
+            return
 
     def _adapter(self, kind: str) -> Any:
         if kind not in self._adapters:
@@ -377,7 +384,7 @@ class Router:
 
     def destinations(self) -> list[Destination]:
         """All that have been sent to and not deleted, in order of their names."""
-        return sorted((d for stats in self.stats().stores.values() for d in stats.destinations), key=str)
+        return sorted({d for stats in self.stats().stores.values() for d in stats.destinations}, key=str)
 
     def delete(self, destination: Destination) -> int:
         """Remove a destination and its messages; returns how many."""

@@ -12,12 +12,13 @@ crash leaves there whole or not at all.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..adapters.base import Headers, Message, Outgoing, Receipt, Store
 from ..policies.destination import Destination
-from ..policies.errors import OutcomeUnknownError, StoreFailedError, TransactionError
+from ..policies.errors import ClosedError, OutcomeUnknownError, StoreFailedError, TransactionError
 
 if TYPE_CHECKING:
     from .router import Router
@@ -64,11 +65,8 @@ class Transaction:
         with self._lock:
             self._require_open()
             stores = [(part, self._router.store_for(part)) for part in parts]
-            for part, store in stores:
-                self._join(part, store, dry=True)
-            for part, store in stores:
-                self._join(part, store)
-                self._sends.append((part, Outgoing(body, headers, message_id)))
+            self._first, self._store = self._joined(stores)
+            self._sends += [(part, Outgoing(body, headers, message_id)) for part in parts]
 
     def ack(self, message: Message) -> None:
         """Ack a leased message at commit; on rollback it is free again, at its old place.
@@ -77,20 +75,23 @@ class Transaction:
         """
         with self._lock:
             self._require_open()
-            self._join(message.destination, message.store)
+            joined = self._joined([(message.destination, message.store)])
             message.store.claim(message)
+            self._first, self._store = joined
             self._acks.append(message)
 
-    def _join(self, destination: Destination, store: Store, dry: bool = False) -> None:
-        if self._store is not None and self._store is not store:
-            raise TransactionError(
-                f"a transaction touches one store: {self._first} lives in {self._store.name!r} and {destination} in "
-                f"{store.name!r}; give both the same store in the configuration, or use a transaction for each"
-            )
-        if self._store is None:
-            self._store, self._first = store, destination
-            if dry:
-                return
+    def _joined(self, steps: Sequence[tuple[Destination, Store]]) -> tuple[Destination | None, Store | None]:
+        """The first destination and the store once these steps are part of it. By the store's id, since one that was
+        closed for being idle comes back as another object."""
+        first, joined = self._first, self._store
+        for destination, store in steps:
+            if joined is not None and joined.store_id != store.store_id:
+                raise TransactionError(
+                    f"a transaction touches one store: {first} lives in {joined.name!r} and {destination} in "
+                    f"{store.name!r}; give both the same store in the configuration, or use a transaction for each"
+                )
+            first, joined = first or destination, store
+        return first, joined
 
     def _require_open(self) -> None:
         if self._state != "open":
@@ -109,7 +110,7 @@ class Transaction:
                 self._state = "committed"
                 return []
             try:
-                receipts = self._store.commit(self._sends, self._acks)
+                receipts = self._commit_in(self._store)
             except (OutcomeUnknownError, KeyboardInterrupt):
                 self._state = "of unknown outcome"
                 raise
@@ -118,6 +119,17 @@ class Transaction:
                 raise
             self._state = "committed"
             return receipts
+
+    def _commit_in(self, store: Store) -> list[Receipt]:
+        """A store that is held by sends alone may have been closed for being idle; it is opened again."""
+        while True:
+            try:
+                return store.commit(self._sends, self._acks)
+            except ClosedError:
+                if self._first is None or self._acks:
+                    raise
+                self._router.forget_closed(self._first, store)
+                store = self._store = self._router.store_for(self._first)
 
     def rollback(self) -> None:
         """Forget the sends, free the acked messages. Nothing was written."""
@@ -130,5 +142,5 @@ class Transaction:
         if self._store is not None and self._acks:
             try:
                 self._store.unclaim(self._acks)
-            except StoreFailedError:
+            except (StoreFailedError, ClosedError):
                 pass  # the store's leases and claims are gone with it

@@ -1,0 +1,234 @@
+"""The placement record, and what a changed configuration may and may not do (invariant 6, rules D1, D2)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import lmdb
+import pytest
+
+import anabranch
+from anabranch.adapters.files import LMDB_ENGINE
+from anabranch.policies.destination import Destination
+from anabranch.policies.errors import CorruptionError, PlacementError
+from anabranch.router.placement import DestinationRow, Placement, StoreRow
+
+OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync="never")
+
+
+def config(directory: Path, *stores: tuple[str, Sequence[str]], each: Sequence[str] = ()) -> anabranch.Config:
+    """Stores of these names and patterns; those named in `each` are per_destination."""
+    return anabranch.Config(
+        directory,
+        [anabranch.StoreConfig(name, match, per_destination=name in each, journal=OPTIONS) for name, match in stores],
+    )
+
+
+def held(router: anabranch.Router) -> dict[str, list[bytes]]:
+    return {str(d): [m.body for m in router.queue(str(d)).browse()] for d in router.destinations()}
+
+
+class TestRecord:
+    def test_rows_come_back(self, tmp_path: Path) -> None:
+        path = tmp_path / "placement.mdb"
+        placement = Placement(path)
+        placement.open()
+        store = StoreRow(b"i" * 16, "stores/a", "journal", "a")
+        rows = [DestinationRow(kind, name, b"i" * 16, ">") for kind in (0, 1) for name in ("a", "ü" * 512)]
+        placement.record_store(store)
+        for row in rows:
+            placement.record_destination(row)
+        placement.record_destination(rows[0])
+        placement.close()
+        placement.close()
+        again = Placement(path)
+        again.open()
+        assert again.stores == {store.store_id: store}
+        assert again.destinations == {row.destination: row for row in rows}
+        again.forget_destination(rows[1].destination)
+        again.close()
+        again.open()
+        assert set(again.destinations) == {rows[0].destination, rows[2].destination, rows[3].destination}
+        again.close()
+
+    def test_a_newer_version_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "placement.mdb"
+        placement = Placement(path)
+        placement.open()
+        placement.close()
+        env = lmdb.open(str(path), subdir=False, lock=False, max_dbs=3, lib_version=LMDB_ENGINE)
+        with env.begin(write=True, db=env.open_db(b"meta")) as txn:
+            txn.put(b"version", b"2")
+        env.close()
+        with pytest.raises(PlacementError, match="version 2; this program reads 1"):
+            placement.open()
+        placement.close()
+
+    @pytest.mark.parametrize("keep", [0, 10, 5000, 8192, 20000])
+    def test_a_cut_record_is_an_error(self, tmp_path: Path, keep: int) -> None:
+        """It cannot be rebuilt, and must not kill the process."""
+        settings = config(tmp_path / "data", ("all", [">"]))
+        with anabranch.open(settings) as router:
+            for n in range(50):
+                router.queue(f"q{n}").send(b"x")
+        path = tmp_path / "data" / "placement.mdb"
+        path.write_bytes(path.read_bytes()[:keep])
+        with pytest.raises(CorruptionError, match=r"placement\.mdb") as caught:
+            anabranch.open(settings)
+        assert caught.value.path == str(path)
+
+
+class TestReconcile:
+    def test_the_same_configuration(self, tmp_path: Path) -> None:
+        settings = config(tmp_path, ("a", ["queue://a.>"]), ("rest", [">"]))
+        for n in range(3):
+            with anabranch.open(settings) as router:
+                router.queue("a.x").send(f"{n}".encode())
+                router.queue("b").send(f"{n}".encode())
+        with anabranch.open(settings) as router:
+            assert held(router) == {"queue://a.x": [b"0", b"1", b"2"], "queue://b": [b"0", b"1", b"2"]}
+            assert set(router.stats().stores) == {"a", "rest"}
+
+    def test_a_change_that_hides_messages_is_refused(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("rest", [">"]))) as router:
+            router.queue("orders.eu").send_many([b"1", b"2"])
+            router.queue("orders.*").send(b"3")
+            router.queue("other").send(b"4")
+            router.queue("empty").send(b"5")
+            message = router.queue("empty").receive()
+            assert message is not None
+            message.ack()
+        changed = config(tmp_path, ("orders", ["queue://orders.>", "queue://empty"]), ("rest", [">"]))
+        for _ in range(2):
+            with pytest.raises(PlacementError) as caught:
+                anabranch.open(changed)
+            text = str(caught.value)
+            assert "queue://orders.eu: 2 message(s) in store 'rest', routed to store 'orders'" in text
+            assert "add \"queue://orders.[*]\" to the match of store 'rest'" in text
+            assert "2 destination(s)" in text
+            assert "queue://other" not in text
+            assert "queue://empty" not in text
+        advised = config(
+            tmp_path,
+            ("orders", ["queue://orders.>", "queue://empty"]),
+            ("rest", [">", "queue://orders.eu", "queue://orders.[*]"]),
+        )
+        with anabranch.open(advised) as router:
+            assert held(router) == {
+                "queue://orders.eu": [b"1", b"2"], "queue://orders.*": [b"3"], "queue://other": [b"4"],
+                "queue://empty": [],
+            }  # fmt: skip
+            router.queue("orders.us").send(b"6")
+            assert router.stats().stores["orders"].messages == 1
+
+    def test_an_empty_destination_may_move(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("rest", [">"]))) as router:
+            router.queue("a").send(b"x")
+            router.queue("a").purge()
+        with anabranch.open(config(tmp_path, ("a", ["queue://a"]), ("rest", [">"]))) as router:
+            router.queue("a").send(b"y")
+            assert router.stats().stores["a"].messages == 1
+            assert held(router) == {"queue://a": [b"y"]}
+            assert len(router.destinations()) == 1
+        with pytest.raises(PlacementError):
+            anabranch.open(config(tmp_path, ("rest", [">"])))
+
+    def test_a_store_that_is_gone_from_the_configuration(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("a", ["queue://a"]), ("rest", [">"]))) as router:
+            router.queue("a").send(b"x")
+        with pytest.raises(PlacementError, match=r"1 message.* in store 'a', routed to store 'rest'"):
+            anabranch.open(config(tmp_path, ("rest", [">"])))
+        with pytest.raises(PlacementError, match="routed to no store"):
+            anabranch.open(config(tmp_path, ("b", ["queue://b"])))
+
+    def test_a_store_that_becomes_per_destination(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("rest", [">"]))) as router:
+            router.queue("a").send(b"x")
+        with pytest.raises(PlacementError, match="queue://a"):
+            anabranch.open(config(tmp_path, ("rest", [">"]), each=["rest"]))
+        with anabranch.open(config(tmp_path, ("rest", [">"]))) as router:
+            assert held(router) == {"queue://a": [b"x"]}
+
+    def test_a_renamed_store_directory(self, tmp_path: Path) -> None:
+        """The store's name changes, and its directory with it: it is known by its id, and everything stays."""
+        with anabranch.open(config(tmp_path, ("old", [">"]))) as router:
+            router.queue("a").send(b"x")
+        renamed = config(tmp_path, ("new", [">"]))
+        with pytest.raises(PlacementError):
+            anabranch.open(renamed)
+        (tmp_path / "stores" / "old").rename(tmp_path / "stores" / "new")
+        for _ in range(2):
+            with anabranch.open(renamed) as router:
+                assert held(router) == {"queue://a": [b"x"]}
+        assert not (tmp_path / "stores" / "old").exists()
+
+    def test_a_moved_data_directory(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path / "here", ("all", [">"]))) as router:
+            router.queue("a").send(b"x")
+        (tmp_path / "here").rename(tmp_path / "there")
+        with anabranch.open(config(tmp_path / "there", ("all", [">"]))) as router:
+            assert held(router) == {"queue://a": [b"x"]}
+
+    def test_a_missing_store_is_never_made_anew(self, tmp_path: Path) -> None:
+        """An unmounted disk looks just like that."""
+        outside = tmp_path / "disk" / "store"
+        settings = anabranch.Config(
+            tmp_path / "data", [anabranch.StoreConfig("all", [">"], directory=outside, journal=OPTIONS)]
+        )
+        with anabranch.open(settings) as router:
+            router.queue("a").send(b"x")
+        (tmp_path / "disk").rename(tmp_path / "unmounted")
+        for _ in range(2):
+            with pytest.raises(PlacementError, match=r"is missing.*Mount"):
+                anabranch.open(settings)
+        assert not (tmp_path / "disk").exists()
+        (tmp_path / "unmounted").rename(tmp_path / "disk")
+        with anabranch.open(settings) as router:
+            assert held(router) == {"queue://a": [b"x"]}
+
+    def test_another_store_in_its_place(self, tmp_path: Path) -> None:
+        for name in ("one", "two"):
+            with anabranch.open(config(tmp_path / name, ("all", [">"]))) as router:
+                router.queue("a").send(name.encode())
+        shutil.rmtree(tmp_path / "one" / "stores" / "all")
+        shutil.copytree(tmp_path / "two" / "stores" / "all", tmp_path / "one" / "stores" / "all")
+        with pytest.raises(PlacementError, match="holds another store"):
+            anabranch.open(config(tmp_path / "one", ("all", [">"])))
+
+    @pytest.mark.parametrize("what", ["store", "files"])
+    def test_a_directory_that_is_in_the_way(self, tmp_path: Path, what: str) -> None:
+        """A store that nobody recorded may be somebody else's; so may files."""
+        place = tmp_path / "data" / "stores" / "all"
+        if what == "store":
+            with anabranch.open(config(tmp_path / "other", ("all", [">"]))) as router:
+                router.queue("a").send(b"theirs")
+            shutil.copytree(tmp_path / "other" / "stores" / "all", place)
+        else:
+            place.mkdir(parents=True)
+            (place / "file").write_text("x")
+        with anabranch.open(config(tmp_path / "data", ("all", [">"]))) as router:
+            with pytest.raises(PlacementError, match="not a store that this router has recorded"):
+                router.queue("a").send(b"x")
+            assert router.destinations() == []
+        assert place.exists()
+
+    def test_a_store_that_was_made_but_not_recorded(self, tmp_path: Path) -> None:
+        """The crash came between: an empty one is taken."""
+        settings = config(tmp_path, ("all", [">"]))
+        with anabranch.open(settings) as router:
+            router._adapter("journal").create("all", tmp_path / "stores" / "all", OPTIONS)
+            router.queue("a").send(b"x")
+            assert held(router) == {"queue://a": [b"x"]}
+        with anabranch.open(settings) as router:
+            assert held(router) == {"queue://a": [b"x"]}
+
+    def test_a_row_is_there_before_the_first_message(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("all", [">"]))) as router:
+            router.queue("a").send(b"x")
+            shutil.copytree(tmp_path, tmp_path.with_name("crash"), ignore=shutil.ignore_patterns("*.lock"))
+        placement = Placement(tmp_path.with_name("crash") / "placement.mdb")
+        placement.open()
+        assert list(placement.destinations) == [Destination.parse("a")]
+        placement.close()

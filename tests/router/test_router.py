@@ -1,0 +1,422 @@
+"""The router: queues, per_destination stores, transactions of one store, many stores, threads, failures, forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from anabranch.adapters.base import Message, Outgoing
+from anabranch.policies.errors import (
+    ClosedError,
+    ConfigError,
+    DestinationError,
+    NoRouteError,
+    StoreFailedError,
+    StoreLockedError,
+    TransactionError,
+    UnknownMessageError,
+)
+from anabranch.router import router as router_module
+
+OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync="never")
+
+
+def config(directory: Path) -> anabranch.Config:
+    return anabranch.Config(
+        directory,
+        [
+            anabranch.StoreConfig("one", ["queue://one.>"], journal=OPTIONS),
+            anabranch.StoreConfig("two", ["queue://two.>"], journal=OPTIONS),
+            anabranch.StoreConfig("each", ["queue://each.>"], per_destination=True, journal=OPTIONS),
+        ],
+    )
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[anabranch.Router]:
+    with anabranch.open(config(tmp_path / "data")) as router:
+        yield router
+
+
+def take(queue: anabranch.Queue) -> Message:
+    message = queue.receive()
+    assert message is not None
+    return message
+
+
+def bodies(router: anabranch.Router, name: str) -> list[bytes]:
+    return [message.body for message in router.queue(name).browse()]
+
+
+class TestQueues:
+    def test_a_queue(self, router: anabranch.Router) -> None:
+        queue = router.queue("one.a")
+        receipt = queue.send(b"1", {"h": 1}, "id")
+        assert queue.send(b"1", None, "id").duplicate
+        queue.send_many([b"2", Outgoing(b"3")])
+        assert queue.send_nowait(b"4").result(10).seq == receipt.seq + 3
+        assert [m.body for m in queue.browse(limit=2, after=receipt.seq)] == [b"2", b"3"]
+        message = take(queue)
+        assert (message.body, message.headers, len(queue)) == (b"1", {"h": 1}, 4)
+        message.release()
+        take(queue).ack()
+        assert len(queue) == 3
+        assert queue.purge() == 3
+        assert queue.delete() == 0
+        assert bool(queue)
+        assert router.destinations() == []
+
+    def test_asking_creates_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
+        queue = router.queue("one.a")
+        assert len(queue) == 0
+        assert (queue.receive(), list(queue.browse()), queue.purge(), queue.delete()) == (None, [], 0, 0)
+        assert router.stats().stores == {}
+        assert router.destinations() == []
+        assert not (tmp_path / "data" / "stores").exists()
+
+    def test_two_names_of_one_queue(self, router: anabranch.Router) -> None:
+        router.queue("one.a").send(b"x")
+        assert take(router.queue("queue://one.a")).body == b"x"
+
+    @pytest.mark.parametrize("name", ["", "a,b", "topic://one.a", "http://one", "one.\0"])
+    def test_what_is_no_queue(self, router: anabranch.Router, name: str) -> None:
+        with pytest.raises(DestinationError):
+            router.queue(name)
+
+    def test_no_route(self, router: anabranch.Router) -> None:
+        for call in (lambda: router.queue("three"), lambda: router.send("three", b"x")):
+            with pytest.raises(NoRouteError, match=r"queue://three.*closest"):
+                call()
+        with router.transaction() as tx:
+            with pytest.raises(NoRouteError):
+                tx.send("three", b"x")
+            tx.send("one.a", b"x")
+        assert bodies(router, "one.a") == [b"x"]
+
+    def test_a_receiver_waits_for_a_queue_that_is_not_there_yet(self, router: anabranch.Router) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(router.queue("one.a").receive, 20)
+            router.queue("one.a").send(b"x")
+            message = waiting.result(20)
+        assert message is not None
+        assert message.body == b"x"
+
+    def test_a_deleted_queue_can_come_back(self, router: anabranch.Router) -> None:
+        queue = router.queue("one.a")
+        queue.send_many([b"1", b"2"])
+        assert queue.delete() == 2
+        assert (len(queue), router.destinations()) == (0, [])
+        queue.send(b"3")
+        assert bodies(router, "one.a") == [b"3"]
+
+    def test_ack_of_messages_of_several_stores(self, router: anabranch.Router) -> None:
+        for name in ("one.a", "two.a", "each.a", "each.b"):
+            router.queue(name).send(b"x")
+        router.ack([take(router.queue(name)) for name in ("one.a", "two.a", "each.a", "each.b")])
+        assert all(store.messages == 0 for store in router.stats().stores.values())
+
+
+class TestComposites:
+    def test_a_composite_is_one_send(self, router: anabranch.Router) -> None:
+        receipts = router.send("queue://one.a, one.b,one.a", b"x", {"h": 1}, "id")
+        assert [str(r.destination) for r in receipts] == ["queue://one.a", "queue://one.b"]
+        assert bodies(router, "one.a") == bodies(router, "one.b") == [b"x"]
+        assert all(r.duplicate for r in router.send("one.a,one.b", b"x", None, "id"))
+
+    def test_over_two_stores_it_is_refused(self, router: anabranch.Router) -> None:
+        with pytest.raises(TransactionError, match="different stores"):
+            router.send("one.a,two.a", b"x")
+        assert (bodies(router, "one.a"), bodies(router, "two.a")) == ([], [])
+        with pytest.raises(NoRouteError):
+            router.send("one.a,nowhere", b"x")
+        assert bodies(router, "one.a") == []
+
+
+class TestPerDestination:
+    def test_each_has_a_store_of_its_own(self, router: anabranch.Router, tmp_path: Path) -> None:
+        names = ["each.a", "each.A", "each.a/b", "each." + "x" * 500, "each." + "x" * 501]
+        for name in names:
+            router.queue(name).send(name.encode())
+        assert len(list((tmp_path / "data" / "stores" / "each").iterdir())) == len(names)
+        assert set(router.stats().stores) == {f"each:queue://{name}" for name in names}
+        for name in names:
+            assert bodies(router, name) == [name.encode()]
+
+    def test_they_come_back(self, tmp_path: Path) -> None:
+        for n in range(3):
+            with anabranch.open(config(tmp_path)) as router:
+                for name in ("a", "b", "c"):
+                    router.queue(f"each.{name}").send(f"{name}{n}".encode())
+        with anabranch.open(config(tmp_path)) as router:
+            assert [str(d) for d in router.destinations()] == ["queue://each.a", "queue://each.b", "queue://each.c"]
+            assert bodies(router, "each.b") == [b"b0", b"b1", b"b2"]
+
+    def test_idle_stores_close_and_open_again(self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(router_module, "OPEN_STORES_MAX", 3)
+        queues = [router.queue(f"each.{n}") for n in range(10)]
+        held = []
+        for round_ in range(3):
+            for n, queue in enumerate(queues):
+                queue.send(f"{round_}".encode())
+                if n == 0 and round_ == 0:
+                    held.append(take(queue))
+        assert len(router._open_stores) <= 4
+        for message in held:
+            message.ack()  # its store was held open for it
+        assert [len(queue) for queue in queues] == [2] + [3] * 9
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: queues[n % 10].send(b"x"), range(200)))
+        assert sum(len(queue) for queue in queues) == 29 + 200
+
+    def test_a_transaction_outlives_the_idleness_of_its_store(
+        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(router_module, "OPEN_STORES_MAX", 2)
+        with router.transaction() as tx:
+            tx.send("each.0", b"x")
+            for n in range(1, 6):
+                router.queue(f"each.{n}").send(b"y")
+        assert bodies(router, "each.0") == [b"x"]
+
+
+class TestTransactions:
+    def test_commit(self, router: anabranch.Router) -> None:
+        queue = router.queue("one.a")
+        queue.send_many([b"1", b"2"])
+        with router.transaction() as tx:
+            tx.ack(take(queue))
+            tx.send("one.b,one.c", b"3", {"h": 1}, "id")
+            assert (bodies(router, "one.a"), bodies(router, "one.b")) == ([b"1", b"2"], [])
+        assert (bodies(router, "one.a"), bodies(router, "one.b"), bodies(router, "one.c")) == ([b"2"], [b"3"], [b"3"])
+
+    def test_an_exception_rolls_back(self, router: anabranch.Router) -> None:
+        queue = router.queue("one.a")
+        queue.send_many([b"1", b"2"])
+        with pytest.raises(ZeroDivisionError), router.transaction() as tx:
+            tx.ack(take(queue))
+            tx.send("one.b", b"3")
+            raise ZeroDivisionError
+        assert take(queue).body == b"1"
+        assert bodies(router, "one.b") == []
+
+    def test_two_stores_are_refused_and_it_goes_on(self, router: anabranch.Router) -> None:
+        router.queue("two.a").send(b"2")
+        message = take(router.queue("two.a"))
+        with router.transaction() as tx:
+            tx.send("one.a", b"1")
+            with pytest.raises(TransactionError, match=r"'one'.*'two'"):
+                tx.send("two.a", b"x")
+            with pytest.raises(TransactionError, match=r"'one'.*'two'"):
+                tx.ack(message)
+            with pytest.raises(TransactionError):
+                tx.send("one.b,two.b", b"x")
+        assert (bodies(router, "one.a"), bodies(router, "one.b")) == ([b"1"], [])
+        message.ack()
+
+    def test_a_refused_first_step_ties_it_to_no_store(self, router: anabranch.Router) -> None:
+        """What did not become part of the transaction does not decide where it lives."""
+        router.queue("one.a").send(b"x")
+        message = take(router.queue("one.a"))
+        message.ack()
+        with router.transaction() as tx:
+            with pytest.raises(UnknownMessageError):
+                tx.ack(message)
+            with pytest.raises(TransactionError):
+                tx.send("one.b,two.b", b"x")
+            tx.send("two.a", b"y")
+        assert (bodies(router, "one.b"), bodies(router, "two.a")) == ([], [b"y"])
+
+    def test_it_ends_once(self, router: anabranch.Router) -> None:
+        for end in ("commit", "rollback"):
+            tx = router.transaction()
+            tx.send("one.a", b"x")
+            getattr(tx, end)()
+            for call in (tx.commit, tx.rollback, lambda tx=tx: tx.send("one.a", b"x")):  # type: ignore[misc]
+                with pytest.raises(TransactionError, match="begin another"):
+                    call()
+        assert bodies(router, "one.a") == [b"x"]
+
+    def test_an_empty_one(self, router: anabranch.Router) -> None:
+        assert router.transaction().commit() == []
+        router.transaction().rollback()
+
+    def test_what_others_took_cannot_be_acked(self, router: anabranch.Router) -> None:
+        queue = router.queue("one.a")
+        queue.send(b"x")
+        message = take(queue)
+        with router.transaction() as tx:
+            tx.ack(message)
+            for call in (message.ack, message.release, lambda: router.transaction().ack(message)):
+                with pytest.raises(UnknownMessageError):
+                    call()
+        assert len(queue) == 0
+
+    def test_a_failed_commit_gives_the_messages_back(self, tmp_path: Path) -> None:
+        options = anabranch.JournalOptions(segment_size=64 * 1024, max_messages=2)
+        stores = [anabranch.StoreConfig("all", [">"], journal=options)]
+        with anabranch.open(anabranch.Config(tmp_path, stores)) as router:
+            router.queue("a").send_many([b"1", b"2"])
+            tx = router.transaction()
+            tx.ack(take(router.queue("a")))
+            for _ in range(3):
+                tx.send("a", b"x")
+            with pytest.raises(anabranch.StoreFullError):
+                tx.commit()
+            assert take(router.queue("a")).body == b"1"
+
+    def test_a_rollback_after_close_hides_no_error(self, tmp_path: Path) -> None:
+        with pytest.raises(ZeroDivisionError), anabranch.open(config(tmp_path)) as router:
+            router.queue("one.a").send(b"x")
+            with router.transaction() as tx:
+                tx.ack(take(router.queue("one.a")))
+                router.close()
+                raise ZeroDivisionError
+
+
+class TestIsolation:
+    """Invariant 7: one store's trouble is nobody else's."""
+
+    def fail(self, router: anabranch.Router, store: str) -> None:
+        (failing,) = [s for s in router._open_stores.values() if s.name == store]
+        failing._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
+
+    def test_other_stores_go_on(self, router: anabranch.Router) -> None:
+        for name in ("one.a", "two.a"):
+            router.queue(name).send(b"x")
+        self.fail(router, "one")
+        with pytest.raises(StoreFailedError):
+            router.queue("one.a").send(b"y")
+        router.queue("two.a").send(b"y")
+        assert bodies(router, "two.a") == [b"x", b"y"]
+        stats = router.stats().stores
+        assert "Input/output error" in (stats["one"].failed or "")
+        assert stats["two"].failed is None
+        router.reopen("one")
+        router.queue("one.a").send(b"z")
+        assert bodies(router, "one.a") == [b"x", b"z"]
+
+    def test_a_failed_store_does_not_stop_others_from_opening(
+        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(router_module, "OPEN_STORES_MAX", 2)
+        router.queue("one.a").send(b"x")
+        self.fail(router, "one")
+        for n in range(5):
+            router.queue(f"each.{n}").send(b"x")
+        assert bodies(router, "each.0") == [b"x"]
+
+    def test_a_damaged_store_does_not_stop_others(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path)) as router:
+            for name in ("one.a", "two.a"):
+                router.queue(name).send(b"x")
+        (tmp_path / "stores" / "one" / "journal" / "000000000001.seg").unlink()
+        with anabranch.open(config(tmp_path)) as router:
+            assert bodies(router, "two.a") == [b"x"]
+            for _ in range(2):
+                with pytest.raises(anabranch.CorruptionError, match="segments are gone"):
+                    router.queue("one.a").send(b"y")
+
+    def test_reopen_of_an_unknown_store(self, router: anabranch.Router) -> None:
+        with pytest.raises(ConfigError, match="no store 'nothing'"):
+            router.reopen("nothing")
+
+
+class TestLifecycle:
+    def test_closed(self, tmp_path: Path) -> None:
+        router = anabranch.open(config(tmp_path))
+        queue = router.queue("one.a")
+        queue.send(b"x")
+        message = take(queue)
+        router.close()
+        router.close()
+        for call in (
+            lambda: queue.send(b"x"),
+            lambda: queue.send_many([b"x"]),
+            lambda: queue.send_nowait(b"x"),
+            lambda: queue.receive(),
+            lambda: queue.receive(1),
+            lambda: list(queue.browse()),
+            lambda: len(queue),
+            queue.purge,
+            queue.delete,
+            message.ack,
+            lambda: router.send("one.a", b"x"),
+            router.transaction,
+            router.stats,
+            router.destinations,
+            router.reclaim,
+        ):
+            with pytest.raises(ClosedError):
+                call()
+
+    def test_one_owner(self, router: anabranch.Router, tmp_path: Path) -> None:
+        with pytest.raises(StoreLockedError, match="this process"):
+            anabranch.open(config(tmp_path / "data"))
+        router.queue("one.a").send(b"x")
+
+    def test_two_routers_and_one_store_outside(self, tmp_path: Path) -> None:
+        """Rule D3: the store has a lock of its own."""
+
+        def with_outside(name: str) -> anabranch.Config:
+            stores = [anabranch.StoreConfig("s", [">"], directory=tmp_path / "outside", journal=OPTIONS)]
+            return anabranch.Config(tmp_path / name, stores)
+
+        with anabranch.open(with_outside("a")) as one:
+            one.queue("q").send(b"x")
+            with anabranch.open(with_outside("b")) as two:
+                with pytest.raises(StoreLockedError):
+                    two.queue("q").send(b"y")
+                assert two.destinations() == []
+            assert bodies(one, "q") == [b"x"]
+
+    def test_a_forked_child_is_refused_and_harms_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
+        queue = router.queue("one.a")
+        queue.send(b"x")
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:  # pragma: no cover
+            said = []
+            for call in (lambda: queue.send(b"y"), lambda: queue.receive(1), router.stats, router.transaction):
+                try:
+                    call()
+                    said.append("returned")
+                except Exception as error:
+                    said.append(type(error).__name__)
+            router.close()
+            os.write(writer, " ".join(said).encode())
+            os._exit(0)
+        os.close(writer)
+        assert os.waitpid(pid, 0)[1] == 0
+        with os.fdopen(reader) as pipe:
+            assert pipe.read() == "ClosedError ClosedError ClosedError ClosedError"
+        queue.send(b"z")
+        assert bodies(router, "one.a") == [b"x", b"z"]
+        with pytest.raises(StoreLockedError):
+            anabranch.open(config(tmp_path / "data"))
+
+    def test_a_directory_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(ConfigError, match="cannot be used"):
+            anabranch.open(config(tmp_path / "file" / "data"))
+
+    def test_many_threads_make_many_queues(self, router: anabranch.Router) -> None:
+        barrier = threading.Barrier(8)
+
+        def work(number: int) -> None:
+            barrier.wait(20)
+            for n in range(20):
+                router.queue(f"each.{n}").send(f"{number}".encode())
+                router.queue(f"one.{n}").send(f"{number}".encode())
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        for n in range(20):
+            for store in ("each", "one"):
+                assert sorted(bodies(router, f"{store}.{n}")) == [f"{k}".encode() for k in range(8)]
+        assert len(router.stats().stores) == 21
