@@ -71,9 +71,11 @@ def interrupted(at: int, call: Callable[[], object]) -> str:
     return interrupter.where
 
 
-def everywhere(prepare: Callable[[int], Callable[[], object]], check: Callable[[int, str], None]) -> int:
-    """Interrupt at place 1, 2, ... of prepare(n)() until it gets through; how many places that were."""
-    for at in range(1, POINTS_MAX):
+def everywhere(
+    prepare: Callable[[int], Callable[[], object]], check: Callable[[int, str], None], step: int = 1
+) -> int:
+    """Interrupt at place 1, 1 + step, ... of prepare(n)() until it gets through; how many places that were."""
+    for at in range(1, POINTS_MAX, step):
         call = prepare(at)
         where = interrupted(at, call)
         check(at, where)
@@ -263,7 +265,7 @@ def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path) -> None:
         def run() -> None:
             router = anabranch.open(config)
             opened.append(router)
-            router.queue("q").send(body_of(f"s.{at}"), message_id=str(at))
+            router.queue("q").send(body_of(f"s.{at}"))
 
         return run
 
@@ -272,7 +274,8 @@ def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path) -> None:
             opened.pop().close()
         gc.collect()  # a router that nobody got hold of holds its lock until then
         with anabranch.open(config) as router:
-            router.queue("q").send(body_of(f"s.{at}"), message_id=str(at))
-            assert contents(router)["q"] == [f"s.{n}" for n in range(1, at + 1)], where
+            assert contents(router).get("q", []) in ([], [f"s.{at}"]), where
+            assert violations(router) == [], where
+            router.queue("q").purge()
 
-    assert everywhere(prepare, check) > 50
+    assert everywhere(prepare, check, step=5) > 200

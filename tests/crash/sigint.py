@@ -1,0 +1,169 @@
+"""Storms of Ctrl-C: the main thread works and is interrupted thousands of times, others work beside it (rule G2).
+
+    python -m tests.crash.sigint --threads 8 --signals 3000
+
+Only the main thread is struck by signals, wherever it is: leading a batch for all others, in an fsync, in the index.
+It catches KeyboardInterrupt and goes on; an interrupted send it sends again with its message_id. At the end nobody
+hangs, each queue holds what was sent and not acked, once and in order, here and after reopening.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anabranch
+
+from .ledger import Contents, body_of, contents, identity_of, violations
+
+HANGS_AFTER = 30.0
+
+
+class Party:
+    """One thread's sends and acks on a queue of its own, and what must be in it."""
+
+    def __init__(self, router: anabranch.Router, name: str) -> None:
+        self.queue, self.name = router.queue(f"q.{name}"), name
+        self.sent: list[str] = []
+        self.acking: set[str] = set()
+        """Perhaps acked: an interruption may fall between an ack and the note of it."""
+        self.acked: set[str] = set()
+        self.interrupted = 0
+        self.beat = time.monotonic()
+
+    def step(self) -> None:
+        identity = f"{self.name}.{len(self.sent)}"
+        self._until_done(lambda: self.queue.send(body_of(identity, 100), message_id=identity))
+        self.sent.append(identity)
+        if len(self.sent) % 3:
+            self._until_done(self._ack_one)
+
+    def _ack_one(self) -> None:
+        message = self.queue.receive()
+        while message is not None:
+            try:
+                self.acking.add(identity_of(message.body))
+                message.ack()
+                self.acked.add(identity_of(message.body))
+                return
+            except KeyboardInterrupt:
+                self.interrupted += 1
+            except anabranch.UnknownMessageError:  # the interrupted ack had taken effect
+                self.acked.add(identity_of(message.body))
+                return
+
+    def _until_done(self, act: Callable[[], object]) -> None:
+        while True:
+            try:
+                self.beat = time.monotonic()
+                act()
+                return
+            except KeyboardInterrupt:
+                self.interrupted += 1
+
+    def expected(self, found: Contents) -> list[str]:
+        """What is wrong with the queue: a message missing, doubled, out of order, or back from its ack."""
+        left = list(found.get(self.queue.destination.name, ()))
+        numbers = [int(identity.rpartition(".")[2]) for identity in left]
+        wrong = [] if numbers == sorted(set(numbers)) else [f"{self.name}: out of order or twice"]
+        missing = set(self.sent) - self.acking - set(left)
+        if missing:
+            wrong.append(f"{self.name}: lost {sorted(missing)[:5]}")
+        if back := self.acked & set(left):
+            wrong.append(f"{self.name}: acked and back {sorted(back)[:5]}")
+        return wrong
+
+
+def storm(directory: Path, threads: int, signals: int, sync: anabranch.Sync, seed: int = 0) -> tuple[list[str], str]:
+    """What is wrong (nothing), and a line about what happened. In the main thread of a process of its own."""
+    options = anabranch.JournalOptions(
+        sync=sync, segment_size=64 * 1024, checkpoint_operations=500, sync_interval=0.02, duplicate_window=100_000
+    )
+    config = anabranch.Config(directory, [anabranch.StoreConfig("all", [">"], journal=options)])
+    router = anabranch.open(config)
+    parties = [Party(router, f"t{number}") for number in range(threads)]
+    for party in parties:
+        party.step()  # the store is open now; opened anew after each signal, it would never be
+    stop, failures = threading.Event(), []
+
+    def beside(party: Party) -> None:
+        try:
+            while not stop.is_set():
+                party.step()
+        except BaseException as error:
+            failures.append(f"{party.name} died of {error!r}")
+
+    def watch() -> None:
+        while not stop.wait(1.0):
+            for party in parties:
+                if time.monotonic() - party.beat > HANGS_AFTER:
+                    os.write(2, f"{party.name} hangs\n".encode())
+                    os._exit(9)
+
+    others = [threading.Thread(target=beside, args=(party,), daemon=True) for party in parties[1:]]
+    for thread in [*others, threading.Thread(target=watch, daemon=True)]:
+        thread.start()
+    thunder = f"""if True:
+        import os, random, signal, time
+        chance = random.Random({seed})
+        for _ in range({signals}):
+            time.sleep(chance.random() * 0.002)
+            os.kill({os.getpid()}, signal.SIGINT)
+    """
+    started, me = time.monotonic(), parties[0]
+    source = subprocess.Popen([sys.executable, "-S", "-c", thunder], start_new_session=True)
+    while True:
+        try:
+            while source.poll() is None:
+                me.step()
+            break
+        except KeyboardInterrupt:
+            me.interrupted += 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop.set()
+    for thread in others:
+        thread.join(HANGS_AFTER)
+    seconds, total = time.monotonic() - started, sum(len(party.sent) for party in parties)
+    wrong = failures + [f"{thread.name} hangs" for thread in others if thread.is_alive()]
+    found = contents(router)
+    wrong += [line for party in parties for line in party.expected(found)] + violations(router)
+    leased = sum(store.leased for store in router.stats().stores.values())
+    router.close()
+    with anabranch.open(config) as again:
+        if contents(again) != found:
+            wrong.append("reopened, it holds something else")
+        wrong += violations(again)
+    line = (
+        f"{threads} threads, {sync.value}: {me.interrupted} of {signals} interrupts seen, {total} sends in "
+        f"{seconds:.1f} s ({len(me.sent)} by the thread that was struck), {leased} leases left behind, "
+        f"{sum(len(party.acking - party.acked) for party in parties)} acks not noted"
+    )
+    return wrong, line
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Interrupt a sender thousands of times.")
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--signals", type=int, default=3000)
+    parser.add_argument("--sync", type=anabranch.Sync, default=anabranch.Sync.ALWAYS)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sigint-") as directory:
+        place = Path(directory) / "data"
+        wrong, line = storm(place, arguments.threads, arguments.signals, arguments.sync, arguments.seed)
+    print(line)
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

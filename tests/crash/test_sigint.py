@@ -1,0 +1,16 @@
+"""The Ctrl-C storms of sigint.py with small counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("sync", ["always", "never"])
+@pytest.mark.parametrize("threads", [1, 8, 32])
+def test_a_storm_of_interrupts_leaves_everything_in_order(threads: int, sync: str) -> None:
+    command = [sys.executable, "-m", "tests.crash.sigint", "--threads", str(threads), "--signals", "250"]
+    done = subprocess.run([*command, "--sync", sync, "--seed", "1"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
