@@ -148,12 +148,14 @@ class Log:
             return
         self._lead_queued()
         self._closed = True
-        self._lead_queued()
+        while not self._ended:
+            self._lead_queued()
+            with self._lead:
+                # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
+                self._ended = not self._queue and self._flight is None
         if self.failed is None:
             self.sync()
             self._mark()
-        with self._lead:
-            self._ended = True  # who queued too late leads to find this, and writes nothing
 
     def let_go(self) -> None:
         """After close: wait until nothing of ours makes files any more, since the directory may soon be another's."""
@@ -175,7 +177,10 @@ class Log:
     def forget_segments(self, numbers: set[int]) -> None:
         """Take released segments out of the table."""
         with self._table_lock:
+            gone = [segment for segment in self.table.segments if segment.number in numbers]
             self.table = self.table.without(numbers)
+        for segment in gone:
+            segment.file = None  # an open file keeps its space on the disk
 
     # Submitting
 
@@ -186,6 +191,14 @@ class Log:
         if len(self._queue) >= QUEUE_MAX:
             self._lead_queued()
         self._queue.append(ticket)
+
+    def submit_all(self, tickets: list[Ticket]) -> None:
+        """Queue them, next to each other: all, or none if this raises."""
+        if self._closed or self.failed is not None or self._generation != fork_generation():
+            self.ensure_usable()
+        if len(self._queue) >= QUEUE_MAX:
+            self._lead_queued()
+        self._queue.extend(tickets)
 
     def submit_nowait(self, ticket: Ticket) -> None:
         """Queue it for a background thread, or whoever comes first, to write (rule G4)."""
@@ -207,6 +220,7 @@ class Log:
                 if self._queue:
                     self._hand_on()
         except KeyboardInterrupt as interrupt:
+            shared().schedule(0, self._lead_queued)  # others may wait for what this thread was about to write
             interrupt.add_note(
                 f"store {self.name!r}: it is not known whether the interrupted operation took effect; "
                 "retry a send with the same message_id"
@@ -265,7 +279,13 @@ class Log:
                 if not self._make_room(tickets, size):
                     return
                 tail = self._tail
-            self._flight = flight = encode(tail, tickets, self.window, self.durable_lsn)
+            flight = encode(tail, tickets, self.window, self.durable_lsn)
+            if flight.tail.offset > tail.segment.allocated:
+                # A removal queued before it made a destination need its name again, which the sender had not counted.
+                if not self._make_room(tickets, flight.tail.offset - tail.offset):
+                    return
+                flight = encode(self._tail, tickets, self.window, self.durable_lsn)
+            self._flight = flight
             self._finish(flight)
         finally:
             self._leader = 0
@@ -320,6 +340,7 @@ class Log:
         """Zero-fill ahead of the appends, in chunks that grow (rule M1)."""
         if end <= segment.allocated or segment.file is None:
             return
+        assert segment.allocated >= self._tail.offset, "zeros would overwrite records"
         chunk = min(max(segment.allocated, FILL_MIN), FILL_MAX)
         target = min(segment.capacity, max(end, segment.allocated + chunk))
         zero_fill(segment.file.fd, segment.allocated, target)
