@@ -37,7 +37,8 @@ def produce(store: Store, destination: Destination, producer: int) -> None:
 
 def consume(store: Store, destination: Destination, done: threading.Event, seed: int) -> list[bytes]:
     """Receive until told and empty; ack most, give some back first, ack some in transactions."""
-    chance, taken = random.Random(seed), []
+    chance = random.Random(seed)
+    taken: list[bytes] = []
     while True:
         message = store.receive(destination, 0.01)
         if message is None:
@@ -90,7 +91,7 @@ class ThreadsContract:
             receipts = [
                 receipt
                 for n in range(20)
-                for receipt in pool.map(lambda _, n=n: store.send(A, b"x", None, f"id-{n}"), range(8))  # type: ignore[misc]
+                for receipt in pool.map(lambda _, n=n: store.send(A, b"x", None, f"id-{n}"), range(8))
             ]
         assert sum(not receipt.duplicate for receipt in receipts) == 20
         assert store.depth(A) == 20
@@ -132,12 +133,11 @@ class ThreadsContract:
                 store.delete(B)
 
         with ThreadPoolExecutor(5) as pool:
-            readers = [pool.submit(look), pool.submit(clean)]
-            writers = [pool.submit(produce, store, A, producer) for producer in range(2)]
-            writers.append(pool.submit(consume, store, A, stop, 1))
-            for writer in writers[:2]:
-                writer.result(3 * PATIENCE)
+            others = (pool.submit(look), pool.submit(clean), pool.submit(consume, store, A, stop, 1))
+            for producer in [pool.submit(produce, store, A, producer) for producer in range(2)]:
+                producer.result(3 * PATIENCE)
             stop.set()
-            for future in (*readers, *writers):
-                future.result(3 * PATIENCE)
+            for other in others:
+                other.exception(3 * PATIENCE)
+            assert [other.exception() for other in others] == [None] * 3
         assert_whole(store)

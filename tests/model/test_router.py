@@ -19,7 +19,7 @@ from . import FAST, SETTINGS
 from .model import LEASED, READY, Model
 
 NAMES = ["a.x", "a.y", "b.x", "b.Y", "c"]
-OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync="never", duplicate_window=1000)
+OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER, duplicate_window=1000)
 
 Layout = tuple[tuple[str, tuple[str, ...], bool], ...]
 """Stores: name, patterns, per_destination."""

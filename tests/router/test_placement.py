@@ -15,7 +15,7 @@ from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError, PlacementError
 from anabranch.router.placement import DestinationRow, Placement, StoreRow
 
-OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync="never")
+OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
 
 def config(directory: Path, *stores: tuple[str, Sequence[str]], each: Sequence[str] = ()) -> anabranch.Config:

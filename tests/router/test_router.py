@@ -24,7 +24,7 @@ from anabranch.policies.errors import (
 )
 from anabranch.router import router as router_module
 
-OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync="never")
+OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
 
 def config(directory: Path) -> anabranch.Config:
@@ -237,7 +237,7 @@ class TestTransactions:
             tx = router.transaction()
             tx.send("one.a", b"x")
             getattr(tx, end)()
-            for call in (tx.commit, tx.rollback, lambda tx=tx: tx.send("one.a", b"x")):  # type: ignore[misc]
+            for call in (tx.commit, tx.rollback, lambda tx=tx: tx.send("one.a", b"x")):
                 with pytest.raises(TransactionError, match="begin another"):
                     call()
         assert bodies(router, "one.a") == [b"x"]
