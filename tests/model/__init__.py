@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 
 SETTINGS = settings(
-    max_examples=int(os.environ.get("MODEL_EXAMPLES", "30")),
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", "80")),
     stateful_step_count=int(os.environ.get("MODEL_STEPS", "40")),
     deadline=None,
     derandomize="MODEL_EXAMPLES" not in os.environ,

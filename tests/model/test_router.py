@@ -27,9 +27,9 @@ Layout = tuple[tuple[str, tuple[str, ...], bool], ...]
 LAYOUTS: dict[str, Layout] = {
     "one": (("rest", (">",), False),),
     "split": (("a", ("queue://a.>",), False), ("rest", (">",), False)),
-    "each": (("a", ("queue://a.>",), True), ("rest", (">",), False)),
-    "all each": (("rest", (">",), True),),
-    "three": (("a", ("queue://a.>",), False), ("b", ("queue://b.>",), True), ("rest", (">",), False)),
+    "each": (("a-each", ("queue://a.>",), True), ("rest", (">",), False)),
+    "all each": (("each", (">",), True),),
+    "three": (("a", ("queue://a.>",), False), ("b-each", ("queue://b.>",), True), ("rest", (">",), False)),
     "exact": (("a", ("queue://a.x",), False), ("rest", (">", "queue://a.y"), False)),
 }
 
