@@ -85,6 +85,8 @@ DEFAULT_PRIORITY: Final = 4
 SEND_OVERHEAD: Final = RECORD_HEADER.size + SEQ.size + MESSAGE.size
 """Bytes of a send in the journal beside message id, headers and body."""
 ACK_BYTES: Final = RECORD_HEADER.size + ACK_PAYLOAD.size
+RANGE_BYTES: Final = RECORD_HEADER.size + RANGE_PAYLOAD.size
+GONE_BYTES: Final = RECORD_HEADER.size + GONE_PAYLOAD.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ VERSION: Final = 1
 MAP_BYTES: Final = 1 << 30
 """The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
 MAP_FULL_PERCENT: Final = 70
-PAGE_BYTES: Final = 4096
 
 KEY = struct.Struct(">IBQ")
 KEY_SEQ = struct.Struct(">5xQ")
@@ -89,8 +88,6 @@ class Index:
         self.messages = self.bytes = 0
         """Of all destinations."""
         self._duplicates = 0
-        self.leased = 0
-        """Messages that somebody holds, in all destinations."""
         self.operations = 0
         """Applied since the last checkpoint."""
         self.emptied = False
@@ -259,8 +256,6 @@ class Index:
 
     def _kill(self, state: DestinationState, seq: int, table: SegmentTable) -> None:
         value = self._txn.pop(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
-        if state.held.pop(seq, None) is not None:
-            self.leased -= 1
         if value is not None:
             self._dead(state, value, table)
 
@@ -287,8 +282,6 @@ class Index:
                 if number != state.id or order != ORDER or seq > last:
                     break
                 self._dead(state, cursor.value(), table)
-                if state.held.pop(seq, None) is not None:
-                    self.leased -= 1
                 killed += 1
                 found = cursor.delete() and bool(cursor.key())
         return killed
@@ -297,10 +290,6 @@ class Index:
         self._kill_range(state, 0, (1 << 64) - 1, table)
         self._txn.delete(ID.pack(state.id), db=self._destinations_db)
         self._forget_duplicates(state.id)
-        state.ready.clear()
-        state.returned.clear()
-        self.leased -= len(state.held)
-        state.held.clear()
         state.changed = state.named = False
 
     def remember(self, key: tuple[int, bytes], seq: int) -> None:
@@ -357,7 +346,7 @@ class Index:
         self._txn = None
         fill_lmdb(self._env, self.path)
         info = self._env.info()
-        if (info["last_pgno"] + 1) * PAGE_BYTES * 100 > info["map_size"] * MAP_FULL_PERCENT:
+        if (info["last_pgno"] + 1) * self._env.stat()["psize"] * 100 > info["map_size"] * MAP_FULL_PERCENT:
             self._env.set_mapsize(2 * info["map_size"])
         self._txn = self._env.begin(write=True, buffers=False)
         self.operations = 0

@@ -85,8 +85,6 @@ class Log:
         self._unsynced: list[File] = []
         self._table_lock = threading.Lock()
         self._prepare_lock = threading.Lock()
-        self.open_files: list[Segment] = []
-        """Sealed segments that are open for reading, oldest first."""
         self._dirty_since: float | None = None
         self._marked_lsn = 0
         self._last_write = 0.0

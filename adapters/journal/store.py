@@ -10,68 +10,51 @@ returned is seen (rule X2).
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Final
 
-import lmdb
 from pydantic import BaseModel
 
 from ...policies.config import JournalOptions
 from ...policies.destination import Destination
-from ...policies.errors import (
-    AnabranchError,
-    CorruptionError,
-    OutcomeUnknownError,
-    StoreFailedError,
-    StoreFullError,
-    TransactionError,
-    UnknownMessageError,
-)
-from ..base import Headers, Message, Outgoing, Progress, Receipt, StoreStats, require_leased
+from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, UnknownMessageError
+from ..base import Headers, Message, Outgoing, Progress, Receipt, StoreStats
 from ..files import create_lmdb
 from . import format as f
-from . import messages, recovery, snapshot
-from .background import shared
-from .batch import Flight, Operation, Tail, Ticket
+from . import messages as codec
+from . import recovery
+from .applying import APPLY_AT, Applier
+from .batch import Operation, Outcome, Tail, Ticket
+from .bodies import Bodies
 from .check import violations
-from .destinations import CLAIMED, LEASED, LEAVING, DestinationState, Place
+from .delivery import CLAIMED, LEASED, LEAVING, Delivery
+from .destinations import DestinationState, Place
 from .directory import StoreDirectory
 from .duplicates import DuplicateWindow
 from .files import File, SegmentFiles
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, remove_file
-from .index import VERSION as INDEX_VERSION
 from .limits import Room
 from .log import Log
 from .reader import Replayer
 from .reclaim import Reclaimer
-from .segment import Segment
 
 log = logging.getLogger(__name__)
 
-APPLY_AT: Final = 1024
-"""A sender that leaves so many operations pending applies them, if nobody else is at it."""
-PENDING_MAX: Final = 20_000
-"""Operations; beyond it a sender waits until the index has caught up (invariant 10)."""
 PAGE: Final = 512
 """Messages that browse looks up at once."""
-OPEN_FILES_MAX: Final = 32
-"""Sealed segments that are kept open for reading, a store."""
 
 
 class JournalStore:
     """A store in a directory of its own. Threads: all. Forks: a child's calls raise ClosedError (rule D4).
 
-    `_index_lock` guards the index, `_applied`, and the destinations' states; nothing else is locked while it is held
-    but the log's sync lock. `_held_lock` guards changes of who holds a message; it is the innermost.
+    What is put together here: the log writes (log.py), the applier brings what is written into the index
+    (applying.py), the delivery knows who holds what (delivery.py), the bodies are read back (bodies.py).
     """
 
     options_model: ClassVar[type[BaseModel]] = JournalOptions
@@ -83,26 +66,26 @@ class JournalStore:
         self.options = options
         self._directory = StoreDirectory(name, directory, index_directory)
         self._opened = False
-        self._index_lock = threading.Lock()
-        self._held_lock = threading.Lock()
         self._declare_lock = threading.Lock()
         self._begin(b"", directory / "index.mdb")
 
     def _begin(self, store_id: bytes, index: Path) -> None:
         """The state of a store that is not open yet."""
+        options = self.options
         self.store_id = store_id
+        self._index = Index(index, store_id, options.duplicate_window)
+        self._delivery = Delivery(self.name, options.max_leases)
+        self._applier = Applier(self.name, self._index, options, self._delivery)
         files = SegmentFiles(self._directory.journal, self._count_sync)
-        window = DuplicateWindow(self.options.duplicate_window)
-        self._log = Log(self.name, store_id, files, self.options, window, self._deliver, self._wake_all)
-        self._index = Index(index, store_id, self.options.duplicate_window)
-        self._reclaimer = Reclaimer(self._log, self._snapshot, self._forget_segments)
-        self._checkpoint_due = self._checkpoint_soon = self._interrupted = False
-        self._pending: deque[Flight] = deque()
-        self._pending_operations = 0
-        self._waiting = 0
+        window = DuplicateWindow(options.duplicate_window)
+        self._log = Log(self.name, store_id, files, options, window, self._applier.take, self._wake_all)
+        self._applier.attach(self._log)
+        self._bodies = Bodies(self, self._log, self._applier)
+        self._reclaimer = Reclaimer(self._log, self._applier.snapshot, self._applier.forget)
+        self._applier.on_empty = self._reclaimer.notice
         self._sends = self._acks = 0
-        limited = self.options.max_messages is not None or self.options.max_bytes is not None
-        self._room = Room(self.name, self.options, window, self._count_held) if limited else None
+        limited = options.max_messages is not None or options.max_bytes is not None
+        self._room = Room(self.name, options, window, self._count_held) if limited else None
 
     @classmethod
     def create(cls, name: str, directory: Path, options: JournalOptions) -> bytes:
@@ -182,8 +165,7 @@ class JournalStore:
             for path in found.void:
                 path.unlink(missing_ok=True)
             self._log.files.sync_names()
-        self._applied = self._log.tail
-        self._write_checkpoint(clean=False)
+        self._applier.start()
 
     def close(self) -> None:
         if not self._opened:
@@ -191,10 +173,7 @@ class JournalStore:
         try:
             self._log.close()
             if not self._log.forked:
-                with self._index_lock:
-                    if self._log.failed is None and self._index.is_open:
-                        self._drain()
-                        self._write_checkpoint(clean=True)
+                self._applier.close(clean=self._log.failed is None)
         except Exception:
             self._let_go()
             raise
@@ -204,10 +183,7 @@ class JournalStore:
         if not self._log.forked:
             self._log.let_go()
             self._reclaimer.finish()
-            with self._index_lock:
-                self._index.close()
-                for state in self._index.states.values():
-                    state.held.clear()  # should this object be opened again, no lease of before counts
+            self._applier.let_go()
             self._directory.unlock()
         self._opened = False
         self._wake_all()
@@ -226,12 +202,16 @@ class JournalStore:
         sync: bool | None = None,
     ) -> Receipt:
         ticket = self._send_ticket(destination, body, headers, message_id, sync)
-        the_log = self._log
-        the_log.submit(ticket)
-        seq, duplicate = the_log.wait(ticket)[0]
-        if self._pending_operations >= APPLY_AT:
-            self._help_apply()
+        self._log.submit(ticket)
+        seq, duplicate = self._wait(ticket)[0]
         return Receipt(destination, seq, duplicate)
+
+    def _wait(self, ticket: Ticket) -> list[Outcome]:
+        """Until it is done; then help to bring it into the index if too much waits for that."""
+        outcomes = self._log.wait(ticket)
+        if self._applier.pending_operations >= APPLY_AT:
+            self._applier.help()
+        return outcomes
 
     def send_nowait(
         self,
@@ -246,8 +226,8 @@ class JournalStore:
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
         self._log.submit_nowait(ticket)
-        if self._pending_operations >= APPLY_AT:
-            self._help_apply()
+        if self._applier.pending_operations >= APPLY_AT:
+            self._applier.help()
         return future
 
     def send_many(
@@ -267,13 +247,9 @@ class JournalStore:
             for ticket in tickets:
                 ticket.reservation = reservation
             del reservation
-        for ticket in tickets:
-            self._log.submit(ticket)
-            self._sends += len(ticket.operations)
-        receipts = [Receipt(destination, *done) for ticket in tickets for done in self._log.wait(ticket)]
-        if self._pending_operations >= APPLY_AT:
-            self._help_apply()
-        return receipts
+        self._log.submit_all(tickets)
+        self._sends += sum(len(ticket.operations) for ticket in tickets)
+        return [Receipt(destination, *done) for ticket in tickets for done in self._wait(ticket)]
 
     def _send_ticket(
         self,
@@ -284,7 +260,7 @@ class JournalStore:
         sync: bool | None,
     ) -> Ticket:
         state = self._index.by_destination.get(destination) or self._state(destination)
-        rest, key = messages.encode(state, body, headers, message_id, self.options.message_bytes_max)
+        rest, key = codec.encode(state, body, headers, message_id, self.options.message_bytes_max)
         ticket = Ticket([(f.SEND, state, rest, key)], len(rest) + state.send_overhead, bool(sync))
         if self._room is not None:
             ticket.reservation = self._room.reserve(ticket.operations)
@@ -293,14 +269,13 @@ class JournalStore:
 
     def _send_operation(self, state: DestinationState, message: Outgoing | bytes) -> tuple[Operation, int]:
         body, headers, message_id = message if isinstance(message, Outgoing) else (message, None, None)
-        rest, key = messages.encode(state, body, headers, message_id, self.options.message_bytes_max)
+        rest, key = codec.encode(state, body, headers, message_id, self.options.message_bytes_max)
         return (f.SEND, state, rest, key), len(rest) + state.send_overhead
 
     def _count_held(self) -> tuple[int, int]:
         """Messages and their bytes."""
-        with self._reading() as index:
-            states = list(index.states.values())
-            return sum(state.count for state in states), sum(state.bytes for state in states)
+        with self._applier.reading() as index:
+            return index.messages, index.bytes
 
     def _state(self, destination: Destination) -> DestinationState:
         """The state of a destination, made if it is new here. Its name is journaled with its first message."""
@@ -317,343 +292,90 @@ class JournalStore:
                     index.by_destination[destination] = state
         return state
 
-    # From the log into the index
-
-    def _deliver(self, flight: Flight) -> None:
-        """A batch has become as durable as the policy asks. Called by the log's leader, who holds no index lock."""
-        self._pending_operations += len(flight.entries)
-        self._pending.append(flight)
-        if self._waiting:
-            for entry in flight.entries:
-                if entry[0] == f.SEND and entry[1].waiters:
-                    entry[1].wake()
-
-    def _help_apply(self) -> None:
-        if self._pending_operations > PENDING_MAX or not self._index_lock.locked():
-            try:
-                with self._reading():
-                    pass
-            except AnabranchError as error:  # what the caller did has taken effect; the next call will hear of it
-                log.debug("store %s: nothing applied: %s", self.name, error)
-
-    @contextmanager
-    def _reading(self) -> Iterator[Index]:
-        """The index, locked, with all that has returned applied. In a forked child another thread's hold on the lock
-        would last for ever: it is refused before."""
-        self._log.ensure_usable()
-        with self._index_lock:
-            self._log.ensure_usable()
-            self._drain()
-            yield self._index
-
-    def _drain(self) -> None:
-        """Apply what is pending. With the index lock held. Raises StoreFailedError."""
-        try:
-            if self._interrupted:
-                self._restore_index()
-            pending = self._pending
-            while pending:
-                for _ in range(self._apply_some()):
-                    pending.popleft()
-            self._pending_operations = sum(len(flight.entries) for flight in list(pending))
-        except lmdb.Error as error:
-            self._log.fail(error)
-            self._log.ensure_usable()
-        operations = self._index.operations
-        if operations >= self.options.checkpoint_operations:
-            if not self._checkpoint_soon:
-                self._checkpoint_soon = True
-                shared().schedule(0, self._background_checkpoint)
-        elif operations and not self._checkpoint_due:
-            self._checkpoint_due = True
-            shared().schedule(self.options.checkpoint_interval, self._background_checkpoint)
-        if self._index.emptied:
-            self._index.emptied = False
-            self._reclaimer.notice()
-
-    def _apply_some(self) -> int:
-        """Apply the first pending batches, all of one segment; returns how many.
-
-        An interrupted leader may have delivered a batch twice, and an interrupted caller may not have removed what it
-        had applied: LSNs tell.
-        """
-        pending, applied, entries = self._pending, self._applied, []
-        segment, count = pending[0].segment, 0
-        for position in range(min(len(pending), APPLY_AT)):
-            flight = pending[position]
-            if flight.segment is not segment:
-                break
-            count += 1
-            if flight.tail.lsn > applied.lsn:
-                entries += flight.entries
-            if flight.tail.offset > applied.offset or segment is not applied.segment:
-                applied = flight.tail
-        if self._applied.segment is not segment and not self._applied.segment.live:
-            self._index.emptied = True
-        self._interrupted = True
-        self._index.apply(entries, segment, self._log.table)
-        self._applied = applied
-        self._interrupted = False
-        return count
-
-    def _restore_index(self) -> None:
-        """An interruption or an error came half way through a change: go back to the checkpoint and replay (X4)."""
-        index, applied = self._index, self._applied
-        index.abort()
-        checkpoint = index.checkpointed
-        assert checkpoint is not None
-        index.load(self._log.table.segments)
-        replayer = Replayer(index, str(self._directory.journal), live=True)
-        recovery.replay_between(self._log.table, index, checkpoint, applied, replayer)
-        self._interrupted = False
-
-    def _background_checkpoint(self) -> None:
-        self._checkpoint_due = self._checkpoint_soon = False
-        try:
-            if self._opened and not self._log.forked:
-                self.checkpoint()
-        except AnabranchError as error:
-            log.debug("store %s: no checkpoint: %s", self.name, error)
-
     def checkpoint(self) -> None:
         """Write the index out. Happens by itself; durability never depends on it."""
-        with self._reading() as index:
-            if index.operations:
-                self._write_checkpoint(clean=False)
-
-    def _write_checkpoint(self, clean: bool) -> None:
-        """With the index lock held, all that is pending applied."""
-        self._log.sync()
-        applied, index = self._applied, self._index
-        self._interrupted = True
-        try:
-            index.checkpoint(
-                Checkpoint(
-                    version=INDEX_VERSION, store_id=self.store_id, lsn=applied.lsn, segment=applied.segment.number,
-                    nonce=applied.segment.nonce, offset=applied.offset, seq=applied.seq,
-                    last_number=self._log.last_number, next_destination=index.next_destination,
-                    snapshot=self._log.snapshot_at, clean=clean,
-                ),
-                self._log.table.segments,
-            )  # fmt: skip
-        except lmdb.Error as error:
-            self._log.fail(error)
-            raise StoreFailedError(f"store {self.name!r}: the index cannot be written: {error}") from error
-        self._interrupted = False
+        self._applier.checkpoint()
 
     # Receiving
 
     def receive(self, destination: Destination, timeout: float | None = 0) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
+        state = self._index.by_destination.get(destination)
+        if state is None:
+            self._log.ensure_usable()
+            if timeout == 0:
+                return None
+            state = self._state(destination)
         while True:
-            state = self._index.by_destination.get(destination)
-            if state is None:
-                state = self._state(destination)
             place = self._lease(state)
             if place is not None:
-                message = self._read(state, place, leased=True)
+                message = self._bodies.one(state, place, leased=True)
                 if message is not None:
                     return message
-                continue
-            if timeout == 0 or not self._wait_for_message(state, deadline):
+                self._delivery.held.pop(place[0], None)  # it was purged after it had been fetched
+            elif timeout == 0 or not self._delivery.wait(state, deadline, lambda: self._has_ready(state)):
                 return None
 
     def _lease(self, state: DestinationState) -> Place | None:
-        self._log.ensure_usable()
-        with self._index_lock:
-            self._log.ensure_usable()
-            index = self._index
-            if not state.ready or index.leased >= self.options.max_leases:
-                self._drain()  # else what was fetched before comes before all that is pending
-                if index.leased >= self.options.max_leases:
-                    raise StoreFullError(
-                        f"{index.leased} messages of store {self.name!r} are leased; max_leases is "
-                        f"{self.options.max_leases}: ack or release some"
-                    )
-            place = state.next_ready(index.fetch)
-            while place is not None and place[0] in state.held:
-                place = state.next_ready(index.fetch)
-            if place is not None:
-                state.held[place[0]] = LEASED
-                index.leased += 1
-            return place
+        with self._applier.reading(drained=False) as index:
+            if not state.ready or self._delivery.at_limit():
+                self._applier.drain()  # else what was fetched before comes before all that is pending
+                self._delivery.require_room()
+            return self._delivery.lease(state, index)
 
-    def _wait_for_message(self, state: DestinationState, deadline: float | None) -> bool:
-        """False when the time is over. A new message, a release, a failure and close wake it."""
-        waiter = threading.Lock()
-        waiter.acquire()
-        with self._held_lock:
-            self._waiting += 1
-        try:
-            state.waiters.append(waiter)
-            with self._reading() as index:  # whoever sends from now on sees the waiter; who sent before is seen here
-                if state.returned or index.fetch(state, state.cursor, 1):
-                    return True
-            if deadline is None:
-                waiter.acquire()
-                return True
-            left = deadline - time.monotonic()
-            return left > 0 and waiter.acquire(timeout=left)
-        finally:
-            with self._held_lock:
-                self._waiting -= 1
-            try:
-                state.waiters.remove(waiter)
-            except ValueError:
-                pass  # who woke it took it out
+    def _has_ready(self, state: DestinationState) -> bool:
+        with self._applier.reading() as index:
+            if state.purging:
+                return False
+            return bool(state.ready or state.returned or index.fetch(state, state.cursor, 1))
 
     def _wake_all(self) -> None:
         for state in list(self._index.states.values()):
             state.wake()
-
-    def _read(self, state: DestinationState, place: Place, leased: bool) -> Message | None:
-        """The message at a place; None if it has died meanwhile. Raises CorruptionError."""
-        segment = self._log.table.find(place[1])
-        if segment is not None:
-            try:
-                record = messages.read_record(segment, place)
-            except FileNotFoundError:
-                record = b""
-            except OSError as error:
-                raise CorruptionError(str(segment.path), place[2], f"the disk cannot read it: {error}") from error
-            message = messages.decode(self, state, segment.seed, place, record, leased)
-            if message is not None:
-                self._limit_open_files(segment)
-                return message
-        with self._reading() as index:
-            alive = index.place(state, place[0])
-        if alive != place:
-            return None
-        where = str(segment.path) if segment is not None else str(self._directory.journal)
-        raise CorruptionError(
-            where, place[2], f"message {place[0]} of {state.destination} does not read back: its bytes are damaged"
-        )
-
-    def _limit_open_files(self, segment: Segment) -> None:
-        recent = self._log.open_files
-        if segment.end is not None and segment not in recent:
-            recent.append(segment)
-            if len(recent) > OPEN_FILES_MAX:
-                recent.pop(0).file = None
 
     def browse(self, destination: Destination, limit: int | None = None, after: int = 0) -> Iterator[Message]:
         state = self._index.by_destination.get(destination)
         self._log.ensure_usable()
         left = limit if limit is not None else -1
         while state is not None and left != 0:
-            with self._reading() as index:
+            with self._applier.reading() as index:
                 places = index.fetch(state, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 return
-            for segment, run in self._segments_of(places):
-                start, data = self._read_ahead(segment, run)
-                for place in run:
-                    if self._pending:
-                        with self._reading():
-                            pass
-                    if segment is not None and segment.is_dead(place[1]):
-                        continue  # settled since the page was looked up
-                    message = None
-                    if segment is not None:
-                        offset = place[2] - start
-                        record = data[offset : offset + place[3]]
-                        message = messages.decode(self, state, segment.seed, place, record, False)
-                    if message is None:
-                        message = self._read(state, place, leased=False)
-                    if message is not None:
-                        yield message
-                        left -= 1
+            for message in self._bodies.page(state, places):
+                yield message
+                left -= 1
             after = places[-1][0]
-
-    def _segments_of(self, places: list[Place]) -> Iterator[tuple[Segment | None, list[Place]]]:
-        """A page cut where the segment changes."""
-        table = self._log.table
-        while places:
-            segment = table.find(places[0][1])
-            if segment is table.find(places[-1][1]):
-                yield segment, places
-                return
-            same = next(n for n, place in enumerate(places) if table.find(place[1]) is not segment)
-            yield segment, places[:same]
-            places = places[same:]
-
-    def _read_ahead(self, segment: Segment | None, places: list[Place]) -> tuple[int, bytes]:
-        """The bytes of all these places; nothing if that would read too much or cannot be done: each is then read
-        on its own, and errors are told there."""
-        if segment is not None and messages.is_span(places):
-            try:
-                self._limit_open_files(segment)
-                return messages.read_span(segment, places)
-            except OSError as error:
-                log.debug("store %s: %s cannot be read ahead: %s", self.name, segment.path, error)
-        return 0, b""
 
     # Settling
 
-    def ack(self, messages_: Sequence[Message]) -> None:
+    def ack(self, messages: Sequence[Message]) -> None:
         self._log.ensure_usable()
         try:
-            operations = self._take_held(messages_, LEASED, LEAVING)
+            operations = self._delivery.take(self, messages, LEASED, LEAVING)
             self._commit(Ticket(operations, f.ACK_BYTES * len(operations), False))
-        except UnknownMessageError:
+        except (UnknownMessageError, OutcomeUnknownError):
             raise
-        except AnabranchError as error:
-            if not isinstance(error, OutcomeUnknownError):
-                self._give_held(messages_, LEASED)
-            raise
-        except KeyboardInterrupt:
-            with self._index_lock:  # what the ack has reached is not held any more; the rest may be acked again
-                self._give_held([m for m in messages_ if m.note.held.get(m.seq) == LEAVING], LEASED)
+        except (AnabranchError, KeyboardInterrupt):
+            self._delivery.put_back(messages, LEASED)  # what the ack has reached is not held any more
             raise
         self._acks += len(operations)
 
-    def _take_held(self, messages_: Sequence[Message], before: int, after: int) -> list[Operation]:
-        """Move all from one hold to another, or none. Returns their acks."""
-        operations: list[Operation] = []
-        with self._held_lock:
-            for message in messages_:
-                state = message.note
-                if message.store is not self or not message.leased or state.held.get(message.seq) != before:
-                    for _, undo, seq in operations:
-                        undo.held[seq] = before
-                    require_leased(message)
-                    raise UnknownMessageError(
-                        f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: it was "
-                        "acked, released or claimed by a transaction"
-                    )
-                state.held[message.seq] = after
-                operations.append((f.ACK, state, message.seq))
-        return operations
-
-    def _give_held(self, messages_: Sequence[Message], hold: int) -> None:
-        with self._held_lock:
-            for message in messages_:
-                message.note.held[message.seq] = hold
-
-    def release(self, messages_: Sequence[Message]) -> None:
+    def release(self, messages: Sequence[Message]) -> None:
         self._log.ensure_usable()
-        self._take_held(messages_, LEASED, LEAVING)
-        self._return(messages_)
+        self._delivery.take(self, messages, LEASED, LEAVING)
+        with self._applier.reading() as index:
+            self._delivery.give_back(messages, index)
 
     def claim(self, message: Message) -> None:
         self._log.ensure_usable()
-        self._take_held([message], LEASED, CLAIMED)
+        self._delivery.take(self, [message], LEASED, CLAIMED)
 
-    def unclaim(self, messages_: Sequence[Message]) -> None:
+    def unclaim(self, messages: Sequence[Message]) -> None:
         self._log.ensure_usable()
-        self._take_held(messages_, CLAIMED, LEAVING)
-        self._return(messages_)
-
-    def _return(self, messages_: Sequence[Message]) -> None:
-        with self._reading() as index:
-            for message in messages_:
-                state = message.note
-                place = index.place(state, message.seq)
-                if state.held.pop(message.seq, None) is not None:
-                    index.leased -= 1
-                if place is not None:
-                    heapq.heappush(state.returned, place)
-                state.wake()
+        self._delivery.take(self, messages, CLAIMED, LEAVING)
+        with self._applier.reading() as index:
+            self._delivery.give_back(messages, index)
 
     def commit(
         self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None
@@ -666,70 +388,54 @@ class JournalStore:
             operations.append(operation)
             size += more
         reservation = self._room.reserve(operations) if self._room is not None else None
-        operations += self._take_held(acks, CLAIMED, LEAVING)
+        operations += self._delivery.take(self, acks, CLAIMED, LEAVING)
         ticket = Ticket(operations, size, bool(sync))
         ticket.reservation = reservation
         del reservation
         try:
             done = self._commit(ticket)
-        except AnabranchError as error:
-            if not isinstance(error, OutcomeUnknownError):
-                self._give_held(acks, CLAIMED)
+        except OutcomeUnknownError:
+            raise
+        except AnabranchError:
+            self._delivery.put_back(acks, CLAIMED)
             raise
         self._sends += len(sends)
         self._acks += len(acks)
         return [Receipt(destination, *result) for (destination, _), result in zip(sends, done, strict=True)]
 
-    def _commit(self, ticket: Ticket) -> list[tuple[int, bool]]:
+    def _commit(self, ticket: Ticket) -> list[Outcome]:
         if not ticket.operations:
             return []
         self._log.submit(ticket)
-        done = self._log.wait(ticket)
-        if self._pending_operations >= APPLY_AT:
-            self._help_apply()
-        return done
+        return self._wait(ticket)
 
     def purge(self, destination: Destination) -> int:
-        state = self._state(destination)
-        with self._reading():
-            ranges, count = self._free_ranges(state)
+        state = self._index.by_destination.get(destination)
+        if state is None:
+            self._log.ensure_usable()
+            return 0
+        with self._applier.reading() as index:
+            ranges, count = self._delivery.free_ranges(state, index, PAGE)
             if not ranges:
                 return 0
-            state.skip_to(max(state.cursor, ranges[-1][1]))  # nobody shall receive what is about to go
-        operations: list[Operation] = [(f.ACK_RANGE, state, first, last) for first, last in ranges]
+            state.purging += 1  # nobody shall receive what is about to go
         try:
-            size = len(ranges) * (f.RECORD_HEADER.size + f.RANGE_PAYLOAD.size)
-            self._commit(Ticket(operations, size, False))
-        except StoreFullError:
-            with self._index_lock:
-                state.skip_to(ranges[0][0] - 1)
-            raise
+            operations: list[Operation] = [(f.ACK_RANGE, state, first, last) for first, last in ranges]
+            self._commit(Ticket(operations, f.RANGE_BYTES * len(ranges), False))
+            with self._applier.reading() as index:
+                self._delivery.purged(state, ranges[-1][1], index)
+        finally:
+            state.purging -= 1
+            state.wake()
         return count
-
-    def _free_ranges(self, state: DestinationState) -> tuple[list[tuple[int, int]], int]:
-        """The seqs of a destination that nobody holds, as ranges between those that somebody holds."""
-        ranges: list[tuple[int, int]] = []
-        count, after, start, last = 0, 0, 0, 0
-        while places := self._index.fetch(state, after, PAGE):
-            for seq, *_ in places:
-                if seq in state.held:
-                    if start:
-                        ranges.append((start, last))
-                    start = 0
-                else:
-                    start, last, count = start or seq, seq, count + 1
-            after = places[-1][0]
-        if start:
-            ranges.append((start, last))
-        return ranges, count
 
     def delete(self, destination: Destination) -> int:
         state = self._index.by_destination.get(destination)
         if state is None:
             self._log.ensure_usable()
             return 0
-        with self._reading():
-            claimed = sum(hold == CLAIMED for hold in state.held.values())
+        with self._applier.reading():
+            claimed = self._delivery.claimed(state)
             if claimed:
                 raise TransactionError(
                     f"{destination} cannot be deleted: a transaction has claimed {claimed} of its messages; "
@@ -737,64 +443,37 @@ class JournalStore:
                 )
             count = state.count
         if state.declared:
-            gone: Operation = (f.DESTINATION_GONE, state)
-            self._commit(Ticket([gone], f.RECORD_HEADER.size + f.GONE_PAYLOAD.size, False))
-            with self._reading():
+            self._commit(Ticket([(f.DESTINATION_GONE, state)], f.GONE_BYTES, False))
+            with self._applier.reading():
                 pass  # applied at once: receive no longer finds what it had fetched ahead, nor ack what was leased
         return count
 
     # Asking
 
     def retire(self) -> bool:
-        with self._reading():
-            if self._waiting or any(state.held for state in self._index.states.values()):
+        with self._applier.reading():
+            if self._delivery.waiting or self._delivery.held:
                 return False
             self._log.refuse_more()
             return True
 
     def destinations(self) -> Sequence[Destination]:
-        with self._reading() as index:
+        with self._applier.reading() as index:
             return [s.destination for s in list(index.states.values()) if s.declared]
 
     def depth(self, destination: Destination) -> int:
-        with self._reading() as index:
+        with self._applier.reading() as index:
             state = index.by_destination.get(destination)
             return state.count if state is not None else 0
-
-    # Reclaiming
 
     def reclaim(self) -> int:
         self._log.ensure_usable()
         return self._reclaimer.run()
 
-    def _snapshot(self) -> tuple[list[Segment], bytes]:
-        """The segments that hold no live message any more, and the snapshot that lets them go (rule J6)."""
-        with self._reading() as index:
-            applied = self._applied
-            sealed = [s for s in self._log.table.segments if s.number < applied.segment.number]
-            empty = [s for s in sealed if not s.live]
-            if not empty:
-                return [], b""
-            taken = snapshot.take(
-                applied.lsn, self._log.tail.seq, applied.segment.number, index.next_destination,
-                [s for s in sealed if s.live], index.states.values(), self._log.window,
-            )  # fmt: skip
-            return empty, taken.encode()
-
-    def _forget_segments(self, numbers: set[int]) -> None:
-        """Take released segments out of the index and the table, with a checkpoint (rule J6)."""
-        with self._reading() as index:
-            index.drop_segments(numbers)
-            self._log.forget_segments(numbers)
-            self._write_checkpoint(clean=False)
-
     def stats(self) -> StoreStats:
-        with self._index_lock:
+        with self._applier.reading_even_if_failed() as index:
             failed = self._log.failed
-            if failed is None:
-                self._log.ensure_usable()
-                self._drain()
-            states = [s for s in self._index.states.values() if s.declared or s.count]
+            states = [s for s in list(index.states.values()) if s.declared or s.count]
             segments = self._log.table.segments
             used = [(s.end or self._log.tail.offset) - f.HEADER_BYTES for s in segments]
             live = sum(s.live_bytes for s in segments)
@@ -803,7 +482,7 @@ class JournalStore:
                 kind="journal",
                 messages=sum(s.count for s in states),
                 destinations={s.destination: s.count for s in states},
-                leased=sum(len(s.held) for s in states),
+                leased=len(self._delivery.held),
                 sends=self._sends,
                 acks=self._acks,
                 syncs=self._log.syncs,
@@ -816,6 +495,6 @@ class JournalStore:
             )
 
     def check(self) -> Iterator[str]:
-        with self._reading() as index:
-            found = list(violations(index, self._log.table, self._applied))
+        with self._applier.reading() as index:
+            found = list(violations(index, self._log.table, self._applier.applied))
         yield from found

@@ -1,0 +1,265 @@
+"""From the log into the index: what is durable but not applied yet, checkpoints, and what reclaiming needs (rule X2).
+
+Senders leave their batches here without taking the index lock; whoever reads applies them first, so that what has
+returned is seen. A change of the index that was interrupted or failed half way is undone by going back to the
+checkpoint and replaying the journal (rule X4).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import lmdb
+
+from ...policies.config import JournalOptions
+from ...policies.errors import AnabranchError, StoreFailedError
+from . import format as f
+from . import recovery, snapshot
+from .background import shared
+from .batch import Entry, Flight, Tail
+from .delivery import Delivery
+from .index import VERSION, Checkpoint, Index
+from .log import Log
+from .reader import Replayer
+from .segment import Segment, SegmentTable
+
+log = logging.getLogger(__name__)
+
+APPLY_AT: Final = 1024
+"""A sender that leaves so many operations pending applies them, if nobody else is at it."""
+PENDING_MAX: Final = 20_000
+"""Operations; beyond it a sender waits until the index has caught up (invariant 10)."""
+
+
+class Applier:
+    """The index and its lock.
+
+    `_lock` guards the index, `applied`, and the destinations' states; under it only the log's sync lock is taken. A
+    signal handler that interrupted its own thread inside is refused instead of deadlocking (rule G3).
+    """
+
+    def __init__(self, name: str, index: Index, options: JournalOptions, delivery: Delivery) -> None:
+        self.index = index
+        self.pending_operations = 0
+        self.on_empty: Callable[[], None] = lambda: None
+        """Called when a sealed segment has lost its last live message."""
+        self._name, self._options, self._delivery = name, options, delivery
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._pending: deque[Flight] = deque()
+        self._interrupted = False
+        self._checkpoint_due = self._checkpoint_soon = False
+
+    def attach(self, the_log: Log) -> None:
+        """The log whose batches come here."""
+        self._log = the_log
+
+    def start(self) -> None:
+        """Take over from recovery, which has filled the index up to the log's tail."""
+        self.applied: Tail = self._log.tail
+        self._write_checkpoint(clean=False)
+
+    def close(self, clean: bool) -> None:
+        """Apply all and, if `clean`, write the last checkpoint. The log is closed."""
+        with self._lock:
+            if clean and self.index.is_open:
+                self._drain()
+                self._write_checkpoint(clean=True)
+
+    def let_go(self) -> None:
+        """Close the index as it is. Idempotent."""
+        with self._lock:
+            self.index.close()
+
+    # Taking batches in
+
+    def take(self, flight: Flight) -> None:
+        """A batch has become as durable as the policy asks. Called by the log's leader, who holds no index lock."""
+        self.pending_operations += len(flight.entries)
+        self._pending.append(flight)
+        if self._delivery.waiting:
+            for entry in flight.entries:
+                if entry[0] == f.SEND and entry[1].waiters:
+                    entry[1].wake()
+
+    @property
+    def behind(self) -> bool:
+        """Whether anything is pending."""
+        return bool(self._pending)
+
+    def help(self) -> None:
+        """Apply what is pending, unless somebody is at it; wait for them if too much is."""
+        if self.pending_operations > PENDING_MAX or not self._lock.locked():
+            try:
+                with self.reading():
+                    pass
+            except AnabranchError as error:  # what the caller did has taken effect; the next call will hear of it
+                log.debug("store %s: nothing applied: %s", self._name, error)
+
+    @contextmanager
+    def reading(self, drained: bool = True) -> Iterator[Index]:
+        """The index, locked; `drained`: with all that has returned applied. Raises what `Log.ensure_usable` raises.
+
+        In a forked child another thread's hold on the lock would last for ever: it is refused before.
+        """
+        self._log.ensure_usable()
+        if self._owner == threading.get_ident():
+            raise RuntimeError(
+                f"store {self._name!r} was called from a signal handler that interrupted it in the same thread"
+            )
+        with self._lock:
+            try:
+                self._owner = threading.get_ident()
+                self._log.ensure_usable()
+                if drained:
+                    self._drain()
+                yield self.index
+            finally:
+                self._owner = 0
+
+    @contextmanager
+    def reading_even_if_failed(self) -> Iterator[Index]:
+        """The same, but of a store that has failed what was applied before."""
+        if self._log.failed is None:
+            with self.reading() as index:
+                yield index
+        else:
+            with self._lock:
+                yield self.index
+
+    def drain(self) -> None:
+        """Apply what is pending. Inside `reading`."""
+        self._drain()
+
+    def _drain(self) -> None:
+        try:
+            if self._interrupted:
+                self._restore()
+            pending = self._pending
+            while pending:
+                for _ in range(self._apply_some()):
+                    pending.popleft()
+            self.pending_operations = sum(len(flight.entries) for flight in list(pending))
+        except lmdb.Error as error:
+            self._log.fail(error)
+            self._log.ensure_usable()
+        operations = self.index.operations
+        if operations >= self._options.checkpoint_operations:
+            if operations >= 4 * self._options.checkpoint_operations:
+                self._write_checkpoint(clean=False)  # the background is late: the transaction stays bounded
+            elif not self._checkpoint_soon:
+                self._checkpoint_soon = True
+                shared().schedule(0, self._background_checkpoint)
+        elif operations and not self._checkpoint_due:
+            self._checkpoint_due = True
+            shared().schedule(self._options.checkpoint_interval, self._background_checkpoint)
+        if self.index.emptied:
+            self.index.emptied = False
+            self.on_empty()
+
+    def _apply_some(self) -> int:
+        """Apply the first pending batches, all of one segment; returns how many.
+
+        An interrupted leader may have delivered a batch twice, and an interrupted caller may not have removed what it
+        had applied: LSNs tell.
+        """
+        pending, applied = self._pending, self.applied
+        entries: list[Entry] = []
+        segment, count = pending[0].segment, 0
+        for position in range(min(len(pending), APPLY_AT)):
+            flight = pending[position]
+            if flight.segment is not segment:
+                break
+            count += 1
+            if flight.tail.lsn > applied.lsn:
+                entries += flight.entries
+            if flight.tail.offset > applied.offset or segment is not applied.segment:
+                applied = flight.tail
+        if self.applied.segment is not segment and not self.applied.segment.live:
+            self.index.emptied = True
+        # Holds end first: were it interrupted between, a message that nobody holds any more would not come back, since
+        # the cursor is past it; the other way round a dead one would stay held.
+        self._delivery.settle(entries)
+        self._interrupted = True
+        self.index.apply(entries, segment, self._log.table)
+        self.applied = applied
+        self._interrupted = False
+        return count
+
+    def _restore(self) -> None:
+        """Undo a change that was interrupted half way: go back to the checkpoint and replay."""
+        self.index.abort()
+        checkpoint = self.index.checkpointed
+        assert checkpoint is not None
+        self.index.load(self._log.table.segments)
+        replayer = Replayer(self.index, str(self._log.files.directory), live=True)
+        recovery.replay_between(self._log.table, self.index, checkpoint, self.applied, replayer)
+        self._interrupted = False
+
+    # Checkpoints
+
+    def _background_checkpoint(self) -> None:
+        self._checkpoint_due = self._checkpoint_soon = False
+        try:
+            self.checkpoint()
+        except AnabranchError as error:
+            log.debug("store %s: no checkpoint: %s", self._name, error)
+
+    def checkpoint(self) -> None:
+        """Write the index out. Happens by itself; durability never depends on it."""
+        with self.reading() as index:
+            if index.operations:
+                self._write_checkpoint(clean=False)
+
+    def _write_checkpoint(
+        self, clean: bool, table: SegmentTable | None = None, dropped: frozenset[int] = frozenset()
+    ) -> None:
+        """With the lock held and nothing pending. `dropped` segments leave the index; `table` is without them."""
+        self._log.sync()
+        applied, index = self.applied, self.index
+        self._interrupted = True
+        try:
+            index.drop_segments(dropped)
+            index.checkpoint(
+                Checkpoint(
+                    version=VERSION, store_id=self._log.store_id, lsn=applied.lsn, segment=applied.segment.number,
+                    nonce=applied.segment.nonce, offset=applied.offset, seq=applied.seq,
+                    last_number=self._log.last_number, next_destination=index.next_destination,
+                    snapshot=self._log.snapshot_at, clean=clean,
+                ),
+                (table or self._log.table).segments,
+            )  # fmt: skip
+        except lmdb.Error as error:
+            self._log.fail(error)
+            raise StoreFailedError(f"store {self._name!r}: the index cannot be written: {error}") from error
+        self._interrupted = False
+
+    # Reclaiming
+
+    def snapshot(self) -> tuple[list[Segment], bytes]:
+        """The segments that hold no live message any more, and the snapshot that lets them go (rule J6)."""
+        with self.reading() as index:
+            applied = self.applied
+            sealed = [s for s in self._log.table.segments if s.number < applied.segment.number]
+            empty = [s for s in sealed if not s.live]
+            if not empty:
+                return [], b""
+            taken = snapshot.take(
+                applied.lsn, self._log.tail.seq, applied.segment.number, index.next_destination,
+                [s for s in sealed if s.live], index.states.values(), self._log.window,
+            )  # fmt: skip
+        return empty, taken.encode()
+
+    def forget(self, numbers: set[int]) -> None:
+        """Take released segments out of the index and the table, with a checkpoint (rule J6).
+
+        The table loses them last: until the checkpoint is on disk a restored index is replayed over them.
+        """
+        with self.reading():
+            self._write_checkpoint(False, self._log.table.without(numbers), frozenset(numbers))
+            self._log.forget_segments(numbers)

@@ -1,0 +1,111 @@
+"""Reading messages back from the journal's files, while other threads ack, purge and reclaim them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+from ...policies.errors import CorruptionError
+from ..base import Message, Store
+from . import messages
+from .applying import Applier
+from .destinations import DestinationState, Place
+from .log import Log
+from .segment import Segment
+
+log = logging.getLogger(__name__)
+
+OPEN_FILES_MAX: Final = 32
+"""Sealed segments that are kept open for reading, a store."""
+
+
+class Bodies:
+    """The messages of one store. Reading takes no lock of the store; a message that is not where the index said is
+    looked up once more, to tell one that has died meanwhile from damage."""
+
+    def __init__(self, store: Store, the_log: Log, applier: Applier) -> None:
+        self._store, self._log, self._applier = store, the_log, applier
+        self._lock = threading.Lock()  # guards _recent
+        self._recent: list[Segment] = []
+        """Sealed segments that are open, oldest first."""
+
+    def one(self, state: DestinationState, place: Place, leased: bool) -> Message | None:
+        """The message at a place; None if it has died meanwhile. Raises CorruptionError."""
+        segment = self._log.table.find(place[1])
+        if segment is not None:
+            try:
+                record = messages.read_record(segment, place)
+            except FileNotFoundError:
+                record = b""
+            except OSError as error:
+                raise CorruptionError(str(segment.path), place[2], f"the disk cannot read it: {error}") from error
+            message = messages.decode(self._store, state, segment.seed, place, record, leased)
+            if message is not None:
+                if segment.end is not None:
+                    self._opened(segment)
+                return message
+        with self._applier.reading() as index:
+            alive = index.place(state, place[0])
+        if alive != place:
+            return None
+        where = str(segment.path) if segment is not None else str(self._log.files.directory)
+        raise CorruptionError(
+            where, place[2], f"message {place[0]} of {state.destination} does not read back: its bytes are damaged"
+        )
+
+    def page(self, state: DestinationState, places: list[Place]) -> Iterator[Message]:
+        """The messages at these places, in order, without those that have died since they were looked up."""
+        for segment, run in self._segments_of(places):
+            start, data = self._read_ahead(segment, run)
+            for place in run:
+                if self._applier.behind:
+                    with self._applier.reading():
+                        pass
+                if segment is not None and segment.is_dead(place[1]):
+                    continue
+                message = None
+                if segment is not None:
+                    offset = place[2] - start
+                    record = data[offset : offset + place[3]]
+                    message = messages.decode(self._store, state, segment.seed, place, record, False)
+                if message is None:
+                    message = self.one(state, place, leased=False)
+                if message is not None:
+                    yield message
+
+    def _segments_of(self, places: list[Place]) -> Iterator[tuple[Segment | None, list[Place]]]:
+        """A page cut where the segment changes."""
+        table = self._log.table
+        while places:
+            segment = table.find(places[0][1])
+            if segment is table.find(places[-1][1]):
+                yield segment, places
+                return
+            same = next(n for n, place in enumerate(places) if table.find(place[1]) is not segment)
+            yield segment, places[:same]
+            places = places[same:]
+
+    def _read_ahead(self, segment: Segment | None, places: list[Place]) -> tuple[int, bytes]:
+        """The bytes of all these places; nothing if that would read too much or cannot be done: each is then read
+        on its own, and errors are told there."""
+        if segment is not None and messages.is_span(places):
+            try:
+                span = messages.read_span(segment, places)
+            except OSError as error:
+                log.debug("segment %s cannot be read ahead: %s", segment.path, error)
+            else:
+                self._opened(segment)
+                return span
+        return 0, b""
+
+    def _opened(self, segment: Segment) -> None:
+        """Keep the number of open files bounded."""
+        if segment.end is None or segment in self._recent:
+            return
+        with self._lock:
+            self._recent = [s for s in self._recent if s.file is not None]
+            self._recent.append(segment)
+            if len(self._recent) > OPEN_FILES_MAX:
+                self._recent.pop(0).file = None
