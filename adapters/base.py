@@ -111,6 +111,8 @@ class StoreStats:
     batches: int
     journal_bytes: int = 0
     """Bytes of the files that hold records; pooled files are in `pool_bytes`."""
+    capacity_bytes: int = 0
+    """The same files at their full size, which they grow to as they fill."""
     pool_bytes: int = 0
     segments: Mapping[str, int] = field(default_factory=dict)
     """Files by state: `active`, `retained`, `pooled`."""

@@ -107,7 +107,7 @@ def replay(router: Router, events: Iterable[UsageEvent], progress: Callable[[int
             router.reclaim()
             stores = router.stats().stores.values()
             files = sum(store.segments["active"] + store.segments["retained"] for store in stores)
-            size = sum(store.journal_bytes for store in stores)
+            size = sum(store.capacity_bytes for store in stores)
             peak_files, peak_bytes = max(peak_files, files), max(peak_bytes, size)
             if progress is not None:
                 progress(position + 1, len(events))

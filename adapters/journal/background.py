@@ -52,12 +52,13 @@ class Background:
     def _start(self) -> None:
         if self._threads:
             return
-        self._threads = [
+        threads = [
             threading.Thread(target=self._work, name=f"anabranch-worker-{i}", daemon=True) for i in range(WORKERS)
         ]
-        self._threads.append(threading.Thread(target=self._notify, name="anabranch-notifier", daemon=True))
-        for thread in self._threads:
+        threads.append(threading.Thread(target=self._notify, name="anabranch-notifier", daemon=True))
+        for thread in threads:
             thread.start()
+        self._threads = threads  # last: if one could not be started, or Ctrl-C came, the next call tries again
 
     def _work(self) -> None:
         while True:

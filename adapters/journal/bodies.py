@@ -52,7 +52,10 @@ class Bodies:
             return None
         where = str(segment.path) if segment is not None else str(self._log.files.directory)
         raise CorruptionError(
-            where, place[2], f"message {place[0]} of {state.destination} does not read back: its bytes are damaged"
+            where,
+            place[2],
+            f"message {place[0]} of {state.destination} does not read back: its bytes are damaged. "
+            "Receivers go on behind it; restore the file from a backup to have it again",
         )
 
     def page(self, state: DestinationState, places: list[Place]) -> Iterator[Message]:

@@ -35,7 +35,7 @@ class Delivery:
     def __init__(self, name: str, max_leases: int) -> None:
         self._name = name
         self._max_leases = max_leases
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self.held: dict[int, tuple[DestinationState, int]] = {}
         """seq -> whose message it is, and how it is held."""
         self.waiting = 0

@@ -132,6 +132,8 @@ class SegmentFiles:
         except OSError:
             if pooled:
                 self.pool.append(pooled)
+            else:
+                source.unlink(missing_ok=True)
             raise
         seal()
         source.rename(path)

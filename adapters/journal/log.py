@@ -8,6 +8,7 @@ a leader may be struck by KeyboardInterrupt at any bytecode and the next one car
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 import os
@@ -184,18 +185,28 @@ class Log:
 
     def submit(self, ticket: Ticket) -> None:
         """Queue it. It will be written in the order of submission."""
+        self._require_usable()
+        self._queue.append(ticket)
+
+    def _require_usable(self) -> None:
+        """Refuse before anything is queued, so that what is refused has taken no effect."""
         if self._closed or self.failed is not None or self._generation != fork_generation():
             self.ensure_usable()
+        self._refuse_reentry()
         if len(self._queue) >= QUEUE_MAX:
             self._lead_queued()
-        self._queue.append(ticket)
+
+    def _refuse_reentry(self) -> None:
+        """Raise instead of deadlocking (rule G3)."""
+        if self._leader and self._leader == get_ident() and self._lead.locked():
+            raise RuntimeError(
+                f"store {self.name!r} was called from a signal handler that interrupted its own write; "
+                "do it after the handler, or in another thread"
+            )
 
     def submit_all(self, tickets: list[Ticket]) -> None:
         """Queue them, next to each other: all, or none if this raises."""
-        if self._closed or self.failed is not None or self._generation != fork_generation():
-            self.ensure_usable()
-        if len(self._queue) >= QUEUE_MAX:
-            self._lead_queued()
+        self._require_usable()
         self._queue.extend(tickets)
 
     def submit_nowait(self, ticket: Ticket) -> None:
@@ -225,16 +236,12 @@ class Log:
             )
             raise
         if ticket.error is not None:
-            raise ticket.error
+            error = copy.copy(ticket.error)  # others raise the same: each thread has its own traceback
+            raise error from ticket.error.__cause__
         return ticket.outcomes
 
     def _follow(self, ticket: Ticket) -> None:
         """Wait until the ticket is done, or until it may be time to lead."""
-        if self._leader == get_ident():
-            raise RuntimeError(
-                f"store {self.name!r} was called from a signal handler or callback that interrupted its own "
-                "write; use send_nowait there"
-            )
         waiter = ticket.waiter
         if waiter is None:
             waiter = threading.Lock()
@@ -252,9 +259,8 @@ class Log:
     def _lead_queued(self) -> None:
         """Write until the queue is empty."""
         self._lead_due = False
+        self._refuse_reentry()
         while self._queue or self._flight is not None:
-            if self._leader == get_ident() and self._lead.locked():
-                raise RuntimeError(f"store {self.name!r} was called again from within its own write")
             with self._lead:
                 self._lead_once()
 
@@ -277,7 +283,11 @@ class Log:
                 if not self._make_room(tickets, size):
                     return
                 tail = self._tail
-            flight = encode(tail, tickets, self.window, self.durable_lsn)
+            try:
+                flight = encode(tail, tickets, self.window, self.durable_lsn)
+            except Exception as error:  # our bug; it is for these callers, not for all who come after them
+                self._dismiss(tickets, error)
+                return
             if flight.tail.offset > tail.segment.allocated:
                 # A removal queued before it made a destination need its name again, which the sender had not counted.
                 if not self._make_room(tickets, flight.tail.offset - tail.offset):
@@ -379,7 +389,7 @@ class Log:
             kept = (s for s in self.table.segments if s is old or s.base_lsn != header.base_lsn)
             self.table = SegmentTable((*kept, segment))
         self._tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.seq)
-        self._must_roll = False
+        self._must_roll = self._prepare_due = False
 
     def _seal(self) -> None:
         self._must_roll = True
@@ -525,7 +535,5 @@ class Log:
             with self._prepare_lock:
                 if not self._closed and self.failed is None and not self.files.pool:
                     self.files.prepare(self.options.segment_size)
-        except OSError as error:
+        except OSError as error:  # one try a segment: on a full disk it would take the last space, again and again
             log.warning("store %s: no segment could be prepared ahead: %s", self.name, error)
-        finally:
-            self._prepare_due = False

@@ -129,15 +129,21 @@ def _chain(headers: dict[int, f.SegmentHeader], files: SegmentFiles) -> list[Seg
     that did not count it, or by a roll whose first try was interrupted.
     """
     newest = headers[max(headers)]
-    chain = [Segment(newest, files.path(newest.number))]
+    chain = [_segment(newest, files)]
     header = newest
     while header.prev_number and header.prev_number in headers:
         before = headers[header.prev_number]
-        segment = Segment(before, files.path(before.number))
+        segment = _segment(before, files)
         segment.end, segment.last_lsn = header.prev_end, header.prev_lsn
         chain.append(segment)
         header = before
     return chain[::-1]
+
+
+def _segment(header: f.SegmentHeader, files: SegmentFiles) -> Segment:
+    segment = Segment(header, files.path(header.number))
+    segment.allocated = segment.path.stat().st_size
+    return segment
 
 
 def _start(
@@ -256,7 +262,7 @@ def _account(
     for number, (end, last_lsn) in sorted(expected.items()):
         if number not in headers:
             raise _gone(files, number)
-        segment = Segment(headers[number], files.path(number))
+        segment = _segment(headers[number], files)
         segment.end, segment.last_lsn = end, last_lsn
         older.append(segment)
     for link, segment in enumerate(chain):

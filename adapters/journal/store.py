@@ -66,7 +66,7 @@ class JournalStore:
         self.options = options
         self._directory = StoreDirectory(name, directory, index_directory)
         self._opened = False
-        self._declare_lock = threading.Lock()
+        self._declare_lock = threading.RLock()
         self._begin(b"", directory / "index.mdb")
 
     def _begin(self, store_id: bytes, index: Path) -> None:
@@ -487,7 +487,8 @@ class JournalStore:
                 acks=self._acks,
                 syncs=self._log.syncs,
                 batches=self._log.batches,
-                journal_bytes=sum(s.capacity for s in segments),
+                journal_bytes=sum(max(s.allocated, s.end or 0) for s in segments),
+                capacity_bytes=sum(s.capacity for s in segments),
                 pool_bytes=self._log.files.pool_bytes,
                 segments={"active": 1, "retained": len(segments) - 1, "pooled": len(self._log.files.pool)},
                 live_percent=100.0 * live / sum(used) if sum(used) else 100.0,

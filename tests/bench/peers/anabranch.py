@@ -134,7 +134,7 @@ class Day:
     def disk(self) -> tuple[int, int]:
         stores = self._router.stats().stores.values()
         files = sum(count for store in stores for state, count in store.segments.items() if state != "pooled")
-        return files, sum(store.journal_bytes for store in stores)
+        return files, sum(store.capacity_bytes for store in stores)
 
     def close(self) -> None:
         self._router.close()
