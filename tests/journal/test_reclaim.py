@@ -258,15 +258,12 @@ def test_files_open_at_a_time_are_bounded(disk: JournalDisk) -> None:
 def test_dead_messages_of_a_removed_destination_stay_dead(disk: JournalDisk) -> None:
     """A rebuild passes them over, and the next snapshot must tell a second rebuild so, should the name come back."""
     store = disk.create(pool_files=0)
-    fill(store, 100)
+    fill(store, 60)
     fill(store, 20, 1000, B)
-    store.delete(A)
+    store.delete(A)  # some of its messages lie in the segment that the snapshot goes to
     store.reclaim()
     store = rebuilt(disk, store, closed=False)
     store.send(A, b"back")
-    fill(store, 60, 1000, B)
-    store.ack([take(store, B) for _ in range(10)])
-    store._reclaimer.run()
     for _ in range(2):
         fill(store, 100, 1000, C)
         drain(store, C)

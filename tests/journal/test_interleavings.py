@@ -1,0 +1,174 @@
+"""Interleavings that once lost, doubled or hid a message, each brought about on purpose."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.journal import format as f
+from anabranch.policies.destination import Destination
+from anabranch.policies.errors import StoreFullError
+
+from ..contract.disk import A, B, assert_whole, bodies, drain, take
+from .disk import JournalDisk
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[JournalDisk]:
+    with JournalDisk(tmp_path) as disk:
+        yield disk
+
+
+def queued(store_log: object, count: int) -> None:
+    """Wait until so many tickets wait for the lead."""
+    deadline = time.monotonic() + 10
+    while len(store_log._queue) < count and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+
+
+def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: JournalDisk) -> None:
+    """A removal that is written in the same batch makes the send longer than its sender counted: the batch may run
+    past the allocated space, and zero-filling from there would go over acknowledged records."""
+    store = disk.create(sync="never", segment_size=1 << 20)
+    named = Destination.parse("queue://" + "x" * 900)
+    store.send(named, b"first")
+    store.send(B, b"k")
+    log = store._log
+
+    def left() -> int:
+        return log.tail.segment.allocated - log.tail.offset
+
+    body = b"B" * 1000
+    need = f.BATCH_HEADER.size + f.GONE_BYTES + f.SEND_OVERHEAD + len(body)
+    alone = f.BATCH_HEADER.size + f.SEND_OVERHEAD
+    while left() > need + 5000:
+        store.send(B, b"z" * 1000)
+    store.send(B, b"z" * (left() - need - alone))
+    assert left() == need
+    with log._lead:
+        threads = [
+            threading.Thread(target=store.delete, args=(named,)),
+            threading.Thread(target=store.send, args=(named, body)),
+        ]
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            queued(log, count)
+    for thread in threads:
+        thread.join()
+    store.send(B, b"next")
+    store = disk.reopen(store)
+    assert bodies(store, named) == [body]
+    assert_whole(store)
+
+
+def test_a_refused_purge_leaves_every_message_once(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = disk.create()
+    store.send_many(A, [b"0", b"1", b"2", b"3"])
+    first, second = take(store), take(store)
+    store.release([first])
+
+    def full(ticket: object) -> None:
+        raise StoreFullError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_commit", full)
+        with pytest.raises(StoreFullError):
+            store.purge(A)
+    assert take(store).body == b"0"
+    store.release([second])
+    assert drain(store) == [b"1", b"2", b"3"]
+
+
+def test_a_restored_index_leaves_holds_and_what_was_fetched_alone(disk: JournalDisk) -> None:
+    """The replay meets the removal of the destination once more; what is held now came after it (D3)."""
+    store = disk.create(checkpoint_interval=3600.0)
+    store.send(A, b"old")
+    store.delete(A)
+    store.send_many(A, [b"0", b"1", b"2", b"3", b"4"])
+    message = take(store)
+    store._applier._interrupted = True  # what Ctrl-C in the middle of applying leaves
+    assert store.depth(A) == 5
+    message.ack()
+    assert drain(store) == [b"1", b"2", b"3", b"4"]
+    assert_whole(store)
+
+
+def test_an_interrupted_reclaim_brings_nothing_back(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C just before the checkpoint: the acks in the segments to be released are replayed once more."""
+    store = disk.create(checkpoint_interval=3600.0, checkpoint_operations=1_000_000, pool_files=0)
+    store._applier.on_empty = lambda: None  # nothing in the background
+    store.send_many(B, [b"k" * 1000] * 30)
+    held = [take(store, B) for _ in range(10)]
+
+    def churn() -> None:
+        store.send_many(A, [b"z" * 1000] * 100)
+        drain(store)
+
+    churn()
+    store.ack(held)
+    churn()
+    churn()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._index, "commit_partial", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.reclaim()
+    assert store.depth(B) == 20
+    assert_whole(store)
+    assert store.reclaim() > 0
+    store = disk.reopen(store)
+    assert (store.depth(A), store.depth(B)) == (0, 20)
+    assert_whole(store)
+
+
+def test_an_ack_that_lands_after_its_message_was_released_ends_it(disk: JournalDisk) -> None:
+    store = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    with store._log._lead:  # somebody else leads, on a slow disk
+        timer = threading.Timer(0.2, _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            message.ack()
+        timer.join()
+        releasing = threading.Thread(target=message.release)
+        releasing.start()
+        releasing.join(10)
+    store._log._lead_queued()
+    assert store.depth(A) == 0
+    assert store.receive(A) is None
+
+
+def test_a_handler_that_calls_the_store_which_it_interrupted_is_refused(disk: JournalDisk) -> None:
+    """Rule G3: an error instead of a deadlock, and nothing queued."""
+    store = disk.create()
+    store.send(A, b"1")
+    with store._applier.reading(), pytest.raises(RuntimeError, match="signal handler"):
+        store.receive(A)
+    with store._log._lead:
+        store._log._leader = threading.get_ident()
+        with pytest.raises(RuntimeError, match="signal handler"):
+            store.send_nowait(A, b"2")
+        store._log._leader = 0
+    assert bodies(store) == [b"1"]
+
+
+def test_released_files_are_closed(disk: JournalDisk) -> None:
+    """An open file keeps its space on the disk, whatever its name."""
+    store = disk.create(pool_files=0)
+    store.send_many(A, [b"z" * 1000] * 300)
+    for _ in store.browse(A):
+        pass
+    drain(store)
+    store.reclaim()  # unless the background was quicker
+    assert store.stats().segments["retained"] == 0
+    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [path for path in links if str(disk._path) in str(path) and str(path).endswith("(deleted)")]
