@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import tarfile
+import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +28,9 @@ APART: Final = {"custom": ("queue://orders.custom",), "dlq": ("queue://dlq",), "
 BROKER_TOGETHER: Final = (44, 23_100_000)
 BROKER_APART: Final = (6, 3_100_000)
 """Files and bytes that this broker peaked at: all in one KahaDB, and split as APART (examples/toymaker/README.md)."""
+
+MARKER: Final = ".anabranch-demo"
+"""Stands in a directory that the demo made; only what carries it is deleted by a later run."""
 
 Peak = tuple[int, int]
 """Journal files, and their bytes."""
@@ -124,18 +130,38 @@ def _find_archive() -> Path:
 
 
 def _unpack(archive: Path, out: Path) -> Path:
-    """The journal's directory, unpacked anew."""
+    """The journal's directory, unpacked anew. The archive is read whole before anything of an earlier run goes."""
     target = out / "broker"
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(target, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ConfigError([f"{archive} cannot be unpacked: {error}"]) from error
-    for found in sorted(target.rglob("db-*.log")):
-        return found.parent.parent if found.parent.name == "archive" else found.parent
-    raise ConfigError([f"{archive} holds no KahaDB journal (db-*.log)"])
+    with tempfile.TemporaryDirectory(prefix="anabranch-demo-") as scratch:
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(scratch, filter="data")
+        except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError([f"{archive} cannot be unpacked as a tar archive: {reason}"]) from error
+        journals = sorted(path.relative_to(scratch) for path in Path(scratch).rglob("db-*.log"))
+        if not journals:
+            raise ConfigError([f"{archive} holds no KahaDB journal (db-*.log)"])
+        ours = (target, out / "replayed")
+        for directory in ours:
+            _check_ours(directory)
+        for directory in ours:
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True)
+            (directory / MARKER).touch()
+        shutil.copytree(scratch, target, dirs_exist_ok=True)
+    found = target / journals[0]
+    return found.parent.parent if found.parent.name == "archive" else found.parent
+
+
+def _check_ours(directory: Path) -> None:
+    """What another program put there is never deleted."""
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
+        raise ConfigError([f"{directory} is in the way: the demo needs that name for a directory; give another --out"])
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / MARKER).is_file():
+        raise ConfigError(
+            [f"{directory} exists and was not made by this demo, so it was left as it is; give another --out"]
+        )
 
 
 def _peak(answer: Recommendation, name: str) -> Peak:
@@ -150,7 +176,6 @@ def _measure(directory: Path, stores: Mapping[str, tuple[str, ...]], events: lis
     from ..replay import replay
     from ..router import open as open_router
 
-    shutil.rmtree(directory, ignore_errors=True)
     options = JournalOptions(sync=Sync.NEVER, segment_size=SEGMENT_BYTES, pool_files=0)
     config = Config(directory, [StoreConfig(name, match, journal=options) for name, match in stores.items()])
     with working(f"Replaying, {directory.name}") as progress, open_router(config) as router:

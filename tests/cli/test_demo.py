@@ -1,0 +1,53 @@
+"""What the demo leaves alone. The whole of it runs by `make demo`."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from anabranch.policies.errors import ConfigError
+from anabranch.router.cli.demo import MARKER, _unpack
+
+
+def archive(path: Path, *names: str) -> Path:
+    """A tar of empty files."""
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    return path
+
+
+@pytest.mark.parametrize("kept", ["broker", "replayed"])
+def test_what_it_did_not_make_it_does_not_delete(tmp_path: Path, kept: str) -> None:
+    mine = tmp_path / "out" / kept / "precious.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(ConfigError, match=f"{kept} exists and was not made by this demo.*--out") as caught:
+        _unpack(archive(tmp_path / "a.tar", "kaha/db-1.log"), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert mine.read_text() == "mine"
+
+
+def test_a_bad_archive_costs_nothing(tmp_path: Path) -> None:
+    journal = _unpack(archive(tmp_path / "a.tar", "kaha/db-1.log", "kaha/archive/db-0.log"), tmp_path / "out")
+    assert journal == tmp_path / "out" / "broker" / "kaha"
+    (tmp_path / "bad.tar.xz").write_bytes(b"no archive")
+    for bad in (tmp_path / "bad.tar.xz", tmp_path / "missing.tar", archive(tmp_path / "empty.tar", "readme")):
+        with pytest.raises(ConfigError) as caught:
+            _unpack(bad, tmp_path / "out")
+        assert str(bad) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert (journal / "db-1.log").exists()
+
+
+def test_what_it_made_it_makes_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        _unpack(archive(tmp_path / "a.tar", "db-1.log"), tmp_path)
+        (tmp_path / "broker" / "old.txt").touch()
+        (tmp_path / "replayed" / "together").mkdir()
+    _unpack(archive(tmp_path / "a.tar", "db-1.log"), tmp_path)
+    assert sorted(path.name for path in (tmp_path / "broker").iterdir()) == sorted([MARKER, "db-1.log"])
+    assert [path.name for path in (tmp_path / "replayed").iterdir()] == [MARKER]
