@@ -48,7 +48,7 @@ stores:
 def command(path: Path, as_json: bool) -> None:
     """Write a commented configuration file.
 
-    To PATH, or stores.yaml; never over a file that exists.
+    To PATH, or stores.yaml, in a directory that is made where it is missing; never over a file that exists.
 
     \b
     Example:
@@ -56,10 +56,13 @@ def command(path: Path, as_json: bool) -> None:
       anabranch init config/stores.yaml
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE)
-    except FileExistsError:
-        raise ConfigError(["exists already and was left as it is; give another name"], str(path)) from None
+    except FileExistsError as error:
+        # The directory's name may be a file's too.
+        taken = error.filename if error.filename is not None else path
+        raise ConfigError(["exists already and was left as it is; give another name"], str(taken)) from None
     if as_json:
         echo_json({"written": str(path)})
     else:

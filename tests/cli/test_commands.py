@@ -59,8 +59,12 @@ def test_init_overwrites_nothing() -> None:
     assert result.stderr == "stores.yaml: exists already and was left as it is; give another name\n"
     assert Path("stores.yaml").read_text() == "mine"
     assert json.loads(run("init", "other.yaml", "--json").stdout) == {"written": "other.yaml"}
-    missing = run("init", "no/such/directory.yaml")
-    assert (missing.exit_code, missing.stderr) == (1, "Error: no/such/directory.yaml: No such file or directory\n")
+    assert run("init", "stores.yaml/inside.yaml").stderr.startswith("stores.yaml: exists already")
+
+
+def test_init_makes_the_directory() -> None:
+    assert run("init", "config/deep/stores.yaml").exit_code == 0
+    assert Path("config/deep/stores.yaml").read_text() == TEMPLATE
 
 
 def test_check_says_every_error_with_file_and_line() -> None:
