@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
+from ..policies.errors import StoreFailedError, StoreFullError
+
 LMDB_ENGINE: Final = 0
 """The lmdb package bundles two engines whose files are mutually unreadable: 0 is LMDB 0.9."""
+
+
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What the operating system says of a disk on which nothing more fits."""
+
+
+@contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """While something is created or opened: the disk's errors become StoreFullError or StoreFailedError, which say
+    what could not be done; nothing took effect that the next try does not find and put right."""
+    try:
+        yield
+    except (OSError, lmdb.Error) as error:
+        full = isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in FULL)
+        step = "free some space and try again" if full else "see to the disk and try again"
+        raise (StoreFullError if full else StoreFailedError)(f"{what}: {error}; {step}") from error
 
 
 def sync_directory(path: Path) -> None:

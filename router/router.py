@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..adapters.base import Headers, Message, Outgoing, Progress, Receipt, Store, StoreStats
-from ..adapters.files import make_directory
+from ..adapters.files import disk_errors, make_directory
 from ..adapters.locking import DirectoryLock, fork_generation
 from ..policies.config import Config, StoreConfig, load
 from ..policies.destination import Destination, Kind
@@ -89,10 +89,11 @@ class Router:
                 [f"the data directory {self.config.directory} cannot be used: {error.strerror}"]
             ) from error
         try:
-            self._placement.open()
-            self._locate_stores()
-            self._opened = True
-            self._reconcile()
+            with disk_errors(f"the placement record of {self.config.directory} cannot be opened"):
+                self._placement.open()
+                self._locate_stores()
+                self._opened = True
+                self._reconcile()
         except BaseException:
             self.close()
             raise
@@ -236,7 +237,7 @@ class Router:
             store = self.store_of(destination)
         if store is None:
             match = self.route(destination)
-            with self._lock:
+            with self._lock, disk_errors(f"{destination} cannot be recorded in {self.config.directory}"):
                 self._require_open()
                 row = self._store_row(match.target, destination)
                 self._placement.record_destination(

@@ -111,11 +111,14 @@ class Transaction:
                 return []
             try:
                 receipts = self._commit_in(self._store)
-            except (OutcomeUnknownError, KeyboardInterrupt):
+            except OutcomeUnknownError:
                 self._state = "of unknown outcome"
                 raise
-            except BaseException:
+            except Exception:
                 self._roll_back()
+                raise
+            except BaseException:  # of a signal handler: it may have struck anywhere
+                self._state = "of unknown outcome"
                 raise
             self._state = "committed"
             return receipts

@@ -9,7 +9,6 @@ a leader may be struck by KeyboardInterrupt at any bytecode and the next one car
 from __future__ import annotations
 
 import copy
-import errno
 import logging
 import os
 import threading
@@ -28,6 +27,7 @@ from ...policies.errors import (
     StoreFailedError,
     StoreFullError,
 )
+from ..files import FULL
 from ..locking import fork_generation
 from . import format as f
 from .background import shared
@@ -46,7 +46,6 @@ QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
 UNSYNCED_FILES_MAX: Final = 32
 """Sealed segments that are not synced yet, under `periodic` and `never`; beyond it the next one waits for the disk."""
-FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 class Log:

@@ -25,7 +25,7 @@ from ...policies.config import JournalOptions
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, UnknownMessageError
 from ..base import Headers, Message, Outgoing, Progress, Receipt, StoreStats
-from ..files import create_lmdb
+from ..files import create_lmdb, disk_errors
 from . import format as f
 from . import messages as codec
 from . import recovery
@@ -90,17 +90,19 @@ class JournalStore:
     @classmethod
     def create(cls, name: str, directory: Path, options: JournalOptions) -> bytes:
         """Make an empty store, whole or not at all (rule D2); returns its id. The directory must not exist."""
-        return StoreDirectory(name, directory, None).create(options.segment_size)
+        with disk_errors(f"store {name!r} cannot be created"):
+            return StoreDirectory(name, directory, None).create(options.segment_size)
 
     # Opening and closing
 
     def open(self, progress: Progress | None = None) -> None:
-        self._directory.lock()
-        try:
-            self._open(progress)
-        except BaseException:
-            self._directory.unlock()
-            raise
+        with disk_errors(f"store {self.name!r} cannot be opened"):
+            self._directory.lock()
+            try:
+                self._open(progress)
+            except BaseException:
+                self._directory.unlock()
+                raise
         self._opened = True
 
     def _open(self, progress: Progress | None) -> None:
