@@ -17,7 +17,8 @@ priced in.
 
 Where things are: `events` and `trace` the input, `operations` and `summary` what is made of it (`spark_summary` at
 scale), `sizes` bytes of an operation, `model` the exact retention model, `evaluate` its quick form, `search` the
-optimiser, `confirm` exact figures, `patterns` filters, `recommendation` and `render` the output, `job` all of it.
+optimiser, `confirm` exact figures, `patterns` filters, `recommendation` and `render` the output, `job` all of it;
+`session`, `jvm` and `java` are how Spark is started.
 
 It needs `pip install 'anabranch[recommend]'`; importing this package does not. Apart from `write`, nothing here
 touches a disk but Spark's scratch space.

@@ -30,7 +30,7 @@ from .operations import CLOCKS, Clock, Operations, build
 from .patterns import filters
 from .recommendation import Candidate, Recommendation, StorePlan, store_names
 from .search import Constraints, search
-from .session import spark_session
+from .session import quiet_interrupts, spark_session
 from .sizes import MODELS, JournalSizes, Model
 from .spark_summary import summarise_with_spark
 from .summary import Summary, summarise
@@ -141,9 +141,9 @@ def _summary(
         report("summarise", 1.0)
         return summary
     report("start Spark", 0.0)
-    spark = spark_session(options.master)
-    report("start Spark", 1.0)
-    with tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
+    with quiet_interrupts(), tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
+        spark = spark_session(options.master)
+        report("start Spark", 1.0)
         path = source
         if isinstance(source, pa.Table) or not str(source).endswith(".parquet"):
             path = Path(scratch) / "trace.parquet"

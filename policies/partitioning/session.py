@@ -6,12 +6,18 @@ the next call, since starting one takes seconds; it ends with the process.
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import threading
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import MissingExtraError
 from .java import prepare_environment
+from .jvm import gateway
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,22 +45,67 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
     master = master or os.environ.get("MASTER") or (None if submitted else _LOCAL)
     local = master is not None and master.startswith("local")
     prepare_environment(local=local)
-    builder = (
-        SparkSession.builder.appName("anabranch recommend")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
-    )
+    configuration: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
     if master is not None:
-        builder = builder.master(master)
+        configuration["spark.master"] = master
     if local:
-        builder = (
-            builder.config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.memory", "4g")
-            .config("spark.sql.shuffle.partitions", str(shuffle_partitions or 2 * (os.cpu_count() or 1)))
-        )
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+        configuration |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "4g",
+            "spark.sql.shuffle.partitions": str(shuffle_partitions or 2 * (os.cpu_count() or 1)),
+        }
+    with _own_gateway(configuration), _handler_of_interrupts():
+        session = SparkSession.builder.appName("anabranch recommend").config(map=configuration).getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextmanager
+def _own_gateway(configuration: Mapping[str, object]) -> Iterator[None]:
+    """A gateway that ends with us, where there is none yet; PySpark's own way where process groups are unknown."""
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ or os.name != "posix":
+        yield
+        return
+    try:
+        with gateway(configuration):
+            yield
+    except BaseException:
+        # Else the next call would talk to the one that was killed.
+        SparkContext._gateway = SparkContext._jvm = None
+        raise
+
+
+@contextmanager
+def _handler_of_interrupts() -> Iterator[None]:
+    """Puts back what handles Ctrl-C: PySpark's handler calls the JVM in the middle of another call to it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def quiet_interrupts() -> Iterator[None]:
+    """Keeps from the log a traceback that Py4J writes when Ctrl-C meets a call; the KeyboardInterrupt goes through."""
+
+    def of_no_interrupt(record: logging.LogRecord) -> bool:
+        return record.msg != "KeyboardInterrupt while sending command."
+
+    root = logging.getLogger()
+    root.addFilter(of_no_interrupt)
+    try:
+        yield
+    finally:
+        root.removeFilter(of_no_interrupt)

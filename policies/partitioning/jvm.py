@@ -1,0 +1,116 @@
+"""Starts Spark's Java so that it ends with us and keeps quiet.
+
+PySpark can start it too, but an interruption meanwhile leaves that one running, and what it says goes to the terminal.
+Here it gets a process group of its own, which Ctrl-C in a terminal does not reach and which is killed when starting is
+given up; what it says goes to a file without a name, whose end is quoted when it does not start.
+
+What PySpark relies on stays: the gateway writes its port and secret into a file that it is told of, and ends when its
+standard input does, so also when this process is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Final
+
+from ..errors import MissingExtraError
+
+_POLL_S: Final = 0.05
+_END_TIMEOUT_S: Final = 10
+_QUOTED_BYTES: Final = 2000
+_QUOTED_LINES: Final = 6
+_PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+
+
+@contextmanager
+def gateway(configuration: Mapping[str, object]) -> Iterator[None]:
+    """A JVM for the SparkContext that is made in the block; killed with all its children if the block does not end.
+
+    After the block it lives until this process exits. `configuration`: what has to be on Spark's command line, such as
+    the driver's memory. Raises MissingExtraError where it does not start.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="anabranch-spark-"))
+    said = tempfile.TemporaryFile()  # noqa: SIM115  the JVM writes to it as long as it lives
+    process = _start(configuration, directory / "gateway", said)
+    try:
+        port, secret = _connection(process, directory / "gateway", said)
+        os.environ |= {_PORT: str(port), _SECRET: secret}
+        try:
+            yield
+        finally:
+            # Whoever finds them takes this process for one that spark-submit started.
+            del os.environ[_PORT], os.environ[_SECRET]
+    except BaseException:
+        _kill(process)
+        raise
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    atexit.register(_end, process, os.getpid())
+
+
+def _start(configuration: Mapping[str, object], path: Path, said: IO[bytes]) -> subprocess.Popen[bytes]:
+    from pyspark.find_spark_home import _find_spark_home
+
+    command = [str(Path(_find_spark_home()) / "bin" / "spark-submit")]
+    for key, value in configuration.items():
+        command += ["--conf", f"{key}={value}"]
+    return subprocess.Popen(
+        [*command, "pyspark-shell"],
+        stdin=subprocess.PIPE,
+        stdout=said,
+        stderr=said,
+        env=os.environ | {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(path)},
+        start_new_session=True,
+    )
+
+
+def _connection(process: subprocess.Popen[bytes], path: Path, said: IO[bytes]) -> tuple[int, str]:
+    """Port and secret of the gateway, once it has written them: the file is renamed into place whole."""
+    while not path.exists():
+        if process.poll() is not None:
+            size = said.seek(0, os.SEEK_END)
+            said.seek(max(size - _QUOTED_BYTES, 0))
+            quoted = " | ".join(said.read().decode(errors="replace").split("\n")[-_QUOTED_LINES:]).strip(" |")
+            raise MissingExtraError(
+                f"Spark's Java ended with code {process.returncode} before it was ready; set JAVA_HOME to another one, "
+                f"or use the engine local, which needs none. It said: {quoted or 'nothing'}"
+            )
+        time.sleep(_POLL_S)
+    content = path.read_bytes()
+    port, length = struct.unpack_from(">ii", content)
+    return port, content[8 : 8 + length].decode()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """At exit: let it remove its scratch files, but not for long, and not from a fork."""
+    if os.getpid() != owner:
+        return
+    from pyspark import SparkContext
+
+    try:
+        if SparkContext._active_spark_context is not None:
+            # First, since PySpark's own threads complain when the other side goes away.
+            with suppress(Exception):
+                SparkContext._active_spark_context.stop()
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(_END_TIMEOUT_S)
+    except BaseException:
+        _kill(process)
+        raise

@@ -1,0 +1,82 @@
+"""Spark's Java ends with whoever started it, at whatever moment, and says nothing on the terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anabranch.policies.errors import MissingExtraError
+from anabranch.policies.partitioning.jvm import gateway
+
+_START = "from anabranch.policies.partitioning.jvm import gateway\nwith gateway({}): pass"
+_RECOMMEND = """
+from anabranch.policies.partitioning import RecommendOptions, Workload, generate, recommend
+from pyspark import SparkContext
+
+def progress(stage, share):
+    if stage == "summarise":
+        print(SparkContext._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
+
+trace = generate(Workload.parse("{duration: 1h, destinations: [{name: q, size: 9, arrival: {rate: 1}}]}"))
+try:
+    while True:
+        recommend(trace, RecommendOptions(segment_bytes=65536), progress)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def fake_spark(home: Path, *script: str) -> None:
+    submit = home / "bin" / "spark-submit"
+    submit.parent.mkdir(parents=True)
+    submit.write_text("\n".join(["#!/bin/sh", *script, ""]))
+    submit.chmod(0o755)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_interrupted_while_it_starts_it_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fifo = tmp_path / "pid"
+    os.mkfifo(fifo)
+    fake_spark(tmp_path, f"echo $$ > '{fifo}'", "exec sleep 1000")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", _START], stderr=subprocess.PIPE)
+    pid = int(fifo.read_text())
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
+    assert not is_alive(pid)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "pid"]
+
+
+def test_a_java_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_spark(tmp_path, "echo this is no Java >&2", "exit 3")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with (
+        pytest.raises(MissingExtraError, match=r"code 3 before it was ready.*engine local.*this is no Java"),
+        gateway({}),
+    ):
+        pass
+    assert "PYSPARK_GATEWAY_PORT" not in os.environ
+
+
+def test_interrupted_at_work_it_ends_quietly_with_its_owner() -> None:
+    process = subprocess.Popen([sys.executable, "-c", _RECOMMEND], stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (out.splitlines()[-1], err, process.returncode) == ("interrupted", "", 0)
+    assert not is_alive(pid)
