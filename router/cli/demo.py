@@ -72,9 +72,9 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
         usage = kahadb.usage_trace(journal, progress)
         events = list(usage)
     trace = from_events(events)
-    with working("Recommending (Spark)") as progress:
+    with working("Recommending") as progress:
         options = RecommendOptions(segment_bytes=SEGMENT_BYTES, clock="seq")
-        answer = recommend(trace, options, lambda stage, share: progress(share, 1.0))
+        answer = recommend(trace, options, progress.stage)
     paths = answer.write(out)
     best = {store.name: store.filters for store in answer.recommended.stores}
     local = replace(options, engine="local")

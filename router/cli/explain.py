@@ -26,7 +26,7 @@ def command(directory: Path, as_json: bool) -> None:
     """
     from ...adapters import kahadb
 
-    with working(f"Reading {directory}") as progress:
+    with working(f"Reading {directory.name}") as progress:
         explanation = kahadb.explain(directory, progress)
     if as_json:
         echo_json(explanation.to_json())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 config_option = click.option(
@@ -27,17 +30,44 @@ def echo_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+_LABEL_MAX = 32
+"""Columns that a label may take: with bar and clock it fits a terminal of 80."""
+_ALMOST = 0.999
+"""A bar that is full stops its clock; the work ends only with the block."""
+
+
+class Work:
+    """What moves a progress bar: called with what is done and how much there is, in any unit; `stage` names a part."""
+
+    def __init__(self, progress: Progress, label: str) -> None:
+        self._progress, self._label = progress, label
+        self._task = progress.add_task(_short(label), total=None)
+
+    def __call__(self, done: float, total: float) -> None:
+        self._progress.update(self._task, completed=min(done, _ALMOST * total), total=total)
+
+    def stage(self, name: str, share: float) -> None:
+        """A part of the work, by its own share from 0 to 1; at 0 the bar only shows that time passes."""
+        done, total = (min(share, _ALMOST), 1.0) if share > 0 else (0.0, None)
+        # Not `update`, which takes None for no change.
+        task = self._progress.tasks[0]
+        task.description, task.completed, task.total = _short(f"{self._label}: {name}"), done, total
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LABEL_MAX else text[: _LABEL_MAX - 1] + "…"
+
+
 @contextmanager
-def working(label: str) -> Iterator[Callable[[float, float], None]]:
+def working(label: str) -> Iterator[Work]:
     """A progress bar on stderr while the block runs, gone when it ends; nothing where stderr is no terminal.
 
-    Yields a callback of what is done and how much there is, in any unit. Never called, it shows that time passes.
+    Never told anything, it shows that time passes.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield Work(progress, label)

@@ -109,7 +109,7 @@ def command(
             raise TraceError(f"{trace_path}: no such trace")
         trace = trace_path
     with working("Recommending") as progress:
-        answer = recommend(trace, options, lambda stage, share: progress(share, 1.0))
+        answer = recommend(trace, options, progress.stage)
     paths = answer.write(out)
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
@@ -127,7 +127,7 @@ def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
     from ...adapters import kahadb
     from ...policies.partitioning import from_events
 
-    with working(f"Reading {directory}") as progress:
+    with working(f"Reading {directory.name}") as progress:
         usage = kahadb.usage_trace(directory, progress)
         return from_events(usage), usage.findings.warnings()
 
@@ -135,5 +135,5 @@ def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
 def _workload_trace(path: Path) -> pa.Table:
     from ...policies.partitioning import Workload, generate
 
-    with working(f"Generating {path}"):
+    with working(f"Generating {path.name}"):
         return generate(Workload.load(path))

@@ -33,7 +33,7 @@ def command(config_path: Path, as_json: bool) -> None:
         raise PlacementError(
             f"{config.directory}, the data directory of {config_path}, does not exist yet; it is made at the first use"
         )
-    with working(f"Opening {config.directory}") as progress:
+    with working(f"Opening {config.directory.name}") as progress:
         router = Router(config).open(lambda what, done, total: progress(done, total))
     with router:
         stats = router.stats()
