@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
 
 from ..policies.destination import Destination
 from ..policies.errors import UnknownMessageError
@@ -29,6 +30,66 @@ class Outgoing(NamedTuple):
     body: bytes
     headers: Headers | None = None
     message_id: str | None = None
+
+
+_PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
+
+
+def plain_body(body: object) -> bytes:
+    """The body as bytes of its own. Raises TypeError."""
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, (bytearray, memoryview)):
+        return bytes(body)
+    raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
+
+
+def plain_headers(headers: Headers) -> dict[str, Any]:
+    """The headers as a dict of their own. Raises TypeError for what is not plain."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers map names to plain values; found {type(headers).__name__}")
+    plain = {}
+    for name, value in headers.items():
+        if type(name) is not str or type(value) not in _PLAIN:
+            name, value = _plain_header(name, value)
+        plain[name] = value
+    return plain
+
+
+def _plain_header(name: object, value: object) -> tuple[str, Any]:
+    """A header of derived types (an IntEnum, say) as the plain ones that it comes back as."""
+    if isinstance(name, str):
+        name = str.__str__(name)
+        if type(value) in _PLAIN:
+            return name, value
+        if isinstance(value, str):
+            return name, str.__str__(value)
+        if isinstance(value, int):
+            return name, int(value)
+        if isinstance(value, float):
+            return name, float(value)
+        if isinstance(value, bytes):
+            return name, bytes(value)
+    raise TypeError(
+        f"header {name!r}: {value!r} is not plain: names are str, values str, int, float, bool, bytes or None"
+    )
+
+
+def encoded_id(message_id: object) -> bytes:
+    """A message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode."""
+    if not isinstance(message_id, str):
+        raise TypeError(f"a message_id is a str, not {type(message_id).__name__}: {message_id!r}")
+    try:
+        return message_id.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"message_id {message_id[:40]!r} is not valid unicode: {error.reason}") from None
+
+
+def checked(body: object, headers: Headers | None, message_id: str | None) -> Outgoing:
+    """A message that is sent later: copied, and refused now if its types are wrong. Raises TypeError, ValueError."""
+    if message_id is not None:
+        encoded_id(message_id)
+    return Outgoing(plain_body(body), plain_headers(headers) if headers else None, message_id)
 
 
 class Receipt(NamedTuple):
@@ -124,6 +185,26 @@ class StoreStats:
 
 Progress = Callable[[str, int, int], None]
 """Called now and then by long work: what is being done, how much is done, of how much (bytes)."""
+
+
+class Adapter(Protocol):
+    """A kind of store: the class that is registered in the entry-point group. What the router calls of it, beside
+    the methods of its instances (Store). Its options are a pydantic model, named by a class attribute
+    `options_model`; without one it has none (policies/config.py)."""
+
+    def __call__(self, name: str, directory: Path, options: Any, index_directory: Path | None = None) -> Store:
+        """The constructor, which touches nothing."""
+
+    def create(self, name: str, directory: Path, options: Any) -> bytes:
+        """A class method: make an empty store, whole or not at all whatever crash comes; returns its id (rule D2).
+
+        The directory must not exist; its parents are made. What a crash leaves is called as `adapters.files.unfinished`
+        says, and the router removes it.
+        """
+
+    def identify(self, directory: Path) -> bytes | None:
+        """A class method: the id of the store in a directory, None if it holds none of this kind or the id does not
+        read. Changes nothing, takes no lock. Raises OSError if the directory cannot be read."""
 
 
 class Store(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from typing import Any, Final
 
 import lmdb
 
-from ..policies.errors import StoreFailedError, StoreFullError
+from ..policies.errors import ConfigError, StoreFailedError, StoreFullError
 
 LMDB_ENGINE: Final = 0
 """The lmdb package bundles two engines whose files are mutually unreadable: 0 is LMDB 0.9."""
@@ -20,15 +22,20 @@ LMDB_ENGINE: Final = 0
 
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What the operating system says of a disk on which nothing more fits."""
+DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR))
+"""And of a place that is the wrong one."""
 
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """While something is created or opened: the disk's errors become StoreFullError or StoreFailedError, which say
-    what could not be done; nothing took effect that the next try does not find and put right."""
+    """While something is created or opened: the disk's errors become StoreFullError, ConfigError or StoreFailedError,
+    which say what could not be done; nothing took effect that the next try does not find and put right."""
     try:
         yield
     except (OSError, lmdb.Error) as error:
+        if isinstance(error, OSError) and error.errno in DENIED:
+            step = "give this user the right to write there, or choose another directory"
+            raise ConfigError([f"{what}: {error}; {step}"]) from error
         full = isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in FULL)
         step = "free some space and try again" if full else "see to the disk and try again"
         raise (StoreFullError if full else StoreFailedError)(f"{what}: {error}; {step}") from error
@@ -49,6 +56,22 @@ def make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):
         sync_directory(made.parent)
+
+
+def unfinished(path: Path, store_id: bytes) -> Path:
+    """What a store's directory is called until it is whole."""
+    return path.with_name(f".{path.name}.{store_id.hex()}.tmp")
+
+
+def sweep_unfinished(directory: Path, name: str | None = None) -> int:
+    """Remove what a crash left of stores that were being made in a directory (of the one store `name`); how many."""
+    if not directory.is_dir():
+        return 0
+    pattern = re.compile(rf"\.{re.escape(name) if name is not None else '.+'}\.[0-9a-f]{{32}}\.tmp")
+    found = [path for path in directory.iterdir() if pattern.fullmatch(path.name) and path.is_dir()]
+    for path in found:
+        shutil.rmtree(path)
+    return len(found)
 
 
 def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:

@@ -3,6 +3,7 @@ comes can be told who it is."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..policies.errors import StoreLockedError
+
+log = logging.getLogger(__name__)
 
 _generation = 0
 
@@ -42,17 +45,22 @@ class DirectoryLock:
             lock.acquire()
         except Timeout:
             raise StoreLockedError(
-                f"{self._what} in {self._path.parent} is open already, by {self._owner()}; close it there first"
+                f"{self._what} in {self._path.parent} is open already, by {self._owner()}; close it there first, "
+                "or use another directory"
             ) from None
         self._lock, self._generation = lock, fork_generation()
-        self._path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+        try:
+            self._path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+        except OSError as error:  # a full disk, say: the lock holds without it
+            log.warning("%s does not say who its owner is: %s", self._path, error)
 
     def _owner(self) -> str:
         try:
             pid, host = self._path.read_text().split()
         except (OSError, ValueError):
             return "another process"
-        return f"{'this process' if pid == str(os.getpid()) else f'process {pid}'} on {host}"
+        known = {str(os.getpid()): "this process", str(os.getppid()): f"the parent process {pid}"}
+        return f"{known.get(pid, f'process {pid}')} on {host}"
 
     def release(self) -> None:
         """Idempotent."""

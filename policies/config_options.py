@@ -215,13 +215,19 @@ def options_model(kind: str) -> type[BaseModel]:
     """The model of a known kind's options; imports its adapter, unless it is the journal. Raises ValueError."""
     if kind == DEFAULT_KIND:
         return JournalOptions
-    entry = _adapters(tuple(sys.path))[kind]
+    return cast("type[BaseModel]", getattr(load_adapter(kind), "options_model", Options))
+
+
+def load_adapter(kind: str) -> Any:
+    """The adapter class of a kind, imported (adapters/base.py, Adapter). Raises ValueError, which says why not."""
+    entry = _adapters(tuple(sys.path)).get(kind)
+    if entry is None:
+        raise ValueError(f"no adapter {kind!r} is installed; there are: {', '.join(known_kinds())}")
     try:
-        adapter = entry.load()
+        return entry.load()
     except Exception as error:
         # Third-party code: whatever its import raises, the file's author needs to know which line asked for it.
         raise ValueError(f"the adapter {kind!r} ({entry.value}) cannot be loaded: {error}") from error
-    return cast("type[BaseModel]", getattr(adapter, "options_model", Options))
 
 
 def from_environment(model: type[BaseModel], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:

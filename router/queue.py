@@ -73,17 +73,28 @@ class Queue:
         """
         if timeout == 0 and self._router.store_of(self.destination) is None:
             return None
-        while True:
-            store = self._router.store_for(self.destination)
-            try:
-                return store.receive(self.destination, timeout)
-            except ClosedError:
-                self._router.forget_closed(self.destination, store)
+        return self._for_store(lambda store: store.receive(self.destination, timeout))
 
     def browse(self, limit: int | None = None, after: int = 0) -> Iterator[Message]:
-        """Look at the messages in order without taking them, from the one after seq `after`."""
-        store = self._router.store_of(self.destination)
-        return iter(()) if store is None else store.browse(self.destination, limit, after)
+        """Look at the messages in order without taking them, at most `limit` from the one after seq `after`. It may
+        take its time: a store that is closed for being idle meanwhile is opened again."""
+        if limit is not None and limit < 0:
+            raise ValueError(f"browse takes a limit of 0 or more, or None for all; not {limit}")
+        if self._router.store_of(self.destination) is None:
+            return iter(())
+        return self._browse(limit, after)
+
+    def _browse(self, left: int | None, after: int) -> Iterator[Message]:
+        while left is None or left > 0:
+            store = self._router.store_for(self.destination)
+            try:
+                for message in store.browse(self.destination, left, after):
+                    after = message.seq
+                    left = left if left is None else left - 1
+                    yield message
+                return
+            except ClosedError:
+                self._router.forget_closed(self.destination, store)
 
     def purge(self) -> int:
         """Remove all messages that nobody holds; returns how many."""
@@ -93,7 +104,9 @@ class Queue:
 
     def delete(self) -> int:
         """Remove the queue with all its messages, leased ones too; returns how many there were."""
-        return self._router.delete(self.destination)
+        if self._router.store_of(self.destination) is None:
+            return 0
+        return self._for_store(lambda store: store.delete(self.destination))  # its place stays: others may be sending
 
     def __len__(self) -> int:
         """Messages held, leased ones included."""

@@ -1,16 +1,32 @@
-"""What to say when a changed configuration would hide messages (invariant 6)."""
+"""Comparing the configuration, the placement record and the disk, so that no message is lost sight of (invariant 6).
+
+At each open, in this order:
+
+1. Every recorded store must be where it was, or in a directory that the configuration names now (rules D1, D2).
+2. A store that is not recorded, since the record was lost or restored from an old backup, is recorded anew if the
+   configuration routes all that it holds to where it lies; else the open is refused.
+3. A destination with messages must be routed to where they are; else the open is refused.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from ..policies.config import StoreConfig
+from ..policies.config_options import DEFAULT_KIND
 from ..policies.destination import Destination
-from ..policies.errors import PlacementError
-from ..policies.wildcard import Match, escape
+from ..policies.errors import PlacementError, StoreLockedError
+from ..policies.wildcard import Match, RouteTable, escape
+from .layout import Layout, Place
+from .placement import DestinationRow, Placement, StoreRow
+from .stores import OpenStores
 
-SHOWN_MAX = 20
+log = logging.getLogger(__name__)
+
+SHOWN_MAX: Final = 20
 
 
 class Misplaced(NamedTuple):
@@ -18,24 +34,220 @@ class Misplaced(NamedTuple):
 
     destination: Destination
     messages: int
-    store: str
+    row: StoreRow
     match: Match[StoreConfig] | None
+    other: StoreRow | None = None
+    """The store that the record has the destination in, where that is not the one that holds these messages."""
 
 
-def misplaced_error(found: Sequence[Misplaced]) -> PlacementError:
-    """The refusal: every destination, how many messages, from where, to where, and the way out."""
-    lines = [
-        f"the configuration would hide messages of {len(found)} destination(s); nothing was changed. Either leave them "
-        "where they are with the patterns below, or empty them under the old configuration first:"
-    ]
-    for item in found[:SHOWN_MAX]:
-        target = f"store {item.match.target.name!r}" if item.match is not None else "no store"
-        store = item.store.partition(":")[0]
-        lines.append(
-            f"  {item.destination}: {item.messages} message(s) in store {item.store!r}, routed to {target}; "
-            f'to leave it there add "{item.destination.kind.scheme}{escape(item.destination.name)}" to the match of '
-            f"store {store!r}"
+class Reconciler:
+    """Used by the router, at open and when it meets a directory that it did not make."""
+
+    def __init__(
+        self, layout: Layout, routes: RouteTable[StoreConfig], placement: Placement, stores: OpenStores
+    ) -> None:
+        self._layout = layout
+        self._routes = routes
+        self._placement = placement
+        self._stores = stores
+
+    def run(self) -> None:
+        """All of it. Raises PlacementError, which lists everything that would be hidden."""
+        self._locate()
+        unknown = self._record_unknown()
+        if unknown:
+            raise _refusal(_UNKNOWN, unknown, self._layout)
+        misplaced = self._misplaced()
+        if misplaced:
+            raise _refusal(_MISPLACED, misplaced, self._layout)
+
+    # 1. Recorded stores
+
+    def _locate(self) -> None:
+        by_id: dict[bytes, Path] | None = None
+        for row in list(self._placement.stores.values()):
+            path = self._layout.path(row)
+            found = self._stores.adapter(row.kind).identify(path)
+            if found != row.store_id:
+                if by_id is None:
+                    by_id = {known[1]: p.path for p in self._layout.places() if (known := self._identify(p))}
+                if row.store_id in by_id:
+                    path = by_id[row.store_id]
+                    log.info("store %s has moved to %s", row.name, path)
+                elif not any(d.store_id == row.store_id for d in self._placement.destinations.values()):
+                    self._placement.forget_store(row.store_id)  # nothing was ever in it, or all has moved out (D1)
+                    continue
+                else:
+                    raise PlacementError(_missing(row, path, found))
+            now = StoreRow(row.store_id, self._layout.recorded(path), row.kind, self._name_now(row, path))
+            if now != row:
+                self._placement.record_store(now)
+
+    def _name_now(self, row: StoreRow, path: Path) -> str:
+        """What the configuration calls the store in this directory; it may have been renamed there."""
+        config = self._layout.config_at(path)
+        if config is None:
+            return row.name
+        of = row.name.partition(":")[2]
+        return f"{config.name}:{of}" if config.per_destination and of else config.name
+
+    def _identify(self, place: Place) -> tuple[str, bytes] | None:
+        """The kind and the id of the store in a directory."""
+        if place.config is not None:
+            kinds = {place.config.kind}
+        else:
+            kinds = {DEFAULT_KIND, *(store.kind for store in self._layout.config.stores)}
+        for kind in sorted(kinds):
+            store_id = self._stores.adapter(kind).identify(place.path)
+            if store_id is not None:
+                return kind, store_id
+        return None
+
+    # 2. Stores that are not recorded
+
+    def _record_unknown(self) -> list[Misplaced]:
+        recorded = {self._layout.path(row) for row in self._placement.stores.values()}
+        strays: list[Misplaced] = []
+        for place in self._layout.places():
+            found = self._identify(place) if place.path not in recorded else None
+            if found is None or found[1] in self._placement.stores:
+                continue
+            name = place.config.name if place.config is not None else place.path.name
+            row = StoreRow(found[1], self._layout.recorded(place.path), found[0], name)
+            try:
+                strays += self._record_if_all_belong(row)
+            except StoreLockedError as error:
+                log.warning("%s is not recorded here, and is left alone: %s", place.path, error)
+        return strays
+
+    def _record_if_all_belong(self, row: StoreRow) -> list[Misplaced]:
+        """Record a store and what it holds, or return what does not belong there. An empty one is left as it is: a
+        crash came after it was made, and the first send records it."""
+        store = self._stores.load(row)
+        try:
+            held = {d: count for d in store.destinations() if (count := store.depth(d))}
+        finally:
+            store.close()
+        strays, rows, name = [], [], row.name
+        for destination, count in held.items():
+            match = self._routes.route(destination)
+            known = self._placement.destinations.get(destination)
+            other = self._placement.stores[known.store_id] if known is not None else None
+            if match is None or not self._lies_at(row, match, destination) or other is not None:
+                strays.append(Misplaced(destination, count, row, match, other))
+                continue
+            name = self._layout.name(match.target, destination)
+            rows.append(DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text))
+        if rows and not strays:
+            self._placement.record_store(StoreRow(row.store_id, row.path, row.kind, name), rows)
+            log.warning(
+                "store %s in %s was not in the placement record; it is recorded again, with %d destination(s)",
+                name, self._layout.path(row), len(rows),
+            )  # fmt: skip
+        return strays
+
+    def adopt(self, config: StoreConfig, name: str, path: Path) -> StoreRow:
+        """The row of a store that lies where one is about to be made: made, but a crash came before it was recorded.
+        Raises PlacementError if it is anything else."""
+        store_id = self._stores.adapter(config.kind).identify(path)
+        if store_id is None:
+            raise PlacementError(
+                f"{path} exists and is no store (its store.id is missing or damaged); nothing was changed. If it held "
+                f"one, restore it from a backup; else empty the place, or give store {name!r} another directory"
+            )
+        copied = self._placement.stores.get(store_id)
+        if copied is not None:
+            raise PlacementError(
+                f"{path} is a copy of store {copied.name!r} in {self._layout.path(copied)}; nothing was changed. Give "
+                f"store {name!r} another directory, or put the copy elsewhere"
+            )
+        row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
+        strays = self._record_if_all_belong(row)
+        if strays:
+            raise _refusal(_UNKNOWN, strays, self._layout)
+        if store_id not in self._placement.stores:
+            self._placement.record_store(row)
+        return self._placement.stores[store_id]
+
+    # 3. Destinations
+
+    def _misplaced(self) -> list[Misplaced]:
+        misplaced: list[Misplaced] = []
+        for known in list(self._placement.destinations.values()):
+            row, destination = self._placement.stores[known.store_id], known.destination
+            match = self._routes.route(destination)
+            if match is not None and self._lies_at(row, match, destination):
+                continue
+            count = self._stores.open(row).depth(destination)
+            if count:
+                misplaced.append(Misplaced(destination, count, row, match))
+            else:
+                self._placement.forget_destination(destination)
+        return misplaced
+
+    def _lies_at(self, row: StoreRow, match: Match[StoreConfig], destination: Destination) -> bool:
+        return self._layout.expected(match.target, destination) == self._layout.path(row)
+
+
+# What the refusals say -----------------------------------------------------------------------------------------------
+
+_MISPLACED: Final = (
+    "the configuration would hide messages of {count} destination(s); nothing was changed. Do as the lines below say, "
+    "or empty these destinations under the old configuration first:"
+)
+_UNKNOWN: Final = (
+    "placement.mdb does not know some of the stores, and the configuration would hide messages of {count} "
+    "destination(s) in them; nothing was changed. Restore placement.mdb from a backup. If there is none, open once "
+    "with a configuration that routes each destination to where it lies: stores are then recorded again by themselves. "
+    "What does not fit:"
+)
+
+
+def _refusal(text: str, found: Sequence[Misplaced], layout: Layout) -> PlacementError:
+    return PlacementError("\n".join([text.format(count=len(found)), *_lines(found, layout)]))
+
+
+def _missing(row: StoreRow, path: Path, found: bytes | None) -> str:
+    if found is None and path.is_dir():
+        return (
+            f"{path}, the directory of store {row.name!r}, has no readable store.id. If its disk is not mounted, mount "
+            f"it; if the store is all there, write {row.store_id.hex()} into {path / 'store.id'}; else restore it from "
+            "a backup"
         )
+    what = f"holds another store, {found.hex()}" if found is not None else "is not there"
+    return (
+        f"store {row.name!r} is missing: {path} {what}. Mount its disk, or restore it from a backup; it is never "
+        "created anew, since it held messages"
+    )
+
+
+def _lines(found: Sequence[Misplaced], layout: Layout) -> list[str]:
+    """Every destination, how many messages, from where, to where, and the way out; and the way out for each store
+    that has left the configuration."""
+    lines = []
+    for item in found[:SHOWN_MAX]:
+        config = layout.config_at(layout.path(item.row))
+        target = f"store {item.match.target.name!r}" if item.match is not None else "no store"
+        line = f"  {item.destination}: {item.messages} message(s) in store {item.row.name!r}, routed to {target}"
+        if item.other is not None:
+            line += f", and recorded in store {item.other.name!r}, {layout.path(item.other)}"
+        elif config is not None:
+            pattern = f"{item.destination.kind.scheme}{escape(item.destination.name)}"
+            line += f'; to leave it there add "{pattern}" to the match of store {config.name!r}'
+        lines.append(line)
     if len(found) > SHOWN_MAX:
         lines.append(f"  and {len(found) - SHOWN_MAX} more")
-    return PlacementError("\n".join(lines))
+    gone = {_left(item.row, layout): None for item in found if layout.config_at(layout.path(item.row)) is None}
+    for name, directory in gone:
+        lines.append(
+            f"  store {name!r} is not in the configuration. If it was renamed, name it {name!r} again, or keep the new "
+            f"name and give it `directory: {directory}`; if it was removed, put it back until its queues are empty"
+        )
+    return lines
+
+
+def _left(row: StoreRow, layout: Layout) -> tuple[str, Path]:
+    """Name and directory, as the configuration had them, of a store that it has no more."""
+    name, separator, _ = row.name.partition(":")
+    path = layout.path(row)
+    return name, path.parent if separator else path

@@ -52,10 +52,10 @@ class _Replayer:
             self._router.queue(event.destination).send(_body(event))
             self._sent.setdefault(event.destination, deque()).append(event.message_id)
             return
-        by_store: dict[int, list[UsageEvent]] = {}
+        by_store: dict[bytes, list[UsageEvent]] = {}
         for event in events:
             store = self._router.store_for(Destination.parse(event.destination))
-            by_store.setdefault(id(store), []).append(event)
+            by_store.setdefault(store.store_id, []).append(event)
         self.split += len(by_store) > 1
         for some in by_store.values():
             with self._router.transaction() as tx:

@@ -8,39 +8,27 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
 
 from ..adapters.base import Headers, Message, Outgoing, Progress, Receipt, Store, StoreStats
-from ..adapters.files import disk_errors, make_directory
+from ..adapters.files import disk_errors, make_directory, sweep_unfinished
 from ..adapters.locking import DirectoryLock, fork_generation
 from ..policies.config import Config, StoreConfig, load
-from ..policies.destination import Destination, Kind
-from ..policies.errors import (
-    AnabranchError,
-    ClosedError,
-    ConfigError,
-    DestinationError,
-    NoRouteError,
-    PlacementError,
-    TransactionError,
-)
+from ..policies.destination import Destination
+from ..policies.errors import AnabranchError, ClosedError, ConfigError, NoRouteError, TransactionError
 from ..policies.wildcard import Match
-from .names import directory_name
+from .addresses import Address, resolve, resolve_all
+from .layout import Layout
 from .placement import DestinationRow, Placement, StoreRow
 from .queue import Queue
-from .reconcile import Misplaced, misplaced_error
+from .reconcile import Reconciler
+from .stores import OpenStores
 from .transaction import Transaction
 
 log = logging.getLogger(__name__)
-
-OPEN_STORES_MAX: Final = 256
-"""Stores kept open at once; beyond it the least recently used idle one is closed (rule M1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,50 +42,67 @@ class RouterStats:
 class Router:
     """Threads: all may use it. Forks: a child must open its own (rule D4).
 
-    `_lock` guards the placement record and which stores are open; a call on a destination whose store is open takes
-    no lock. `_opening` has a lock for each store, held while it opens.
+    `_lock` is held while the router is opened and closed. A call on a destination whose store is open takes no lock
+    of the router's; stores.py says which locks are taken while one opens.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._routes = config.routes()
+        self._layout = Layout(config)
         self._lock = threading.RLock()
         self._directory_lock = DirectoryLock(config.directory / "router.lock", "the router")
         self._placement = Placement(config.directory / "placement.mdb")
-        self._open_stores: OrderedDict[bytes, Store] = OrderedDict()
-        self._opening: dict[bytes, threading.Lock] = {}
-        self._by_destination: dict[Destination, Store] = {}
-        self._adapters: dict[str, Any] = {}
+        self._open_stores = OpenStores(self._layout)
+        self._by_destination = self._open_stores.by_destination
+        self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._open_stores)
         self._opened = False
         self._generation = fork_generation()
-        self._progress: Progress | None = None
 
     # Opening and closing
 
     def open(self, progress: Progress | None = None) -> Router:
         """Take the data directory, which is made if it is not there, and compare it with the configuration.
 
-        Stores open on first use. Raises StoreLockedError, PlacementError (see invariant 6), CorruptionError.
+        Stores open on first use. Raises StoreLockedError, PlacementError (see invariant 6), CorruptionError, and
+        ConfigError for a directory that cannot be used.
         """
-        self._progress = progress
-        self._generation = fork_generation()
-        try:
-            make_directory(self.config.directory)
-            self._directory_lock.acquire()
-        except OSError as error:
-            raise ConfigError(
-                [f"the data directory {self.config.directory} cannot be used: {error.strerror}"]
-            ) from error
-        try:
-            with disk_errors(f"the placement record of {self.config.directory} cannot be opened"):
-                self._placement.open()
-                self._locate_stores()
+        directory = self.config.directory
+        with self._lock:
+            try:
+                make_directory(directory)
+                self._directory_lock.acquire()
+            except OSError as error:
+                raise ConfigError(
+                    [
+                        f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}); it must "
+                        "be a directory that this user may write in, or another be chosen with `directory:`"
+                    ]
+                ) from error
+            self._generation = fork_generation()
+            try:
+                self._sweep()
+                with disk_errors(f"the stores of {directory} cannot be looked at"):
+                    self._placement.open()
+                    self._open_stores.progress, self._open_stores.accepting = progress, True
+                    self._reconciler.run()
                 self._opened = True
-                self._reconcile()
-        except BaseException:
-            self.close()
-            raise
+            except BaseException:
+                self.close()
+                raise
         return self
+
+    def _sweep(self) -> None:
+        """Remove what a crash left of stores that were being made (rule D2)."""
+        try:
+            for config in self.config.stores:
+                directory = self.config.directory_of(config)
+                swept = sweep_unfinished(directory) if config.per_destination else 0
+                swept += sweep_unfinished(directory.parent, directory.name)
+                if swept:
+                    log.info("removed %d unfinished store(s) of %s", swept, config.name)
+        except OSError as error:
+            log.warning("an unfinished store cannot be removed: %s", error)
 
     def close(self) -> None:
         """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all."""
@@ -105,19 +110,17 @@ class Router:
             self._opened = False  # all of it belongs to the parent
             return
         with self._lock:
-            self._opened = False
-            errors: list[Exception] = []
-            self._by_destination.clear()
-            for store_id, store in list(self._open_stores.items()):
-                try:
-                    store.close()
-                except (AnabranchError, OSError) as error:
-                    errors.append(error)
-                del self._open_stores[store_id]  # not before: an interrupted close() is called again
-            self._placement.close()
-            self._directory_lock.release()
-            if errors:
-                raise errors[0]
+            self._opened = self._open_stores.accepting = False
+            try:
+                self._open_stores.close_all()
+            except (AnabranchError, OSError):
+                self._let_go()
+                raise
+            self._let_go()  # not after Ctrl-C: then close() may be called again
+
+    def _let_go(self) -> None:
+        self._placement.close()
+        self._directory_lock.release()
 
     def __enter__(self) -> Router:
         return self if self._opened else self.open()
@@ -127,65 +130,15 @@ class Router:
     ) -> None:
         self.close()
 
-    # Comparing what is on disk with the configuration
-
-    def _locate_stores(self) -> None:
-        """Every recorded store must be where it was, or where the configuration has its directory now (D1, D2)."""
-        by_id = None
-        for row in list(self._placement.stores.values()):
-            if _store_id(self._path(row.path)) == row.store_id:
-                continue
-            if by_id is None:
-                by_id = self._ids_of_configured_directories()
-            found = by_id.get(row.store_id)
-            if found is None:
-                raise PlacementError(
-                    f"store {row.name!r} is missing: {self._path(row.path)} "
-                    f"{'holds another store' if _store_id(self._path(row.path)) else 'is not there'}. Mount its disk, "
-                    "or restore it from a backup; it is never created anew, since it held messages"
-                )
-            self._placement.record_store(StoreRow(row.store_id, self._relative(found), row.kind, row.name))
-            log.info("store %s has moved to %s", row.name, found)
-
-    def _ids_of_configured_directories(self) -> dict[bytes, Path]:
-        found: dict[bytes, Path] = {}
-        for config in self.config.stores:
-            directory = self.config.directory_of(config)
-            candidates = directory.iterdir() if config.per_destination and directory.is_dir() else [directory]
-            for path in candidates:
-                store_id = _store_id(path)
-                if store_id is not None:
-                    found[store_id] = path
-        return found
-
-    def _reconcile(self) -> None:
-        """Refuse to hide data: a destination with messages must be routed to where they are (invariant 6)."""
-        misplaced: list[Misplaced] = []
-        for row in list(self._placement.destinations.values()):
-            store_row = self._placement.stores[row.store_id]
-            match = self._routes.route(row.destination)
-            if match is not None and self._expected(match.target, row.destination) == self._path(store_row.path):
-                continue
-            count = self._open(store_row).depth(row.destination)
-            if count:
-                misplaced.append(Misplaced(row.destination, count, store_row.name, match))
-            else:
-                self._placement.forget_destination(row.destination)
-        if misplaced:
-            raise misplaced_error(misplaced)
-
-    def _expected(self, config: StoreConfig, destination: Destination) -> Path:
-        directory = self.config.directory_of(config)
-        return directory / directory_name(destination) if config.per_destination else directory
-
-    def _path(self, recorded: str) -> Path:
-        return self.config.directory / recorded
-
-    def _relative(self, path: Path) -> str:
-        try:
-            return str(path.relative_to(self.config.directory))
-        except ValueError:
-            return str(path.absolute())
+    def _require_open(self) -> None:
+        # The fork first: what a child sees of its parent's locks and flags means nothing.
+        if self._generation != fork_generation():
+            raise ClosedError(
+                "this router was opened by the parent process; close it there first and open it here, or open another "
+                "directory"
+            )
+        if not self._opened:
+            raise ClosedError("the router is closed; open it with anabranch.open(...)")
 
     # Routing
 
@@ -199,186 +152,112 @@ class Router:
             )
         return match
 
-    def parse_composite(self, text: str) -> tuple[Destination, ...]:
-        """The destinations in `queue://a,queue://b`. Raises DestinationError."""
-        parts = Destination.parse_composite(text)
-        for part in parts:
-            _require_queue(part)
-        return parts
-
     def store_of(self, destination: Destination) -> Store | None:
         """The open store that holds a destination; None if it has none yet."""
         store = self._by_destination.get(destination)
         if store is None:
-            self.route(destination)
+            match = self.route(destination)
             self._require_open()
-            with self._lock:
-                self._require_open()
-                row = self._placement.destinations.get(destination)
-                store_row = self._placement.stores[row.store_id] if row is not None else None
-            if store_row is not None:
-                store = self._by_destination[destination] = self._open(store_row)
+            known = self._placement.destinations.get(destination)
+            if known is None:
+                return self._unrecorded(destination, match)
+            store = self._open_stores.open(self._placement.stores[known.store_id])
+            self._by_destination[destination] = store
         return store
 
-    def forget_closed(self, destination: Destination, store: Store) -> None:
-        """After a ClosedError: if the store was closed for being idle, the next call opens it again."""
-        self._require_open()
-        with self._lock:
-            self._require_open()
-            if any(store is known for known in self._open_stores.values()):
-                raise ClosedError(f"store {store.name!r} is closed, or this process is a fork of its owner")
-            if self._by_destination.get(destination) is store:
-                del self._by_destination[destination]
+    def _unrecorded(self, destination: Destination, match: Match[StoreConfig]) -> Store | None:
+        """A destination without a row has nothing, unless the record was restored from an old backup: then its
+        messages are in the store that it is routed to, and it is recorded again."""
+        path = self._layout.expected(match.target, destination)
+        row = self._placement.store_at(self._layout.recorded(path))
+        if row is None or not self._open_stores.open(row).depth(destination):
+            return None
+        return self.store_for(destination)
 
     def store_for(self, destination: Destination) -> Store:
         """The open store for a destination, made and recorded if it is not there yet (rule D1)."""
         store = self._by_destination.get(destination)
         if store is None:
-            store = self.store_of(destination)
-        if store is None:
             match = self.route(destination)
-            with self._lock, disk_errors(f"{destination} cannot be recorded in {self.config.directory}"):
-                self._require_open()
-                row = self._store_row(match.target, destination)
-                self._placement.record_destination(
-                    DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
-                )
-            store = self._by_destination[destination] = self._open(row)
+            self._require_open()
+            known = self._placement.destinations.get(destination)
+            row = self._placement.stores[known.store_id] if known is not None else self._place(destination, match)
+            store = self._by_destination[destination] = self._open_stores.open(row)
         return store
 
-    def _store_row(self, config: StoreConfig, destination: Destination) -> StoreRow:
-        """The row of the store that a destination is routed to; the store is made if need be (rule D2)."""
-        path = self._expected(config, destination)
-        relative = self._relative(path)
-        for row in self._placement.stores.values():
-            if row.path == relative:
-                return row
-        name = f"{config.name}:{destination}" if config.per_destination else config.name
-        if path.exists():
-            store_id = _store_id(path)
-            if store_id is None or not self._is_empty(config, name, path):
-                raise PlacementError(
-                    f"{path} exists and is not a store that this router has recorded; nothing was changed. Choose "
-                    f"another directory for store {name!r}, or move that one away"
-                )
-        else:
-            store_id = self._adapter(config.kind).create(name, path, config.options)
-        row = StoreRow(store_id, relative, config.kind, name)
-        self._placement.record_store(row)
+    def _place(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow:
+        """Record a destination in the store that it is routed to; the store is made if need be (rules D1, D2)."""
+        config = match.target
+        path, name = self._layout.expected(config, destination), self._layout.name(config, destination)
+        with (
+            disk_errors(f"{destination} cannot be given a place in {path}"),
+            self._open_stores.exclusive(self._layout.recorded(path)),
+        ):
+            self._require_open()
+            row = self._placement.store_at(self._layout.recorded(path))
+            if row is None and path.exists():
+                row = self._reconciler.adopt(config, name, path)
+            elif row is None:
+                store_id = self._open_stores.adapter(config.kind).create(name, path, config.options)
+                row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
+                self._placement.record_store(row)
+            self._placement.record_destination(
+                DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
+            )
         return row
 
-    def _is_empty(self, config: StoreConfig, name: str, path: Path) -> bool:
-        """Whether a store holds nothing: made, but a crash came before it was recorded."""
-        store = self._adapter(config.kind)(name, path, config.options, config.index_directory)
-        store.open()
-        try:
-            return not store.destinations()
-        finally:
-            store.close()
-
-    def _open(self, row: StoreRow) -> Store:
-        """The store of a row, opened if it is not open. Without the router's lock while it opens: one store that
-        rebuilds its index for minutes holds up nobody else (invariant 7)."""
-        with self._lock:
-            opening = self._opening.setdefault(row.store_id, threading.Lock())
-        with opening:
-            with self._lock:
-                self._require_open()
-                store = self._open_stores.get(row.store_id)
-                if store is not None:
-                    self._open_stores.move_to_end(row.store_id)
-                    return store
-                self._close_idle()
-            config, path = self._config_of(row), self._path(row.path)
-            opened: Store = self._adapter(row.kind)(row.name, path, config.options, config.index_directory)
-            opened.open(self._progress)
-            with self._lock:
-                if self._opened and opened.store_id == row.store_id:
-                    self._open_stores[row.store_id] = opened
-                    return opened
-            opened.close()
-            self._require_open()
-            raise PlacementError(f"{path} holds another store than the recorded one")
-
-    def _config_of(self, row: StoreRow) -> StoreConfig:
-        """The configuration for a recorded store: that of its directory, else of its name."""
-        path = self._path(row.path)
-        for config in self.config.stores:
-            directory = self.config.directory_of(config)
-            if path == directory or (config.per_destination and path.parent == directory):
-                return config
-        for config in self.config.stores:
-            if config.name == row.name.partition(":")[0] and config.kind == row.kind:
-                return config
-        return StoreConfig(row.name.partition(":")[0], [">"])
-
-    def _close_idle(self) -> None:
-        """Keep the number of open stores bounded."""
-        if len(self._open_stores) < OPEN_STORES_MAX:
-            return
-        for store_id, store in self._open_stores.items():
-            try:
-                if not store.retire():
-                    continue
-            except AnabranchError:
-                continue  # failed: it stays, for its users to hear why and to reopen it
-            for destination in [d for d, s in self._by_destination.items() if s is store]:
-                del self._by_destination[destination]
-            del self._open_stores[store_id]
-            try:
-                store.close()
-            except AnabranchError as error:
-                log.warning("store %s failed while it was closed for being idle: %s", store.name, error)
-            return
-
-    def _adapter(self, kind: str) -> Any:
-        if kind not in self._adapters:
-            found = tuple(entry_points(group="anabranch.adapters", name=kind))
-            if not found:
-                raise ConfigError([f"no adapter is installed for stores of kind {kind!r}"])
-            self._adapters[kind] = found[0].load()
-        return self._adapters[kind]
-
-    def _require_open(self) -> None:
-        if not self._opened:
-            raise ClosedError("the router is closed; open it with anabranch.open(...)")
-        if self._generation != fork_generation():
-            raise ClosedError("this process is a fork of the one that opened the router; open it anew here")
+    def forget_closed(self, destination: Destination, store: Store) -> None:
+        """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
+        ClosedError if the router is closed too."""
+        self._require_open()
+        self._open_stores.forget_closed(destination, store)
 
     # What users do
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: Address) -> Queue:
         """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
-        send. Raises DestinationError, NoRouteError."""
-        destination = Destination.parse(name)
-        _require_queue(destination)
+        send. Raises DestinationError, NoRouteError, and TypeError for what names no destination."""
+        self._require_open()
+        destination = resolve(name)
         self.route(destination)
         return Queue(self, destination)
 
     def send(
-        self, destination: str, body: bytes, headers: Headers | None = None, message_id: str | None = None
+        self, destination: Address, body: bytes, headers: Headers | None = None, message_id: str | None = None
     ) -> list[Receipt]:
         """Send to one destination, or to all parts of a composite (`queue://a,queue://b`) as one: all of them or none.
 
         Raises TransactionError if the parts live in different stores; nothing was sent.
         """
-        parts = self.parse_composite(destination)
-        stores = {id(store): store for store in map(self.store_for, parts)}
-        if len(stores) > 1:
-            names = ", ".join(repr(store.name) for store in stores.values())
-            raise TransactionError(f"the parts of {destination} live in different stores ({names}); send to each")
-        (store,) = stores.values()
-        return store.commit([(part, Outgoing(body, headers, message_id)) for part in parts], [])
+        sends = [(part, Outgoing(body, headers, message_id)) for part in resolve_all(destination)]
+        while True:
+            stores = [(part, self.store_for(part)) for part, _ in sends]
+            names = {store.store_id: store.name for _, store in stores}
+            if len(names) > 1:
+                raise TransactionError(
+                    f"the parts of {destination} live in different stores ({', '.join(map(repr, names.values()))}); "
+                    "send to each"
+                )
+            try:
+                return stores[0][1].commit(sends, [])
+            except ClosedError:
+                for part, store in stores:
+                    self.forget_closed(part, store)
 
     def transaction(self) -> Transaction:
         """Begin a transaction over one store; see transaction.py."""
         self._require_open()
         return Transaction(self)
 
-    def ack(self, messages: list[Message]) -> None:
-        """Ack leased messages; those of one store with one wait for the disk."""
+    def ack(self, messages: Message | Iterable[Message]) -> None:
+        """Ack leased messages; those of one store as one, with one wait for the disk.
+
+        If a store raises, what lives in other stores may have been acked before.
+        """
         by_store: dict[int, list[Message]] = {}
-        for message in messages:
+        for message in [messages] if isinstance(messages, Message) else messages:
+            if not isinstance(message, Message):
+                raise TypeError(f"messages that were received can be acked, not {type(message).__name__}: {message!r}")
             by_store.setdefault(id(message.store), []).append(message)
         for some in by_store.values():
             some[0].store.ack(some)
@@ -387,42 +266,53 @@ class Router:
         """All that have been sent to and not deleted, in order of their names."""
         return sorted({d for stats in self.stats().stores.values() for d in stats.destinations}, key=str)
 
-    def delete(self, destination: Destination) -> int:
+    def delete(self, destination: Address) -> int:
         """Remove a destination and its messages; returns how many."""
-        store = self.store_of(destination)
-        if store is None:
-            return 0
-        return store.delete(destination)  # its place stays: somebody may be sending to it right now
+        return self.queue(destination).delete()
 
     def stats(self) -> RouterStats:
         """Of every store that exists; those that are not open are opened for it."""
-        with self._lock:
-            self._require_open()
-            rows = sorted(self._placement.stores.values(), key=lambda row: row.name)
-        return RouterStats({row.name: self._open(row).stats() for row in rows})
+        self._require_open()
+        return RouterStats({name: self._open_stores.open(row).stats() for name, row in self._rows_by_name().items()})
 
     def reclaim(self) -> int:
-        """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background."""
-        with self._lock:
-            self._require_open()
-            stores = list(self._open_stores.values())
-        return sum(store.reclaim() for store in stores)
+        """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.
+
+        Raises the first error of a store after trying all.
+        """
+        self._require_open()
+        freed, errors = 0, []
+        for store in self._open_stores.values():
+            try:
+                freed += store.reclaim()
+            except ClosedError:
+                continue  # it was closed for being idle
+            except AnabranchError as error:
+                errors.append(error)
+        self._require_open()
+        if errors:
+            raise errors[0]
+        return freed
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""
-        with self._lock:
-            self._require_open()
-            for store_id, store in list(self._open_stores.items()):
-                if store.name == name:
-                    for destination in [d for d, s in self._by_destination.items() if s is store]:
-                        del self._by_destination[destination]
-                    del self._open_stores[store_id]
-                    store.close()
-            rows = [row for row in self._placement.stores.values() if row.name == name]
-            if not rows:
-                known = ", ".join(sorted(row.name for row in self._placement.stores.values()))
-                raise ConfigError([f"there is no store {name!r} to reopen; there are: {known or 'none yet'}"])
-        self._open(rows[0])
+        self._require_open()
+        rows = self._rows_by_name()
+        if name not in rows:
+            raise ConfigError([f"there is no store {name!r} to reopen; there are: {', '.join(rows) or 'none yet'}"])
+        row = rows[name]
+        try:
+            self._open_stores.close_at(row.path)
+        except (AnabranchError, OSError) as error:
+            log.warning("store %s: closing it after a failure: %s", name, error)
+        self._open_stores.open(row)
+
+    def _rows_by_name(self) -> dict[str, StoreRow]:
+        """All recorded stores. One whose name another has been given since is told apart by its directory."""
+        rows: dict[str, StoreRow] = {}
+        for row in sorted(self._placement.stores.values(), key=lambda row: (row.name, row.path)):
+            rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
+        return rows
 
 
 def open(source: str | Path | Config, progress: Progress | None = None) -> Router:
@@ -432,16 +322,3 @@ def open(source: str | Path | Config, progress: Progress | None = None) -> Route
     """
     config = source if isinstance(source, Config) else load(source)
     return Router(config).open(progress)
-
-
-def _require_queue(destination: Destination) -> None:
-    if destination.kind is not Kind.QUEUE:
-        raise DestinationError(f"{destination} is a topic; this version stores messages in queues only")
-
-
-def _store_id(path: Path) -> bytes | None:
-    """The id of the store in a directory, None if it is none."""
-    try:
-        return bytes.fromhex((path / "store.id").read_text().strip())
-    except (OSError, ValueError):
-        return None

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..adapters.base import Headers, Message, Outgoing, Receipt, Store
+from ..adapters.base import Headers, Message, Outgoing, Receipt, Store, checked
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError, OutcomeUnknownError, StoreFailedError, TransactionError
+from .addresses import Address, resolve_all
 
 if TYPE_CHECKING:
     from .router import Router
@@ -51,22 +52,22 @@ class Transaction:
 
     def send(
         self,
-        destination: str,
+        destination: Address,
         body: bytes,
         headers: Headers | None = None,
         message_id: str | None = None,
     ) -> None:
         """Send at commit. A composite (`queue://a,queue://b`) is a send to each of its parts.
 
-        Raises what routing raises, and TransactionError if it would touch a second store; the transaction goes on
-        without it either way.
+        Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError if it would
+        touch a second store; the transaction goes on without it either way.
         """
-        parts = self._router.parse_composite(destination)
+        parts, message = resolve_all(destination), checked(body, headers, message_id)
         with self._lock:
             self._require_open()
             stores = [(part, self._router.store_for(part)) for part in parts]
             self._first, self._store = self._joined(stores)
-            self._sends += [(part, Outgoing(body, headers, message_id)) for part in parts]
+            self._sends += [(part, message) for part in parts]
 
     def ack(self, message: Message) -> None:
         """Ack a leased message at commit; on rollback it is free again, at its old place.

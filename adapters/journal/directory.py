@@ -9,10 +9,11 @@ index.mdb       the index, here or in `index_directory`
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from ...policies.errors import ConfigError, PlacementError
-from ..files import make_directory, sync_directory
+from ..files import make_directory, sync_directory, unfinished
 from ..locking import DirectoryLock
 from . import format as f
 from .files import SegmentFiles
@@ -40,8 +41,18 @@ class StoreDirectory:
             raise PlacementError(f"{self.path} exists already; store {self.name!r} cannot be made there")
         store_id = os.urandom(16)
         make_directory(self.path.parent)
-        unfinished = self.path.with_name(f".{self.path.name}.{store_id.hex()}.tmp")
-        journal = unfinished / "journal"
+        unfinished_path = unfinished(self.path, store_id)
+        try:
+            self._make(unfinished_path, store_id, segment_size)
+            unfinished_path.rename(self.path)
+        except Exception:
+            shutil.rmtree(unfinished_path, ignore_errors=True)
+            raise
+        sync_directory(self.path.parent)
+        return store_id
+
+    def _make(self, path: Path, store_id: bytes, segment_size: int) -> None:
+        journal = path / "journal"
         journal.mkdir(parents=True)
         header = f.SegmentHeader(
             store_id=store_id, number=1, nonce=int.from_bytes(os.urandom(8), "little"), base_lsn=1, durable_lsn=0,
@@ -49,27 +60,29 @@ class StoreDirectory:
             capacity=segment_size,
         )  # fmt: skip
         SegmentFiles(journal, lambda: None).publish(header, segment_size, lambda: None)
-        with (unfinished / "store.id").open("w") as file:
+        with (path / "store.id").open("w") as file:
             file.write(store_id.hex() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        sync_directory(unfinished)
-        unfinished.rename(self.path)
-        sync_directory(self.path.parent)
-        return store_id
+        sync_directory(path)
+
+    def identify(self) -> bytes | None:
+        """The id that is written here, None if there is none that reads."""
+        try:
+            store_id = bytes.fromhex((self.path / "store.id").read_text().strip())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        return store_id if len(store_id) == 16 else None
 
     def read_id(self) -> bytes:
         """Raises PlacementError if this is no store's directory."""
-        try:
-            store_id = bytes.fromhex((self.path / "store.id").read_text().strip())
-        except FileNotFoundError:
+        store_id = self.identify()
+        if store_id is None:
             raise PlacementError(
-                f"{self.path} holds no store: its store.id is missing. If it lies on another disk, mount that first"
-            ) from None
-        except ValueError:
-            store_id = b""
-        if len(store_id) != 16:
-            raise PlacementError(f"{self.path / 'store.id'} is damaged; the segments' headers hold the same id")
+                f"{self.path} holds no store: its store.id is {'damaged' if (self.path / 'store.id').exists() else 'missing'}. If it lies "
+                "on another disk, mount that first; if only this file is lost, restore it (the segments' headers hold "
+                "the same id)"
+            )
         return store_id
 
     def lock(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import MessageTooLargeError
-from ..base import Headers, Message, Store
+from ..base import Headers, Message, Store, encoded_id, plain_body, plain_headers
 from . import format as f
 from .destinations import DestinationState, Place
 from .segment import Segment
@@ -20,7 +20,6 @@ MESSAGE_ID_BYTES_MAX: Final = 1024
 SPAN_BYTES: Final = 1 << 20
 """Neighbouring messages are read with one call of at most this many bytes."""
 
-_PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 _encode_headers = msgspec.msgpack.Encoder().encode
 _decode_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _MESSAGE_AT: Final = f.RECORD_HEADER.size + f.SEQ.size + f.MESSAGE.size
@@ -37,18 +36,14 @@ def encode(
     a value that has no place in the format, and MessageTooLargeError.
     """
     if not isinstance(body, bytes):
-        if not isinstance(body, (bytearray, memoryview)):
-            raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
-        body = bytes(body)
+        body = plain_body(body)
     packed = _pack_headers(headers) if headers else b""
     if message_id is None:
         start = f.MESSAGE.pack(state.id, f.DEFAULT_PRIORITY, 0, 0, len(packed), time.time_ns() // 1_000_000, 0)
         rest = start + packed + body if packed else start + body
         key = None
     else:
-        if not isinstance(message_id, str):
-            raise TypeError(f"a message_id is a str, not {type(message_id).__name__}: {message_id!r}")
-        name = message_id.encode()
+        name = encoded_id(message_id)
         if not name or len(name) > MESSAGE_ID_BYTES_MAX:
             raise ValueError(
                 f"message_id {message_id[:40]!r} takes {len(name)} bytes; 1 to {MESSAGE_ID_BYTES_MAX} are allowed"
@@ -65,36 +60,13 @@ def encode(
 
 
 def _pack_headers(headers: Headers) -> bytes:
-    if not isinstance(headers, Mapping):
-        raise TypeError(f"headers map names to plain values; found {type(headers).__name__}")
-    plain = {}
-    for name, value in headers.items():
-        if type(name) is not str or type(value) not in _PLAIN:
-            name, value = _plain_header(name, value)
-        plain[name] = value
+    plain = plain_headers(headers)
     try:
         return _encode_headers(plain)
     except OverflowError:
         raise ValueError(f"a header's integer is beyond 64 bits: {plain!r}; send it as a str") from None
-
-
-def _plain_header(name: object, value: object) -> tuple[str, Any]:
-    """A header of derived types (an IntEnum, say) as the plain ones that it comes back as."""
-    if isinstance(name, str):
-        name = str.__str__(name)
-        if type(value) in _PLAIN:
-            return name, value
-        if isinstance(value, str):
-            return name, str.__str__(value)
-        if isinstance(value, int):
-            return name, int(value)
-        if isinstance(value, float):
-            return name, float(value)
-        if isinstance(value, bytes):
-            return name, bytes(value)
-    raise TypeError(
-        f"header {name!r}: {value!r} is not plain: names are str, values str, int, float, bool, bytes or None"
-    )
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a header is not valid unicode: {plain!r}: {error.reason}; send it as bytes") from None
 
 
 def decode(

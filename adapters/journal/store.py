@@ -93,6 +93,11 @@ class JournalStore:
         with disk_errors(f"store {name!r} cannot be created"):
             return StoreDirectory(name, directory, None).create(options.segment_size)
 
+    @classmethod
+    def identify(cls, directory: Path) -> bytes | None:
+        """The id of the store in a directory, None if there is none."""
+        return StoreDirectory("", directory, None).identify()
+
     # Opening and closing
 
     def open(self, progress: Progress | None = None) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import lmdb
 import pytest
 
 import anabranch
 from anabranch.adapters.files import LMDB_ENGINE
+from anabranch.adapters.journal import JournalStore
 from anabranch.policies.destination import Destination
-from anabranch.policies.errors import CorruptionError, PlacementError
+from anabranch.policies.errors import CorruptionError, PlacementError, StoreLockedError
 from anabranch.router.placement import DestinationRow, Placement, StoreRow
 
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
@@ -197,28 +199,30 @@ class TestReconcile:
         with pytest.raises(PlacementError, match="holds another store"):
             anabranch.open(config(tmp_path / "one", ("all", [">"])))
 
-    @pytest.mark.parametrize("what", ["store", "files"])
-    def test_a_directory_that_is_in_the_way(self, tmp_path: Path, what: str) -> None:
-        """A store that nobody recorded may be somebody else's; so may files."""
+    def test_files_in_the_way(self, tmp_path: Path) -> None:
         place = tmp_path / "data" / "stores" / "all"
-        if what == "store":
-            with anabranch.open(config(tmp_path / "other", ("all", [">"]))) as router:
-                router.queue("a").send(b"theirs")
-            shutil.copytree(tmp_path / "other" / "stores" / "all", place)
-        else:
-            place.mkdir(parents=True)
-            (place / "file").write_text("x")
+        place.mkdir(parents=True)
+        (place / "file").write_text("x")
         with anabranch.open(config(tmp_path / "data", ("all", [">"]))) as router:
-            with pytest.raises(PlacementError, match="not a store that this router has recorded"):
+            with pytest.raises(PlacementError, match=r"stores/all exists and is no store.*nothing was changed"):
                 router.queue("a").send(b"x")
             assert router.destinations() == []
-        assert place.exists()
+        assert [path.name for path in place.iterdir()] == ["file"]
+
+    def test_a_copy_of_a_store_in_the_way(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("one", [">"]))) as router:
+            router.queue("a").send(b"x")
+        shutil.copytree(tmp_path / "stores" / "one", tmp_path / "stores" / "two")
+        with anabranch.open(config(tmp_path, ("one", [">"]), ("two", ["queue://b"]))) as router:
+            with pytest.raises(PlacementError, match="two is a copy of store 'one'"):
+                router.queue("b").send(b"y")
+            assert held(router) == {"queue://a": [b"x"]}
 
     def test_a_store_that_was_made_but_not_recorded(self, tmp_path: Path) -> None:
         """The crash came between: an empty one is taken."""
         settings = config(tmp_path, ("all", [">"]))
         with anabranch.open(settings) as router:
-            router._adapter("journal").create("all", tmp_path / "stores" / "all", OPTIONS)
+            router._open_stores.adapter("journal").create("all", tmp_path / "stores" / "all", OPTIONS)
             router.queue("a").send(b"x")
             assert held(router) == {"queue://a": [b"x"]}
         with anabranch.open(settings) as router:
@@ -232,3 +236,181 @@ class TestReconcile:
         placement.open()
         assert list(placement.destinations) == [Destination.parse("a")]
         placement.close()
+
+
+class TestLostRecord:
+    """placement.mdb was never synced, removed, or restored from an old backup."""
+
+    def filled(self, directory: Path) -> anabranch.Config:
+        settings = config(directory, ("a", ["queue://a.>"]), ("each", ["queue://e.>"]), ("rest", [">"]), each=["each"])
+        with anabranch.open(settings) as router:
+            for name in ("a.1", "e.1", "e.2", "r"):
+                router.queue(name).send_many([name.encode(), b"acked"])
+                first = router.queue(name).receive()
+                second = router.queue(name).receive()
+                assert first is not None
+                assert second is not None
+                first.release()
+                second.ack()
+        return settings
+
+    HELD: ClassVar = {f"queue://{name}": [name.encode()] for name in ("a.1", "e.1", "e.2", "r")}
+
+    def test_everything_is_recorded_again(self, tmp_path: Path) -> None:
+        settings = self.filled(tmp_path)
+        (tmp_path / "placement.mdb").unlink()
+        for _ in range(2):
+            with anabranch.open(settings) as router:
+                for name in self.HELD:
+                    assert len(router.queue(name)) == 1
+                assert held(router) == self.HELD
+                assert set(router.stats().stores) == {"a", "rest", "each:queue://e.1", "each:queue://e.2"}
+
+    def test_under_another_configuration_it_is_refused(self, tmp_path: Path) -> None:
+        settings = self.filled(tmp_path)
+        (tmp_path / "placement.mdb").unlink()
+        changed = config(tmp_path, ("a", ["queue://x"]), ("other", ["queue://e.>"]), ("rest", [">"]), each=["other"])
+        for _ in range(2):
+            with pytest.raises(PlacementError) as caught:
+                anabranch.open(changed)
+            text = str(caught.value)
+            assert "Restore placement.mdb from a backup" in text
+            assert "3 destination(s)" in text
+            assert "queue://a.1: 1 message(s) in store 'a', routed to store 'rest'" in text
+            assert "queue://e.2: 1 message(s) in store 'queue.e.2', routed to store 'other'" in text
+            assert "queue://r" not in text
+        assert not (tmp_path / "stores" / "other").exists()
+        with anabranch.open(settings) as router:
+            assert held(router) == self.HELD
+
+    def test_a_store_that_left_the_configuration_too(self, tmp_path: Path) -> None:
+        settings = self.filled(tmp_path)
+        (tmp_path / "placement.mdb").unlink()
+        renamed = config(tmp_path, ("b", ["queue://a.>"]), ("each", ["queue://e.>"]), ("rest", [">"]), each=["each"])
+        with pytest.raises(PlacementError, match=rf"store 'a' is not in .*directory: {tmp_path}/stores/a`"):
+            anabranch.open(renamed)
+        with anabranch.open(settings) as router:
+            assert held(router) == self.HELD
+
+    def test_an_old_backup(self, tmp_path: Path) -> None:
+        settings = config(tmp_path / "data", ("all", [">"]))
+        with anabranch.open(settings) as router:
+            router.queue("old").send(b"1")
+        shutil.copy(tmp_path / "data" / "placement.mdb", tmp_path / "backup")
+        with anabranch.open(settings) as router:
+            router.queue("new").send(b"2")
+        shutil.copy(tmp_path / "backup", tmp_path / "data" / "placement.mdb")
+        with anabranch.open(settings) as router:
+            message = router.queue("new").receive()
+            assert message is not None
+            assert message.body == b"2"
+
+    def test_an_old_backup_that_has_a_destination_elsewhere(self, tmp_path: Path) -> None:
+        """Its messages lie in two stores: nobody but a person can say which is right."""
+        both = config(tmp_path, ("one", [">"]), ("two", ["queue://b"]))
+        with anabranch.open(both) as router:
+            router.queue("a").send(b"1")
+            router.queue("b").send(b"2")
+        placement = Placement(tmp_path / "placement.mdb")
+        placement.open()
+        (one,) = [row for row in placement.stores.values() if row.name == "one"]
+        (two,) = [row for row in placement.stores.values() if row.name == "two"]
+        placement.record_destination(DestinationRow(0, "b", one.store_id, ">"))
+        placement.forget_store(two.store_id)
+        placement.close()
+        with pytest.raises(PlacementError, match=r"queue://b: 1 message.* in store 'two'.*recorded in store 'one'"):
+            anabranch.open(both)
+
+    def test_another_process_has_the_store(self, tmp_path: Path) -> None:
+        """What it holds cannot be seen; it is left alone, and sending to it says who has it."""
+        settings = self.filled(tmp_path)
+        (tmp_path / "placement.mdb").unlink()
+        store = JournalStore("a", tmp_path / "stores" / "a", OPTIONS)
+        store.open()
+        with anabranch.open(settings) as router:
+            assert len(router.queue("r")) == 1
+            with pytest.raises(StoreLockedError, match="store 'a'"):
+                router.queue("a.1").send(b"x")
+            store.close()
+            router.queue("a.1").send(b"x")
+            assert len(router.queue("a.1")) == 2
+
+
+class TestRenamed:
+    def test_the_advice_is_true(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("old", ["queue://a"]), ("each", [">"]), each=["each"])) as router:
+            router.queue("a").send(b"x")
+            router.queue("b").send(b"y")
+        renamed = config(tmp_path, ("new", ["queue://a"]), ("every", [">"]), each=["every"])
+        with pytest.raises(PlacementError) as caught:
+            anabranch.open(renamed)
+        text = str(caught.value)
+        assert f"name it 'old' again, or keep the new name and give it `directory: {tmp_path}/stores/old`" in text
+        assert f"name it 'each' again, or keep the new name and give it `directory: {tmp_path}/stores/each`" in text
+        assert "to the match of" not in text
+        advised = anabranch.Config(
+            tmp_path,
+            [
+                anabranch.StoreConfig("new", ["queue://a"], directory=tmp_path / "stores" / "old", journal=OPTIONS),
+                anabranch.StoreConfig(
+                    "every", [">"], per_destination=True, directory=tmp_path / "stores" / "each", journal=OPTIONS
+                ),
+            ],
+        )
+        with anabranch.open(advised) as router:
+            assert held(router) == {"queue://a": [b"x"], "queue://b": [b"y"]}
+            assert {name: store.name for name, store in router.stats().stores.items()} == {
+                "new": "new", "every:queue://b": "every:queue://b",
+            }  # fmt: skip
+            router.reopen("new")
+
+    def test_a_store_may_take_the_name_of_another(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("a", ["queue://a"]), ("b", ["queue://b"]))) as router:
+            router.queue("a").send(b"x")
+            router.queue("b").send(b"y")
+            router.queue("b").purge()
+        stores = [anabranch.StoreConfig("b", [">"], directory=tmp_path / "stores" / "a", journal=OPTIONS)]
+        with anabranch.open(anabranch.Config(tmp_path, stores)) as router:
+            stats = router.stats().stores
+            assert {name: store.messages for name, store in stats.items()} == {"b": 1, "b (stores/b)": 0}
+
+    def test_a_store_that_nothing_lives_in_may_go(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path, ("a", ["queue://a"]), ("rest", [">"]))) as router:
+            router.queue("a").send(b"x")
+            router.queue("a").purge()
+        rest = config(tmp_path, ("rest", [">"]))
+        anabranch.open(rest).close()
+        shutil.rmtree(tmp_path / "stores" / "a")
+        with anabranch.open(rest) as router:
+            assert router.stats().stores == {}
+
+    def test_a_lost_store_id(self, tmp_path: Path) -> None:
+        settings = config(tmp_path, ("all", [">"]))
+        with anabranch.open(settings) as router:
+            router.queue("a").send(b"x")
+        file = tmp_path / "stores" / "all" / "store.id"
+        text = file.read_text()
+        for damaged in ("", "00", None):
+            if damaged is None:
+                file.unlink()
+            else:
+                file.write_text(damaged)
+            with pytest.raises(PlacementError, match=f"write {text.strip()} into {file}"):
+                anabranch.open(settings)
+        file.write_text(text)
+        with anabranch.open(settings) as router:
+            assert held(router) == {"queue://a": [b"x"]}
+
+
+def test_unfinished_stores_are_swept(tmp_path: Path) -> None:
+    """A crash came while they were made."""
+    settings = config(tmp_path, ("all", ["queue://all"]), ("each", [">"]), each=["each"])
+    with anabranch.open(settings) as router:
+        router.queue("a").send(b"x")
+    left = [tmp_path / "stores" / f".all.{'0' * 32}.tmp", tmp_path / "stores" / "each" / f".queue.b.{'f' * 32}.tmp"]
+    others = [tmp_path / "stores" / f".other.{'0' * 32}.tmp", tmp_path / "stores" / ".all.tmp"]
+    for path in left + others:
+        (path / "journal").mkdir(parents=True)
+    with anabranch.open(settings) as router:
+        assert held(router) == {"queue://a": [b"x"]}
+    assert [path.exists() for path in left + others] == [False, False, True, True]

@@ -22,7 +22,7 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.router import router as router_module
+from anabranch.router import stores as stores_module
 
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
@@ -158,7 +158,7 @@ class TestPerDestination:
             assert bodies(router, "each.b") == [b"b0", b"b1", b"b2"]
 
     def test_idle_stores_close_and_open_again(self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(router_module, "OPEN_STORES_MAX", 3)
+        monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 3)
         queues = [router.queue(f"each.{n}") for n in range(10)]
         held = []
         for round_ in range(3):
@@ -177,7 +177,7 @@ class TestPerDestination:
     def test_a_transaction_outlives_the_idleness_of_its_store(
         self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(router_module, "OPEN_STORES_MAX", 2)
+        monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 2)
         with router.transaction() as tx:
             tx.send("each.0", b"x")
             for n in range(1, 6):
@@ -304,7 +304,7 @@ class TestIsolation:
     def test_a_failed_store_does_not_stop_others_from_opening(
         self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(router_module, "OPEN_STORES_MAX", 2)
+        monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 2)
         router.queue("one.a").send(b"x")
         self.fail(router, "one")
         for n in range(5):

@@ -1,0 +1,87 @@
+"""Where stores lie: what the configuration, the placement record and the disk say of the same directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..policies.config import Config, StoreConfig
+from ..policies.destination import Destination
+from .names import directory_name
+from .placement import StoreRow
+
+
+class Place(NamedTuple):
+    """A directory that a store may lie in. `config` is None where the configuration does not name it."""
+
+    path: Path
+    config: StoreConfig | None
+
+
+class Layout:
+    """The directories of one configuration. Touches the disk only to list them."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def expected(self, store: StoreConfig, destination: Destination) -> Path:
+        """Where the store of a destination lies that is routed to `store`."""
+        directory = self.config.directory_of(store)
+        return directory / directory_name(destination) if store.per_destination else directory
+
+    def name(self, store: StoreConfig, destination: Destination) -> str:
+        """What that store is called: a store of one destination is `name:destination`."""
+        return f"{store.name}:{destination}" if store.per_destination else store.name
+
+    def path(self, row: StoreRow) -> Path:
+        return self.config.directory / row.path
+
+    def recorded(self, path: Path) -> str:
+        """A path as it is recorded: relative where it lies in the data directory, so that this can be moved."""
+        try:
+            return str(path.relative_to(self.config.directory))
+        except ValueError:
+            return str(path.absolute())
+
+    def config_at(self, path: Path) -> StoreConfig | None:
+        """The configured store whose directory, or one of whose directories, this is."""
+        for config in self.config.stores:
+            directory = self.config.directory_of(config)
+            if path == (directory if not config.per_destination else directory / path.name):
+                return config
+        return None
+
+    def options_of(self, row: StoreRow) -> StoreConfig:
+        """What to open a recorded store with: the configuration of its directory, else of its name, else defaults."""
+        name = row.name.partition(":")[0]
+        at = self.config_at(self.path(row))
+        if at is not None and at.kind == row.kind:
+            return at
+        for config in self.config.stores:
+            if config.name == name and config.kind == row.kind:
+                return config
+        defaults: dict[str, Any] = {row.kind: None}
+        return StoreConfig("unconfigured", [">"], **defaults)
+
+    def places(self) -> Iterator[Place]:
+        """Every directory that exists and may be a store's: the configured ones, then what else lies among them."""
+        seen: set[Path] = set()
+        for config in self.config.stores:
+            directory = self.config.directory_of(config)
+            for path in children(directory) if config.per_destination else [directory]:
+                seen.add(path)
+                yield Place(path, config)
+            seen.add(directory)
+        for path in children(self.config.directory / "stores"):
+            if path not in seen:
+                yield Place(path, None)
+                yield from (Place(child, None) for child in children(path) if child not in seen)
+
+
+def children(directory: Path) -> list[Path]:
+    """The directories in a directory, in order, without the hidden ones; none if it is not there."""
+    try:
+        return sorted(path for path in directory.iterdir() if path.name[0] != "." and path.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,177 @@
+"""The stores that are open: opened on first use, closed when there are too many, opened again after a failure."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from ..adapters.base import Adapter, Progress, Store
+from ..policies.config_options import load_adapter
+from ..policies.destination import Destination
+from ..policies.errors import AnabranchError, ClosedError, ConfigError, PlacementError
+from .layout import Layout
+from .placement import StoreRow
+
+log = logging.getLogger(__name__)
+
+OPEN_STORES_MAX: Final = 256
+"""Stores kept open at once; beyond it an idle one is closed, the least recently used first (rule M1)."""
+
+
+class OpenStores:
+    """Which stores are open, by the path in their row.
+
+    `_lock` guards all fields; nothing waits for a disk under it. Each store has a lock of its own besides, held while
+    it is made, opened or closed, so that one that rebuilds its index for minutes holds up nobody else (invariant 7).
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, Store] = OrderedDict()
+        self._exclusive: dict[str, threading.RLock] = {}
+        self.by_destination: dict[Destination, Store] = {}
+        """Found before. It is emptied whenever a store is closed for being idle: a store that is used goes through
+        `open` again then, which is how `_open` knows the order of use at no cost to a send."""
+        self.accepting = False
+        """Set by the router: whether stores may be opened."""
+        self.progress: Progress | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def values(self) -> list[Store]:
+        with self._lock:
+            return list(self._open.values())
+
+    @contextmanager
+    def exclusive(self, path: str) -> Iterator[None]:
+        """Nobody else makes, opens or closes the store at this path meanwhile."""
+        with self._lock:
+            lock = self._exclusive.setdefault(path, threading.RLock())
+        with lock:
+            yield
+
+    def open(self, row: StoreRow) -> Store:
+        """The store of a row, opened if it is not open."""
+        with self._lock:
+            store = self._open.get(row.path)
+            if store is not None:
+                self._open.move_to_end(row.path)
+                return store
+        self._close_idle()
+        with self.exclusive(row.path):
+            self._require_accepting()
+            store = self._open.get(row.path)
+            if store is None:
+                store = self.load(row)
+                with self._lock:
+                    self._open[row.path] = store
+            return store
+
+    def load(self, row: StoreRow) -> Store:
+        """A store by its row, opened for the caller, who has to close it."""
+        config, path = self._layout.options_of(row), self._layout.path(row)
+        store = self.adapter(row.kind)(row.name, path, config.options, config.index_directory)
+        store.open(self.progress)
+        if self.accepting and store.store_id == row.store_id:
+            return store
+        store.close()
+        self._require_accepting()
+        raise PlacementError(
+            f"{path} holds another store ({store.store_id.hex()}) than the recorded one ({row.store_id.hex()}); put "
+            f"the recorded one back there"
+        )
+
+    def adapter(self, kind: str) -> Adapter:
+        """Raises ConfigError for a kind that is not installed."""
+        try:
+            adapter: Adapter = load_adapter(kind)
+        except ValueError as error:
+            raise ConfigError([f"stores of kind {kind!r} cannot be used: {error}"]) from error
+        return adapter
+
+    def _require_accepting(self) -> None:
+        if not self.accepting:
+            raise ClosedError("the router was closed meanwhile; open it with anabranch.open(...)")
+
+    def forget_closed(self, destination: Destination, store: Store) -> None:
+        """After a ClosedError of an open router's store: it was closed for being idle, or closing it was interrupted.
+        Waits until that is over; the next call opens it again."""
+        with self._lock:
+            path = next((path for path, known in self._open.items() if known is store), None)
+        if path is not None:
+            with self.exclusive(path):
+                if self._open.get(path) is store:
+                    self._close(path)
+        if self.by_destination.get(destination) is store:
+            self.by_destination.pop(destination, None)
+
+    def close_at(self, path: str) -> None:
+        """Close the store at a path if it is open."""
+        with self.exclusive(path):
+            self._close(path)
+
+    def close_all(self) -> None:
+        """Close every store, and wait for those that are being opened. Raises the first error after closing all."""
+        self.by_destination.clear()
+        errors: list[Exception] = []
+        with self._lock:
+            paths = list(self._exclusive)
+        for path in paths:
+            try:
+                self.close_at(path)
+            except (AnabranchError, OSError) as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _close(self, path: str) -> None:
+        """Under its lock. It counts as open until it is closed: an interrupted close is called again."""
+        store = self._open.get(path)
+        if store is None:
+            return
+        for destination in [d for d, known in list(self.by_destination.items()) if known is store]:
+            self.by_destination.pop(destination, None)
+        try:
+            store.close()
+        except Exception:
+            self._drop(path)
+            raise
+        self._drop(path)
+
+    def _drop(self, path: str) -> None:
+        with self._lock:
+            self._open.pop(path, None)
+
+    def _close_idle(self) -> None:
+        """Keep the number of open stores bounded: close the least recently used one that nobody needs open."""
+        with self._lock:
+            if len(self._open) < OPEN_STORES_MAX:
+                return
+            candidates = list(self._open.items())
+            locks = [self._exclusive[path] for path, _ in candidates]
+        self.by_destination.clear()
+        for (path, store), lock in zip(candidates, locks, strict=True):
+            if not lock.acquire(blocking=False):
+                continue  # it is being closed already
+            try:
+                if self._open.get(path) is store and self._retired(store):
+                    self._close(path)
+                    return
+            except (AnabranchError, OSError) as error:
+                log.warning("store %s failed while it was closed for being idle: %s", store.name, error)
+                return
+            finally:
+                lock.release()
+
+    @staticmethod
+    def _retired(store: Store) -> bool:
+        try:
+            return store.retire()
+        except AnabranchError:
+            return False  # failed: it stays, for its users to hear why and to reopen it
