@@ -14,6 +14,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from .model import CostModel, Partition, Retention, canonical, measure
 from .operations import CLOCKS, Clock, Operations, build
 from .patterns import filters
 from .recommendation import Candidate, Recommendation, StorePlan, store_names
+from .render import human_bytes
 from .search import Constraints, search
 from .session import quiet_interrupts, spark_session
 from .sizes import MODELS, JournalSizes, Model
@@ -43,6 +45,17 @@ Progress = Callable[[str, float], None]
 
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
+
+
+_OPTIONS = {"segment_bytes": "segment-size", "peak_bytes_max": "peak-max"}
+"""Options of the command line whose names are not those of the fields; so that an error names both."""
+_NOT_OPTIONS = ("operations_per_second", "overhead_segments")
+
+
+def _named(field_name: str) -> str:
+    if field_name in _NOT_OPTIONS:
+        return field_name
+    return f"{field_name} (--{_OPTIONS.get(field_name, field_name.replace('_', '-'))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +93,22 @@ class RecommendOptions:
     def check(self) -> None:
         """Raises ConfigError with everything that is wrong."""
         above_0 = ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate")
-        problems = [f"{n} is {getattr(self, n)!r}; it must be above 0" for n in above_0 if not getattr(self, n) > 0]
+        problems = [
+            f"{_named(n)} is {getattr(self, n)!r}; it must be above 0"
+            for n in above_0
+            if not 0 < getattr(self, n) < inf
+        ]
         if self.overhead_segments < 0:
             problems.append(f"overhead_segments is {self.overhead_segments!r}; it must be 0 or more")
         for name, allowed in (("model", MODELS), ("clock", CLOCKS), ("engine", ("spark", "local"))):
             if getattr(self, name) not in allowed:
-                problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+                problems.append(f"{_named(name)} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
         for name in ("stores_max", "peak_bytes_max"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                problems.append(f"{name} is {value!r}; it must be 1 or more, or left out")
+                problems.append(f"{_named(name)} is {value!r}; it must be 1 or more, or left out")
         if self.model == "anabranch" and 0 < self.segment_bytes <= (self.sizes or JournalSizes()).segment_header:
-            problems.append(f"segment_bytes is {self.segment_bytes}; a segment's header alone takes more")
+            problems.append(f"{_named('segment_bytes')} is {self.segment_bytes}; a segment's header alone takes more")
         if problems:
             raise ConfigError(problems)
 
@@ -203,7 +220,10 @@ def _choose(
         allowed = _under(finalists, options.peak_bytes_max)
         if not allowed:
             lowest = min(finalists, key=lambda entry: (entry[2].peak_bytes, entry[0], entry[1]))
-            message = f"cap on peak disk, {options.peak_bytes_max} bytes, that no partitioning found keeps"
+            cap = human_bytes(options.peak_bytes_max)
+            message = (
+                f"cap on the peak, {cap}, that no partitioning found keeps; the one with the lowest is recommended"
+            )
             findings.append(Finding("peak-cap", 1, message))
             allowed = [lowest]
         finalists = allowed + [entry for entry in finalists if entry not in allowed]

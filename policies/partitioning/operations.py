@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ..errors import TraceError
 from .sizes import JournalSizes, Model, OperationSizes
-from .trace import Finding, canonical_destination
+from .trace import Finding, canonical_destination, count_of
 
 Clock = Literal["ts", "seq"]
 CLOCKS: tuple[Clock, ...] = ("ts", "seq")
@@ -126,7 +126,7 @@ def _ordered(table: pa.Table) -> pa.Table:
     if duplicates:
         at = int(table.column("seq")[int(np.argmax(steps == 0))].as_py())
         raise TraceError(
-            f"column seq repeats a value {duplicates} times, first {at}; number the operations 0, 1, 2, ..."
+            f"column seq repeats a value {count_of(duplicates, 'time')}, first {at}; number the operations 0, 1, 2, ..."
         )
     return table
 
@@ -163,19 +163,24 @@ def clock_times(
     else:
         column = table.column("ts")
         if column.null_count:
-            raise TraceError(f"column ts is empty in {column.null_count} rows; give clock='seq' to go by order alone")
+            empty = count_of(column.null_count, "row")
+            raise TraceError(f"column ts is empty in {empty}; choose the clock seq (--clock seq) to go by order alone")
         stamps = column.to_numpy()
         backwards = int((np.diff(stamps) < 0).sum())
         if backwards:
             findings.append(
                 Finding(
-                    "clock-backwards", backwards, "times that lie before the operation's predecessor; its time is used"
+                    "clock-backwards",
+                    backwards,
+                    ("time that lies" if backwards == 1 else "times that lie")
+                    + " before the operation's predecessor; the predecessor's is used",
                 )
             )
         time = np.maximum.accumulate(stamps)
     if not time[-1] > time[0]:
         raise TraceError(
-            "the trace begins and ends at the same time; give clock='seq', or a trace that spans some time"
+            "the trace begins and ends at the same time; choose the clock seq (--clock seq) to go by order alone, "
+            "or give a trace that spans some time"
         )
     return time.astype(np.float64)
 
@@ -241,38 +246,56 @@ def _life_findings(
     findings: list[Finding],
 ) -> None:
     pending = int(np.isinf(end[sends]).sum())
-    for code, count, message in (
-        ("no-sends", int(len(sends) == 0), "the trace shows no send at all: nothing in it retains a journal file"),
-        ("no-acks", int(len(acks) == 0), "the trace shows no ack at all: every message seems to stay for ever"),
-        ("unknown-acks", int((partner[acks] < 0).sum()), "acks of messages sent before the trace began"),
-        ("early-acks", int((partner[acks] > acks).sum()), "acks that stand before their send in the order"),
-        ("pending-sends", pending, "sends whose last ack is not in the trace: taken as pending to its end"),
+    for code, count, one, many in (
+        ("no-sends", int(len(sends) == 0), "trace without any send: nothing in it retains a journal file", ""),
+        ("no-acks", int(len(acks) == 0), "trace without any ack: every message seems to stay for ever", ""),
         (
-            "repeated-sends",
-            int((last_send != sends).sum()),
+            "unknown-acks", int((partner[acks] < 0).sum()),
+            "ack of a message sent before the trace began", "acks of messages sent before the trace began",
+        ),
+        (
+            "early-acks", int((partner[acks] > acks).sum()),
+            "ack that stands before its send in the order", "acks that stand before their send in the order",
+        ),
+        (
+            "pending-sends", pending,
+            "send whose last ack is not in the trace: taken as pending to its end",
+            "sends whose last ack is not in the trace: taken as pending to its end",
+        ),
+        (
+            "repeated-sends", int((last_send != sends).sum()),
+            "send of a message id sent before: each copy lives to the last ack",
             "sends of a message id sent before: each copy lives to the last ack",
         ),
-        ("surplus-acks", int((ack_count > np.maximum(needed, 1)).sum()), "messages acked more often than they need"),
-    ):
+        (
+            "surplus-acks", int((ack_count > np.maximum(needed, 1)).sum()),
+            "message acked more often than it needs", "messages acked more often than they need",
+        ),
+    ):  # fmt: skip
         if count:
-            findings.append(Finding(code, count, message))
+            findings.append(Finding(code, count, one if count == 1 else many))
 
 
 def _size_findings(
     model: Model, is_send: npt.NDArray[np.bool_], size: Ints, body: Ints, findings: list[Finding]
 ) -> None:
+    unsized = is_send & (body < 0) & (size <= 0)
+    if is_send.any() and unsized.sum() == is_send.sum():
+        raise TraceError("no send has a size: give the column size (bytes in the journal) or body_size (of the body)")
     if model == "kahadb":
         unknown = int((size <= 0).sum())
         if unknown:
-            findings.append(
-                Finding("no-size", unknown, "operations without a size: 100 bytes an ack, 64 and its body a send")
-            )
+            what = "operation" if unknown == 1 else "operations"
+            message = f"{what} without a size: taken as 100 bytes an ack, 64 and its body a send"
+            findings.append(Finding("no-size", unknown, message))
         return
-    guessed = int((is_send & (body < 0)).sum())
-    if guessed:
-        findings.append(
-            Finding("no-body-size", guessed, "sends whose body size is not known: the size in their journal is used")
-        )
+    for code, chosen, message in (
+        ("no-size", unsized, "with neither size nor body_size: taken as empty, so the figures are too low"),
+        ("no-body-size", is_send & (body < 0) & (size > 0), "without body_size: size is taken for it"),
+    ):
+        count = int(chosen.sum())
+        if count:
+            findings.append(Finding(code, count, f"{'send' if count == 1 else 'sends'} {message}"))
 
 
 def _totals(

@@ -72,6 +72,11 @@ class Recommendation:
     findings: tuple[Finding, ...]
     parameters: dict[str, Any]
 
+    @property
+    def cap_kept(self) -> bool:
+        """Whether the recommended one stays under the cap on the peak; True where none was given."""
+        return all(finding.code != "peak-cap" for finding in self.findings)
+
     def candidate(self, name: str) -> Candidate:
         """By name: recommended, all-together, all-separate, current, second, third. Raises KeyError."""
         for candidate in self.candidates:

@@ -78,7 +78,7 @@ def summarise_with_spark(
     firsts = written.sort_values("seq").groupby("bucket")["time"].first()
     finish = float(spans["finish"].max())
     if not finish > float(firsts.min()):
-        raise TraceError("the trace stands still: it begins and ends at the same time; give clock='seq'")
+        raise TraceError("the trace begins and ends at the same time; choose the clock seq (--clock seq)")
     return assemble(
         destinations=names,
         sizes=rule,

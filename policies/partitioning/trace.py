@@ -1,7 +1,7 @@
 """The usage trace as an Arrow table: its columns, where it is read from and written to, what may be wrong with it.
 
     seq           int64    required   position in the global order, no two alike
-    ts            double              seconds since the epoch; without it only `clock="seq"` works
+    ts            double              seconds since the epoch; without it only the clock seq works
     op            string   required   send or ack
     destination   string   required   queue://name or topic://name; a bare name is a queue
     message_id    string   required   unique within its destination
@@ -82,7 +82,7 @@ def read_trace(path: str | Path) -> pa.Table:
     try:
         table = _read(path)
     except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{path} cannot be read as a trace: {error}") from error
+        raise TraceError(f"{path} cannot be read as a trace: {_one_line(error)}") from error
     return conform(table, str(path))
 
 
@@ -94,15 +94,51 @@ def _read(path: Path) -> pa.Table:
             raise TraceError(f"directory {path} holds no .parquet file; give a trace file or a directory of Parquet")
         return pyarrow.dataset.dataset(files, format="parquet").to_table()
     if name.endswith((".csv", ".csv.gz")):
-        # Columns that are empty throughout would otherwise be read as null, and ids made of digits as numbers.
-        types = {field.name: field.type for field in SCHEMA}
-        convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
-        return pyarrow.csv.read_csv(path, convert_options=convert)
+        return _read_csv(path)
     if name.endswith((".arrow", ".feather", ".ipc")):
         return pyarrow.feather.read_table(path)
     if name.endswith((".parquet", ".pq")):
         return pyarrow.parquet.read_table(path)
     raise TraceError(f"{path} has no suffix of a trace; .parquet, .arrow, .feather, .csv and .csv.gz are read")
+
+
+def _read_csv(path: Path) -> pa.Table:
+    # As text, so that what is no number can be named with its line.
+    types = {field.name: pa.string() for field in SCHEMA}
+    convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+    table = pyarrow.csv.read_csv(path, convert_options=convert)
+    if len(table.column_names) == 1 and ";" in table.column_names[0]:
+        raise TraceError(f"{path} is separated by semicolons; separate its columns by commas")
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in types:
+            column = _typed(column, SCHEMA.field(name), path)
+        columns.append(column)
+    return pa.table(columns, names=table.column_names)
+
+
+def _typed(column: pa.ChunkedArray, field: pa.Field, path: Path) -> pa.ChunkedArray:
+    """Texts as a field's type. Raises TraceError, which names the first that is none."""
+    kind = field.type
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:
+        row = next(row for row, value in enumerate(column) if not _can_cast(value, kind))
+        expected = "seconds since the epoch, such as 1767571200.5" if pa.types.is_floating(kind) else "a whole number"
+        place = f"{path}: line {row + 2}, column {field.name}"
+        raise TraceError(f"{place} is {column[row].as_py()!r}; expected {expected}") from None
+
+
+def _can_cast(value: pa.Scalar, kind: pa.DataType) -> bool:
+    try:
+        value.cast(kind)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def write_trace(table: pa.Table, path: str | Path) -> None:
@@ -124,7 +160,10 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
     missing = [name for name in REQUIRED if name not in table.column_names]
     if missing:
         have = ", ".join(table.column_names) or "none"
-        raise TraceError(f"{source} lacks the columns {', '.join(missing)}; it has {have}")
+        folded = {name.strip().lower() for name in table.column_names}
+        hint = "; names are written in small letters, without blanks" if folded.intersection(missing) else ""
+        what = "column" if len(missing) == 1 else "columns"
+        raise TraceError(f"{source} lacks the {what} {', '.join(missing)}; it has {have}{hint}")
     if table.num_rows == 0:
         raise TraceError(f"{source} holds no operation; record one that covers some days of ordinary use")
     columns: list[Any] = []
@@ -135,13 +174,19 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
         try:
             column = table.column(field.name).cast(field.type)
         except pa.ArrowException as error:
-            raise TraceError(f"{source}: column {field.name} cannot be read as {field.type}: {error}") from error
+            reason = _one_line(error)
+            raise TraceError(f"{source}: column {field.name} cannot be read as {field.type}: {reason}") from error
         if field.name in REQUIRED and column.null_count:
-            raise TraceError(f"{source}: column {field.name} is empty in {column.null_count} rows; it must be given")
+            first = pc.index(pc.is_null(column), True).as_py()
+            raise TraceError(
+                f"{source}: column {field.name} is empty in {count_of(column.null_count, 'row')}, first in row "
+                f"{first + 1}; it must be given"
+            )
         columns.append(column)
     nullable = pa.schema([pa.field(field.name, field.type) for field in SCHEMA])
     result = pa.table(columns, schema=nullable)
     _check_ops(result, source)
+    _check_destinations(result, source)
     return result
 
 
@@ -149,10 +194,27 @@ def _check_ops(table: pa.Table, source: str) -> None:
     known = pc.is_in(table.column("op"), value_set=pa.array(["send", "ack"]))
     if not pc.all(known).as_py():
         strange = pc.unique(table.column("op").filter(pc.invert(known))).to_pylist()[:5]
-        raise TraceError(f"{source}: column op holds {strange}; only 'send' and 'ack' are known")
-    negative = pc.sum(pc.less(pc.fill_null(table.column("size"), 0), 0)).as_py()
-    if negative:
-        raise TraceError(f"{source}: column size is negative in {negative} rows")
+        first = pc.index(known, False).as_py()
+        raise TraceError(f"{source}: row {first + 1}: column op holds {strange}; only 'send' and 'ack' are known")
+    negative = pc.less(pc.fill_null(table.column("size"), 0), 0)
+    if pc.any(negative).as_py():
+        first = pc.index(negative, True).as_py()
+        raise TraceError(f"{source}: row {first + 1}: column size is {table.column('size')[first]}; it is 0 or more")
+
+
+def _check_destinations(table: pa.Table, source: str) -> None:
+    column = table.column("destination")
+    for text in pc.unique(column).to_pylist():
+        try:
+            Destination.parse(text)
+        except DestinationError as error:
+            first = pc.index(column, text).as_py()
+            raise TraceError(f"{source}: row {first + 1}: {error}") from error
+
+
+def count_of(number: int, what: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def canonical_destination(text: str, source: str = "the trace") -> str:

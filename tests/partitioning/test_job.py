@@ -100,11 +100,23 @@ def test_files_are_written_and_others_left_alone(tmp_path: Path) -> None:
 
 def test_the_text_says_what_matters(toymaker: pa.Table) -> None:
     text = render_text(recommend(toymaker, RecommendOptions(model="kahadb", segment_bytes=512 << 10, engine="local")))
-    first, _, rest = text.partition("\n")
+    first, _, rest = text.partition("\n\n")
+    first = first.replace("\n", " ")
     assert first.startswith("Put these 6 destinations into 2 stores")
     assert first.endswith("the journals take 86% less disk than in one store.")
-    for piece in ("22.0 MiB", "3.0 MiB", "two-phase commits", "telemetry.>", "queue://orders.custom", "61 sends"):
+    for piece in ("23.1 MB", "3.1 MB", "two-phase commits", "telemetry.>", "queue://orders.custom", "61 sends"):
         assert piece in rest
+
+
+def test_the_text_fits_80_columns(toymaker: pa.Table) -> None:
+    for clock in ("ts", "seq"):
+        options = RecommendOptions(segment_bytes=512 << 10, engine="local", clock=clock)  # type: ignore[arg-type]
+        text = render_text(recommend(toymaker, options))
+        assert max(map(len, text.splitlines())) <= 80
+        # By order alone there are no hours.
+        assert ("GiB-hours" in text, "cost J" in text, "by order alone" in text) == (
+            (True, True, False) if clock == "ts" else (False, False, True)
+        )
 
 
 def test_nothing_to_gain_is_said() -> None:
@@ -152,6 +164,8 @@ def test_a_cap_on_the_peak(toymaker: pa.Table) -> None:
     assert capped.recommended.cost > free.cost
     hopeless = recommend(toymaker, replace(dear, peak_bytes_max=1))
     assert {finding.code for finding in hopeless.findings} == {"pending-sends", "peak-cap"}
+    assert capped.cap_kept and not hopeless.cap_kept
+    assert render_text(hopeless).startswith("The cap on the peak, 1 byte, cannot be kept: the lowest peak found is")
     assert hopeless.recommended.peak_bytes <= capped.recommended.peak_bytes
 
 
@@ -159,7 +173,7 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
         RecommendOptions(segment_bytes=0, sync_rate=-1, model="artemis", stores_max=0).check()  # type: ignore[arg-type]
     text = str(caught.value)
-    for piece in ("segment_bytes", "sync_rate", "'artemis'", "stores_max"):
+    for piece in ("segment_bytes (--segment-size)", "sync_rate (--sync-rate)", "'artemis'", "(--stores-max)"):
         assert piece in text
     with pytest.raises(ConfigError, match="header alone"):
         RecommendOptions(segment_bytes=4096).check()

@@ -74,6 +74,7 @@ def test_a_bare_name_is_a_queue() -> None:
         (lambda e: [*e, e[2]._replace(seq=5, ts=14.0)], "surplus-acks", 1),
         (lambda e: [*e, e[0]._replace(seq=5, ts=3.0, message_id="2")], "clock-backwards", 1),
         (lambda e: e, "no-body-size", 1),
+        (lambda e: [e[0], e[1]._replace(size=0)], "no-size", 1),
     ],
 )
 def test_what_a_trace_cannot_tell_is_counted(change, code: str, count: int) -> None:  # type: ignore[no-untyped-def]
@@ -99,15 +100,39 @@ def test_unusable_traces_say_what_and_what_next(tmp_path: Path) -> None:
     assert "holds no operation" in _bad(tmp_path, good.slice(0, 0))
     assert "lacks the columns op, message_id" in _bad(tmp_path, good.drop_columns(["op", "message_id"]))
     duplicate = from_events([e._replace(seq=min(e.seq, 3)) for e in events()])
-    assert "repeats a value 1 times, first 3" in _bad(tmp_path, duplicate)
+    assert "repeats a value 1 time, first 3" in _bad(tmp_path, duplicate)
     strange = from_events([events()[0]._replace(op="peek")])
     assert "['peek']" in _bad(tmp_path, strange)
-    assert "negative in 1" in _bad(tmp_path, from_events([events()[0]._replace(size=-1)]))
+    assert "row 1: column size is -1" in _bad(tmp_path, from_events([events()[0]._replace(size=-1)]))
     assert "unknown scheme" in _bad(tmp_path, from_events([events()[0]._replace(destination="ftp://x")]))
     still = from_events([e._replace(ts=1.0) for e in events()])
-    assert "clock='seq'" in _bad(tmp_path, still)
+    assert "--clock seq" in _bad(tmp_path, still)
     assert "column ts is empty in 5 rows" in _bad(tmp_path, good.drop_columns(["ts"]))
     assert build(conform(good.drop_columns(["ts"])), clock="seq").duration == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("seq,ts,op,destination,message_id,size\n0,1,send,a,1,9\n1,noon,ack,a,1,9\n",
+         "line 3, column ts is 'noon'; expected seconds since the epoch, such as"),
+        ("seq,ts,op,destination,message_id,size\n0,1,send,a,1,big\n", "line 2, column size is 'big'; expected a whole"),
+        ("seq;ts;op;destination;message_id\n0;1;send;a;1\n", "separated by semicolons; separate its columns by commas"),
+        ("Seq,ts,Op,destination,message_id\n0,1,send,a,1\n", "lacks the columns seq, op; it has Seq, ts, Op, "
+         "destination, message_id; names are written in small letters"),
+        ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,ack,ftp://a,1\n", "row 2: unknown scheme 'ftp'"),
+        ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,eat,a,1\n", "row 2: column op holds ['eat']"),
+        ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,,a,1\n", "column op is empty in 1 row, first in row 2"),
+        ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,ack,a,1\n", "no send has a size: give the column size"),
+    ],
+)  # fmt: skip
+def test_a_csv_file_by_hand(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError) as caught:
+        build(read_trace(path))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_files_that_are_no_traces(tmp_path: Path) -> None:
