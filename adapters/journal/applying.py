@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 import lmdb
@@ -39,7 +38,7 @@ PENDING_MAX: Final = 20_000
 class Applier:
     """The index and its lock.
 
-    `_lock` guards the index, `applied`, and the destinations' states; under it only the log's sync lock is taken. A
+    `lock` guards the index, `applied`, and the destinations' states; under it only the log's sync lock is taken. A
     signal handler that interrupted its own thread inside is refused instead of deadlocking (rule G3).
     """
 
@@ -49,8 +48,9 @@ class Applier:
         self.on_empty: Callable[[], None] = lambda: None
         """Called when a sealed segment has lost its last live message."""
         self._name, self._options, self._delivery = name, options, delivery
-        self._lock = threading.Lock()
-        self._owner = 0
+        self.lock = threading.RLock()
+        """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
+        self._checkpointing = False
         self._pending: deque[Flight] = deque()
         self._interrupted = False
         self._checkpoint_due = self._checkpoint_soon = False
@@ -66,14 +66,14 @@ class Applier:
 
     def close(self, clean: bool) -> None:
         """Apply all and, if `clean`, write the last checkpoint. The log is closed."""
-        with self._lock:
+        with self.lock:
             if clean and self.index.is_open:
-                self._drain()
+                self.drain()
                 self._write_checkpoint(clean=True)
 
     def let_go(self) -> None:
         """Close the index as it is. Idempotent."""
-        with self._lock:
+        with self.lock:
             self.index.close()
 
     # Taking batches in
@@ -93,50 +93,37 @@ class Applier:
         return bool(self._pending)
 
     def help(self) -> None:
-        """Apply what is pending, unless somebody is at it; wait for them if too much is."""
-        if self.pending_operations > PENDING_MAX or not self._lock.locked():
+        """Apply what is pending, but do not wait for a checkpoint unless too much is."""
+        if self.pending_operations > PENDING_MAX or not self._checkpointing:
             try:
-                with self.reading():
-                    pass
-            except AnabranchError as error:  # what the caller did has taken effect; the next call will hear of it
+                self.check()
+                with self.lock:
+                    self.current()
+            except (AnabranchError, RuntimeError) as error:  # what the caller did has taken effect all the same
                 log.debug("store %s: nothing applied: %s", self._name, error)
 
-    @contextmanager
-    def reading(self, drained: bool = True) -> Iterator[Index]:
-        """The index, locked; `drained`: with all that has returned applied. Raises what `Log.ensure_usable` raises.
-
-        In a forked child another thread's hold on the lock would last for ever: it is refused before.
-        """
+    def check(self) -> None:
+        """Before taking the lock: raise what `Log.ensure_usable` raises, since in a forked child another thread's hold
+        on the lock would last for ever; and RuntimeError in a signal handler that interrupted its own thread."""
         self._log.ensure_usable()
-        if self._owner == threading.get_ident():
+        if self.lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(
                 f"store {self._name!r} was called from a signal handler that interrupted it in the same thread"
             )
-        with self._lock:
-            try:
-                self._owner = threading.get_ident()
-                self._log.ensure_usable()
-                if drained:
-                    self._drain()
-                yield self.index
-            finally:
-                self._owner = 0
 
-    @contextmanager
-    def reading_even_if_failed(self) -> Iterator[Index]:
-        """The same, but of a store that has failed what was applied before."""
-        if self._log.failed is None:
-            with self.reading() as index:
-                yield index
-        else:
-            with self._lock:
-                yield self.index
+    def current(self, drained: bool = True) -> Index:
+        """With the lock held: the index; `drained`, with all that has returned applied."""
+        self._log.ensure_usable()
+        if drained:
+            self.drain()
+        return self.index
+
+    def as_applied(self) -> Index:
+        """With the lock held: the index, as it was last if the store has failed."""
+        return self.index if self._log.failed is not None else self.current()
 
     def drain(self) -> None:
-        """Apply what is pending. Inside `reading`."""
-        self._drain()
-
-    def _drain(self) -> None:
+        """With the lock held: apply what is pending."""
         try:
             if self._interrupted:
                 self._restore()
@@ -212,7 +199,9 @@ class Applier:
 
     def checkpoint(self) -> None:
         """Write the index out. Happens by itself; durability never depends on it."""
-        with self.reading() as index:
+        self.check()
+        with self.lock:
+            index = self.current()
             if index.operations:
                 self._write_checkpoint(clean=False)
 
@@ -224,6 +213,7 @@ class Applier:
         applied, index = self.applied, self.index
         self._interrupted = True
         try:
+            self._checkpointing = True
             index.drop_segments(dropped)
             index.checkpoint(
                 Checkpoint(
@@ -237,13 +227,17 @@ class Applier:
         except lmdb.Error as error:
             self._log.fail(error)
             raise StoreFailedError(f"store {self._name!r}: the index cannot be written: {error}") from error
+        finally:
+            self._checkpointing = False
         self._interrupted = False
 
     # Reclaiming
 
     def snapshot(self) -> tuple[list[Segment], bytes]:
         """The segments that hold no live message any more, and the snapshot that lets them go (rule J6)."""
-        with self.reading() as index:
+        self.check()
+        with self.lock:
+            index = self.current()
             applied = self.applied
             sealed = [s for s in self._log.table.segments if s.number < applied.segment.number]
             empty = [s for s in sealed if not s.live]
@@ -260,6 +254,8 @@ class Applier:
 
         The table loses them last: until the checkpoint is on disk a restored index is replayed over them.
         """
-        with self.reading():
+        self.check()
+        with self.lock:
+            self.current()
             self._write_checkpoint(False, self._log.table.without(numbers), frozenset(numbers))
             self._log.forget_segments(numbers)

@@ -46,7 +46,9 @@ class Bodies:
                 if segment.end is not None:
                     self._opened(segment)
                 return message
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             alive = index.place(state, place[0])
         if alive != place:
             return None
@@ -64,8 +66,9 @@ class Bodies:
             start, data = self._read_ahead(segment, run)
             for place in run:
                 if self._applier.behind:
-                    with self._applier.reading():
-                        pass
+                    self._applier.check()
+                    with self._applier.lock:
+                        self._applier.current()
                 if segment is not None and segment.is_dead(place[1]):
                     continue
                 message = None

@@ -281,7 +281,9 @@ class JournalStore:
 
     def _count_held(self) -> tuple[int, int]:
         """Messages and their bytes."""
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             return index.messages, index.bytes
 
     def _state(self, destination: Destination) -> DestinationState:
@@ -324,14 +326,18 @@ class JournalStore:
                 return None
 
     def _lease(self, state: DestinationState) -> Place | None:
-        with self._applier.reading(drained=False) as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current(drained=False)
             if not state.ready or self._delivery.at_limit():
                 self._applier.drain()  # else what was fetched before comes before all that is pending
                 self._delivery.require_room()
             return self._delivery.lease(state, index)
 
     def _has_ready(self, state: DestinationState) -> bool:
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             if state.purging:
                 return False
             return bool(state.ready or state.returned or index.fetch(state, state.cursor, 1))
@@ -345,7 +351,9 @@ class JournalStore:
         self._log.ensure_usable()
         left = limit if limit is not None else -1
         while state is not None and left != 0:
-            with self._applier.reading() as index:
+            self._applier.check()
+            with self._applier.lock:
+                index = self._applier.current()
                 places = index.fetch(state, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 return
@@ -371,7 +379,9 @@ class JournalStore:
     def release(self, messages: Sequence[Message]) -> None:
         self._log.ensure_usable()
         self._delivery.take(self, messages, LEASED, LEAVING)
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             self._delivery.give_back(messages, index)
 
     def claim(self, message: Message) -> None:
@@ -381,7 +391,9 @@ class JournalStore:
     def unclaim(self, messages: Sequence[Message]) -> None:
         self._log.ensure_usable()
         self._delivery.take(self, messages, CLAIMED, LEAVING)
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             self._delivery.give_back(messages, index)
 
     def commit(
@@ -421,7 +433,9 @@ class JournalStore:
         if state is None:
             self._log.ensure_usable()
             return 0
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             ranges, count = self._delivery.free_ranges(state, index, PAGE)
             if not ranges:
                 return 0
@@ -429,7 +443,9 @@ class JournalStore:
         try:
             operations: list[Operation] = [(f.ACK_RANGE, state, first, last) for first, last in ranges]
             self._commit(Ticket(operations, f.RANGE_BYTES * len(ranges), False))
-            with self._applier.reading() as index:
+            self._applier.check()
+            with self._applier.lock:
+                index = self._applier.current()
                 self._delivery.purged(state, ranges[-1][1], index)
         finally:
             state.purging -= 1
@@ -441,7 +457,9 @@ class JournalStore:
         if state is None:
             self._log.ensure_usable()
             return 0
-        with self._applier.reading():
+        self._applier.check()
+        with self._applier.lock:
+            self._applier.current()
             claimed = self._delivery.claimed(state)
             if claimed:
                 raise TransactionError(
@@ -451,25 +469,32 @@ class JournalStore:
             count = state.count
         if state.declared:
             self._commit(Ticket([(f.DESTINATION_GONE, state)], f.GONE_BYTES, False))
-            with self._applier.reading():
-                pass  # applied at once: receive no longer finds what it had fetched ahead, nor ack what was leased
+            self._applier.check()
+            with self._applier.lock:
+                self._applier.current()  # at once, so that nothing fetched ahead is received, nothing leased acked
         return count
 
     # Asking
 
     def retire(self) -> bool:
-        with self._applier.reading():
+        self._applier.check()
+        with self._applier.lock:
+            self._applier.current()
             if self._delivery.waiting or self._delivery.held:
                 return False
             self._log.refuse_more()
             return True
 
     def destinations(self) -> Sequence[Destination]:
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             return [s.destination for s in list(index.states.values()) if s.declared]
 
     def depth(self, destination: Destination) -> int:
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             state = index.by_destination.get(destination)
             return state.count if state is not None else 0
 
@@ -478,7 +503,10 @@ class JournalStore:
         return self._reclaimer.run()
 
     def stats(self) -> StoreStats:
-        with self._applier.reading_even_if_failed() as index:
+        if self._log.failed is None:
+            self._applier.check()
+        with self._applier.lock:
+            index = self._applier.as_applied()
             failed = self._log.failed
             states = [s for s in list(index.states.values()) if s.declared or s.count]
             segments = self._log.table.segments
@@ -503,6 +531,8 @@ class JournalStore:
             )
 
     def check(self) -> Iterator[str]:
-        with self._applier.reading() as index:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
             found = list(violations(index, self._log.table, self._applier.applied))
         yield from found

@@ -60,7 +60,7 @@ class JournalDisk(Disk):
         source, target = directory_of(store), self._new_path()
         self._given[target] = dict(self._given[source])
         # No write may come between two files of the copy; unfinished files come and go as they like.
-        with store._reclaimer._lock, store._log._lead, store._applier._lock:
+        with store._reclaimer._lock, store._log._lead, store._applier.lock:
             for file in sorted(source.rglob("*")):
                 copied = target / file.relative_to(source)
                 if file.is_file() and file.name != "store.lock" and file.suffix != ".tmp":

@@ -151,7 +151,7 @@ def test_a_handler_that_calls_the_store_which_it_interrupted_is_refused(disk: Jo
     """Rule G3: an error instead of a deadlock, and nothing queued."""
     store = disk.create()
     store.send(A, b"1")
-    with store._applier.reading(), pytest.raises(RuntimeError, match="signal handler"):
+    with store._applier.lock, pytest.raises(RuntimeError, match="signal handler"):
         store.receive(A)
     with store._log._lead:
         store._log._leader = threading.get_ident()
