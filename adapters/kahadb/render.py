@@ -12,22 +12,22 @@ _CHAIN_MAX = 6
 
 
 def render_text(explanation: Explanation, width: int = 120) -> str:
-    """The whole explanation for a terminal of `width` columns, which long file lists keep to; ends in a newline."""
+    """The whole explanation for a terminal of `width` columns, kept to unless names are longer; ends in a newline."""
     lines: list[str] = []
     for store in explanation.stores:
         if len(explanation.stores) > 1:
             lines += [f"== {store.name}"]
-        lines += [store.summary, ""]
-        lines += _pending(store) + _subscriptions(store) + _transactions(store) + _files(store, width)
+        lines += [*_wrapped(store.summary, width), ""]
+        lines += _pending(store, width) + _subscriptions(store) + _transactions(store) + _files(store, width)
     if explanation.damages:
         lines += ["Damage:"] + [f"  {damage}" for damage in explanation.damages]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _pending(store: StoreExplanation) -> list[str]:
+def _pending(store: StoreExplanation, width: int) -> list[str]:
     if not store.pending:
         return []
-    rows = [["destination", "pending", "bytes", "in files", "pins files", "pins", "frees if emptied", "oldest message"]]
+    rows = [["destination", "pending", "bytes", "files", "pins files", "pins", "frees"]]
     rows += [
         [
             p.destination,
@@ -37,11 +37,17 @@ def _pending(store: StoreExplanation) -> list[str]:
             str(p.kept_files),
             human_bytes(p.kept_bytes),
             human_bytes(p.freed_bytes),
-            f"{p.oldest_message_id} in db-{p.oldest_file}.log",
         ]
         for p in store.pending
     ]
-    return [*_table(rows, right=range(1, 7)), ""]
+    note = "files: those that its pending messages lie in; frees: what could go if it were emptied."
+    oldest = [["oldest pending message", "file", "of"]]
+    oldest += [[p.oldest_message_id, f"db-{p.oldest_file}.log", p.destination] for p in store.pending]
+    return [*_table(rows, right=range(1, 7)), *_wrapped(note, width), "", *_table(oldest), ""]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(40, width), break_long_words=False, break_on_hyphens=False)
 
 
 def _subscriptions(store: StoreExplanation) -> list[str]:

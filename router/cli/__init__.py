@@ -3,7 +3,8 @@
     anabranch route --config stores.yaml orders.custom
 
 Exit codes: 0 done; 2 bad input (arguments, configuration, a name, a trace); 1 any other failure; 130 interrupted.
-Results go to stdout, with `--json` as one JSON document; errors, one clear line each, and progress go to stderr.
+Results go to stdout, with `--json` as one JSON document; errors, one clear line each, and progress go to stderr, as
+text also with `--json`: then stdout is empty and the exit code tells. (`check --json` alone has errors as its result.)
 
 To add a command: a module here, named as the command, with a `click` command called `command` whose help shows an
 example, and its name in `app.COMMANDS`. It raises the library's errors and prints none: `app` turns them into a line

@@ -73,6 +73,9 @@ class App(click.Group):
 def app() -> None:
     """Partitioned durable message stores: set them up, look into them, and learn what to split.
 
+    Exit codes: 0 done; 2 bad input; 1 any other failure; 130 interrupted. Errors are lines on stderr, also with
+    --json.
+
     \b
     Example:
       anabranch init

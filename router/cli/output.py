@@ -13,7 +13,9 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document instead of text. Errors stay text, on stderr."
+)
 config_option = click.option(
     "--config",
     "-c",

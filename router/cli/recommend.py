@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,7 +44,12 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
 @click.option("--clock", type=click.Choice(["ts", "seq"]), default=None,
               help="The trace's clock, or order alone. Default: seq with --from-kahadb, else ts.")  # fmt: skip
 @click.option("--stores-max", type=click.IntRange(1), default=None, help="At most so many stores.")
-@click.option("--peak-max", type=SizeOption(), default=None, help="A cap on all journals together at the peak.")
+@click.option(
+    "--peak-max",
+    type=SizeOption(),
+    default=None,
+    help="A cap on all journals together at the peak. Where none found keeps it: exit code 1.",
+)
 @click.option(
     "--disk-gib", type=float, default=100.0, show_default=True, help="The disk's size, for the price of a sync."
 )
@@ -52,7 +58,9 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
 @click.option("--engine", type=click.Choice(["spark", "local"]), default="spark", show_default=True,
               help="Who summarises; local needs no Java and suits traces that fit in memory.")  # fmt: skip
 @json_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     kahadb_directory: Path | None,
     trace_path: Path | None,
     workload_path: Path | None,
@@ -71,12 +79,18 @@ def command(
     """Recommend which destinations should share a store.
 
     Reads how they were used, simulates which journal files every partitioning would have kept, and writes the best
-    one as a configuration.
+    one as a configuration. What a trace and a workload look like, what the figures and the warnings mean, which model
+    and which clock to choose: docs/advisor.md. --disk-gib and --sync-rate weigh disk against transactions over
+    several stores.
+
+    Where no partitioning keeps the cap of --peak-max, the one with the lowest peak is written, the summary says so
+    first, and the exit code is 1.
 
     \b
     Example:
       anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --segment-size 512KiB
-      anabranch recommend --trace usage.parquet --out advice --json
+      anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --model kahadb
+      anabranch recommend --trace usage.csv --out advice --json
     """
     given = [path for path in (kahadb_directory, trace_path, workload_path) if path is not None]
     if len(given) != 1:
@@ -118,8 +132,10 @@ def command(
     else:
         from ...policies.partitioning import render_text
 
-        click.echo(render_text(answer), nl=False)
+        click.echo(render_text(answer, get_terminal_size((100, 24)).columns), nl=False)
         click.echo(f"\nWritten: {', '.join(str(path) for path in paths)}")
+    if not answer.cap_kept:
+        ctx.exit(1)
 
 
 def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:

@@ -43,6 +43,11 @@ def test_the_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -
     assert text == golden.read_text()
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_text_keeps_to_the_terminal(toymaker: Path, width: int) -> None:
+    assert max(map(len, render_text(explain(toymaker), width).splitlines())) <= width
+
+
 def test_references_are_those_of_the_broker_at_each_of_its_checkpoints(toymaker: Path) -> None:
     """The broker writes down which files' acks need which files; we derive the same from the acks."""
     journal = Journal(find_stores(toymaker).stores[0])
