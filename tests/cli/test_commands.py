@@ -120,6 +120,24 @@ def test_schema() -> None:
     assert json.loads(run("schema").stdout) == json_schema()
 
 
+def test_the_trace_of_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "advisor.md").read_text()
+    lines = page.partition("`usage.csv`:\n\n")[2].partition("\n\n")[0].splitlines()
+    Path("usage.csv").write_text("".join(f"{line.strip()}\n" for line in lines))
+    good = ("recommend", "--trace", "usage.csv", "--out", "advice", "--engine", "local")
+    result = run(*good)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("Leave these 3 destinations in one store")
+    assert "The trace left nothing open." in result.stdout
+    assert run("check", "advice/stores.yaml").exit_code == 0
+    capped = run(*good, "--peak-max", "1MiB")
+    assert capped.exit_code == 1
+    assert capped.stdout.startswith("The cap on the peak, 1.0 MB, cannot be kept")
+    wrong = run(*good, "--segment-size", "0", "--disk-gib", "-1")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "(--segment-size)" in wrong.stderr and "(--disk-gib)" in wrong.stderr
+
+
 def test_explain(tmp_path: Path) -> None:
     with tarfile.open(KINDS) as tar:
         tar.extractall(tmp_path, filter="data")
