@@ -123,7 +123,7 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
         _say(store.summary, width, "   ")
     _say(f"All of it, file by file: anabranch explain {journal}", width, "   ")
     click.echo("\n2. What to split, for Anabranch\n")
-    click.echo("".join(f"   {line}\n" for line in render_text(answer, width - 3).splitlines()))
+    click.echo(textwrap.indent(render_text(answer, width - 3), "   "))
     click.echo(f"3. What it comes to: {len(events):,} operations replayed, journal files at the peak\n")
     click.echo(_table(rows))
     click.echo()

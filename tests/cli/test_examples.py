@@ -1,0 +1,33 @@
+"""The programs in examples/ run, and say what they should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SAYS = {
+    "embed": "1,000 readings consumed\norders: 1 pending\nrest: 1 pending\ntelemetry: 0 pending\n",
+    "transactions": (
+        "rolled back, the order is in its queue again: there is nothing to pack\n"
+        "shop.orders: ['nothing']\n"
+        "shop.parcels: ['parcel for a train']\n"
+        "shop.audit: ['packed a train']\n"
+    ),
+    "recommend_from_activemq": "Peak 23.1 MB in one store, 3.1 MB as recommended:\n",
+}
+
+
+def test_none_is_forgotten() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert SAYS[name] in run.stdout
+    assert not list(tmp_path.iterdir())
