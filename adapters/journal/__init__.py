@@ -10,6 +10,16 @@
 On disk: `journal/*.seg` hold everything; `index.mdb` says where the messages are and can be rebuilt from them;
 `store.lock` and `store.id`. What survives a crash is what the sync policy says (invariant 1): under `always`, all that
 has returned; after a mere kill of the process, under every policy, all that has returned. Formats: docs/format.md.
+
+Where things are:
+
+- the contract: `store`, with `delivery` (leases and order), `bodies` (reading messages back), `limits`, `duplicates`
+- writing: `log` (group commit, syncs), `batch` (what goes in together), `messages` (a message's bytes), `applying`
+  (what is durable goes into the index), `background` (shared threads)
+- the index: `index` (LMDB), `destinations` (counts, what is fetched for delivery)
+- at open: `recovery` (torn, corrupt, replayed), `reader` (the journal in order), `check` (invariants)
+- space: `reclaim` (which segments go), `snapshot` (what must be said first), `segment` (the table of them)
+- bytes and files: `format` (the one place that knows the bytes), `files` (segment files and their pool), `directory`
 """
 
 from .store import JournalStore
