@@ -28,7 +28,10 @@ class Background:
     """Runs small jobs, now or after a delay. Safe for all threads; `schedule` never blocks for long."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()  # guards _jobs and _threads; re-entrant for signal handlers
+        # Guards _jobs and _threads; re-entrant for signal handlers. Callers take the lock itself: Condition's own
+        # `with` is Python code, in which Ctrl-C could strike the main thread just after it had taken the lock.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._jobs: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
@@ -36,7 +39,7 @@ class Background:
 
     def schedule(self, delay: float, job: Callable[[], None]) -> None:
         """Run `job` on a worker once `delay` seconds have passed."""
-        with self._condition:
+        with self._lock:
             heapq.heappush(self._jobs, (time.monotonic() + delay, next(self._numbers), job))
             self._start()
             if self._jobs[0][2] is job:
@@ -46,7 +49,7 @@ class Background:
         """Resolve futures on the notifier thread, where their callbacks may do what they like (rule G4)."""
         self._outcomes.put(outcomes)
         if not self._threads:
-            with self._condition:
+            with self._lock:
                 self._start()
 
     def _start(self) -> None:
