@@ -234,18 +234,21 @@ class Applier:
     # Reclaiming
 
     def snapshot(self) -> tuple[list[Segment], bytes]:
-        """The segments that hold no live message any more, and the snapshot that lets them go (rule J6)."""
+        """The segments that hold no live message any more, and the snapshot that lets them go (rule J6); nothing if
+        the snapshot would be large beside what it frees."""
         self.check()
         with self.lock:
             index = self.current()
             applied = self.applied
             sealed = [s for s in self._log.table.segments if s.number < applied.segment.number]
             empty = [s for s in sealed if not s.live]
-            if not empty:
-                return [], b""
+            kept = [s for s in sealed if s.live]
+            expected = snapshot.size_expected(kept, len(index.states), len(self._log.window))
+            if expected * snapshot.WORTH > sum(s.capacity for s in empty):
+                return [], b""  # wait until it frees more; also where nothing is empty
             taken = snapshot.take(
                 applied.lsn, self._log.tail.seq, applied.segment.number, index.next_destination,
-                [s for s in sealed if s.live], index.states.values(), self._log.window,
+                kept, index.states.values(), self._log.window,
             )  # fmt: skip
         return empty, taken.encode()
 

@@ -35,6 +35,9 @@ class DuplicateWindow:
         """The ids of a destination that is removed: should it come back, it knows nothing of them."""
         self._seqs = {key: seq for key, seq in self._seqs.items() if key[0] != destination}
 
+    def __len__(self) -> int:
+        return len(self._seqs)
+
     def items(self) -> list[tuple[Key, int]]:
         """Oldest first."""
         return list(self._seqs.items())

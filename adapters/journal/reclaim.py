@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from ...policies.errors import AnabranchError
 from . import format as f
@@ -16,9 +15,6 @@ from .log import Log
 from .segment import Segment
 
 log = logging.getLogger(__name__)
-
-WORTH: Final = 4
-"""A snapshot is written when it frees at least so many times its own size."""
 
 
 class Reclaimer:
@@ -64,7 +60,7 @@ class Reclaimer:
         with self._lock:
             empty, document = self._snapshot()
             freed = sum(segment.capacity for segment in empty)
-            if not empty or len(document) * WORTH > freed:
+            if not empty:
                 return 0
             size = f.RECORD_HEADER.size + len(document)
             ticket = Ticket([(f.SNAPSHOT, document)], size, sync=True)

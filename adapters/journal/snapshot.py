@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from .destinations import DestinationState
 from .duplicates import DuplicateWindow
 from .segment import Segment
+
+WORTH: Final = 4
+"""A snapshot is written when it frees at least so many times its own size."""
 
 
 class KeptSegment(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +80,11 @@ def take(
         destinations=[(s.id, s.destination.kind.value, s.destination.name) for s in states if s.declared or s.named],
         duplicates=[(key[0], seq, key[1]) for key, seq in window.items()],
     )
+
+
+def size_expected(kept: Iterable[Segment], states: int, ids: int) -> int:
+    """About how many bytes a snapshot would take, without making it."""
+    return sum(40 + len(s.dead or b"") // 8 for s in kept) + 40 * states + 30 * ids
 
 
 def _deflate(dead: bytearray | None) -> bytes:
