@@ -26,13 +26,14 @@ from ..errors import ConfigError
 from ..wildcard import Pattern, RouteTable
 from .confirm import ExactCosts, improve_exactly
 from .evaluate import SetCosts
+from .jvm import quiet_py4j
 from .model import CostModel, Partition, Retention, canonical, measure
 from .operations import CLOCKS, Clock, Operations, build
 from .patterns import filters
 from .recommendation import Candidate, Recommendation, StorePlan, store_names
 from .render import human_bytes
 from .search import Constraints, search
-from .session import quiet_interrupts, spark_session
+from .session import spark_session
 from .sizes import MODELS, JournalSizes, Model
 from .spark_summary import summarise_with_spark
 from .summary import Summary, summarise
@@ -158,7 +159,7 @@ def _summary(
         report("summarise", 1.0)
         return summary
     report("start Spark", 0.0)
-    with quiet_interrupts(), tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
+    with quiet_py4j(), tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
         spark = spark_session(options.master)
         report("start Spark", 1.0)
         path = source

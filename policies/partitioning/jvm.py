@@ -11,6 +11,7 @@ standard input does, so also when this process is killed.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import signal
@@ -56,6 +57,24 @@ def gateway(configuration: Mapping[str, object]) -> Iterator[None]:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     atexit.register(_end, process, os.getpid())
+
+
+@contextmanager
+def quiet_py4j() -> Iterator[None]:
+    """Keeps from the log the tracebacks that Py4J writes when Ctrl-C meets a call; the exceptions go through."""
+
+    def of_ours(record: logging.LogRecord) -> bool:
+        return not str(record.msg).endswith("while sending command.")
+
+    root, py4j = logging.getLogger(), logging.getLogger("py4j")
+    propagated = py4j.propagate
+    root.addFilter(of_ours)
+    py4j.propagate = False
+    try:
+        yield
+    finally:
+        root.removeFilter(of_ours)
+        py4j.propagate = propagated
 
 
 def _start(configuration: Mapping[str, object], path: Path, said: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -106,7 +125,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     try:
         if SparkContext._active_spark_context is not None:
             # First, since PySpark's own threads complain when the other side goes away.
-            with suppress(Exception):
+            with quiet_py4j(), suppress(Exception):
                 SparkContext._active_spark_context.stop()
         assert process.stdin is not None
         process.stdin.close()

@@ -6,7 +6,6 @@ the next call, since starting one takes seconds; it ends with the process.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -94,18 +93,3 @@ def _handler_of_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-@contextmanager
-def quiet_interrupts() -> Iterator[None]:
-    """Keeps from the log a traceback that Py4J writes when Ctrl-C meets a call; the KeyboardInterrupt goes through."""
-
-    def of_no_interrupt(record: logging.LogRecord) -> bool:
-        return record.msg != "KeyboardInterrupt while sending command."
-
-    root = logging.getLogger()
-    root.addFilter(of_no_interrupt)
-    try:
-        yield
-    finally:
-        root.removeFilter(of_no_interrupt)
