@@ -28,6 +28,7 @@ from .config_options import (
     DEFAULT_KIND,
     Base,
     Directory,
+    JournalOptions,
     Model,
     Options,
     from_environment,
@@ -117,6 +118,11 @@ class StoreConfig(Model):
         fields = [name for name in cls.model_fields if name not in {"kind", "options"}]
         return [*fields, *known_kinds()]
 
+    @classmethod
+    def misplaced(cls, key: str) -> str:
+        """What to say of an option that stands one level too high."""
+        return f"an option of journal; write `journal: {{{key}: ...}}`" if key in JournalOptions.model_fields else ""
+
     @model_validator(mode="before")
     @classmethod
     def _key_to_kind(cls, data: Any) -> Any:
@@ -163,6 +169,13 @@ class Config(Model):
     @classmethod
     def keys(cls) -> list[str]:
         return [*cls.model_fields, "defaults"]
+
+    @classmethod
+    def misplaced(cls, key: str) -> str:
+        """What to say of an option that stands too high."""
+        if key not in JournalOptions.model_fields:
+            return ""
+        return f"an option of journal; write `journal: {{{key}: ...}}` in a store, or under `defaults` for all of them"
 
     def directory_of(self, store: StoreConfig) -> Path:
         """Where this store keeps its files."""

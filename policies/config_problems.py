@@ -119,6 +119,9 @@ def _expectation(kind: str, message: str, context: Mapping[str, Any]) -> str:
 
 
 def _unknown_key(key: str, model: type[BaseModel]) -> str:
+    misplaced = getattr(model, "misplaced", lambda _key: "")(key)
+    if misplaced:
+        return str(misplaced)
     keys = getattr(model, "keys", lambda: list(model.model_fields))
     return f"{getattr(model, 'unknown_key', 'unknown key')}; {did_you_mean(key, keys())}"
 

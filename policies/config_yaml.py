@@ -63,6 +63,8 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> Problem:
     number = mark.line if mark else 0
     words = ": ".join(part for part in (error.context, error.problem) if part)
     lines = text.split("\n")
+    if "\\t" in words:
+        words += "; a tab cannot indent, use spaces"
     if number < len(lines) and re.search(r"[\[,:\s-][*>\[]", lines[number]):
         words += '; patterns that begin with * > or [ need quotes: ["*.eu", ">"]'
     return Problem(f"not YAML: {words}", number + 1)
