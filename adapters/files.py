@@ -22,7 +22,7 @@ LMDB_ENGINE: Final = 0
 
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What the operating system says of a disk on which nothing more fits."""
-DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR))
+DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
 """And of a place that is the wrong one."""
 
 

@@ -8,6 +8,7 @@ the comma and NUL, and `.` separates their segments (an empty segment is a segme
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -68,10 +69,21 @@ class Destination:
         return tuple(dict.fromkeys(_parse(part.strip()) for part in text.split(",")))
 
 
+def mistyped_scheme(text: str) -> bool:
+    """Whether a text without a scheme begins with what was probably meant as one: `queue:/x`, `queue//x`."""
+    return re.match(r"(queue|topic)(:|//)", text, re.IGNORECASE) is not None
+
+
 @lru_cache(maxsize=16384)
 def _parse(text: str) -> Destination:
     scheme, separator, name = text.partition("://")
+    if text[:1].isspace() or (not separator and text[-1:].isspace()):
+        raise DestinationError(f"destination {text!r} begins or ends with a blank; leave it out")
     if not separator:
+        if mistyped_scheme(text):
+            raise DestinationError(
+                f"destination {text!r} looks mistyped; two slashes after a colon: queue:// or topic://"
+            )
         return Destination(Kind.QUEUE, text)
     for kind in Kind:
         if kind.scheme == scheme + separator:

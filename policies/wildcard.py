@@ -25,6 +25,7 @@ that takes is said at `_matches`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -32,7 +33,7 @@ from typing import Generic, TypeVar
 
 from fnmatch2 import fnmatchcase2
 
-from .destination import Destination, Kind
+from .destination import Destination, Kind, mistyped_scheme
 from .errors import ConfigError, DestinationError
 
 T = TypeVar("T")
@@ -207,7 +208,13 @@ def escape(name: str) -> str:
             segments.append("[>]")
         else:
             segments.append("".join(f"[{char}]" if char in "*?[" else char for char in segment))
-    return ".".join(segments).replace("://", "[:]//")
+    text = ".".join(segments).replace("://", "[:]//")
+    if mistyped_scheme(text):
+        text = f"[{text[0]}]{text[1:]}"
+    for blank in {text[:1], text[-1:]}:
+        if blank.isspace():
+            text = re.sub(rf"^{blank}|{blank}$", f"[{blank}]", text)
+    return text
 
 
 def _why(above: Pattern, below: Pattern) -> str:
@@ -244,6 +251,10 @@ def _parse(text: str) -> Pattern:
         )
     if not name:
         raise DestinationError(f"pattern {text!r} is empty; to match everything write >")
+    if name[0].isspace() or name[-1].isspace() or text[0].isspace():
+        raise DestinationError(f"pattern {text!r} begins or ends with a blank; leave it out, or write it as [ ]")
+    if not separator and mistyped_scheme(text):
+        raise DestinationError(f"pattern {text!r} looks mistyped; two slashes after a colon: queue:// or topic://")
     if "," in name or "\0" in name:
         raise DestinationError(f"pattern {text!r} holds a comma or NUL, as no name does; list patterns one by one")
     if any("\ud800" <= char <= "\udfff" for char in name):

@@ -19,7 +19,7 @@ from .placement import StoreRow
 log = logging.getLogger(__name__)
 
 OPEN_STORES_MAX: Final = 256
-"""Stores kept open at once; beyond it an idle one is closed, the least recently used first (rule M1)."""
+"""Stores kept open at once; beyond it an idle one is closed, of those not used since the last was closed the first."""
 
 
 class OpenStores:

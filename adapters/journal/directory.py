@@ -78,10 +78,10 @@ class StoreDirectory:
         """Raises PlacementError if this is no store's directory."""
         store_id = self.identify()
         if store_id is None:
+            what = "damaged" if (self.path / "store.id").exists() else "missing"
             raise PlacementError(
-                f"{self.path} holds no store: its store.id is {'damaged' if (self.path / 'store.id').exists() else 'missing'}. If it lies "
-                "on another disk, mount that first; if only this file is lost, restore it (the segments' headers hold "
-                "the same id)"
+                f"{self.path} holds no store: its store.id is {what}. If it lies on another disk, mount that first; if "
+                "only this file is lost, restore it (the segments' headers hold the same id)"
             )
         return store_id
 

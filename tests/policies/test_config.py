@@ -446,3 +446,15 @@ def test_mistakes_with_secrets_are_named_and_the_secret_is_not(monkeypatch: pyte
     assert found.password.get_secret_value() == "y"
     found = loads(in_defaults, BASE).stores[0].options
     assert found.password.get_secret_value() == "hunter2"
+
+
+def test_an_option_one_level_too_high() -> None:
+    line, text = one("directory: d\nstores:\n- name: a\n  match: [a]\n  sync: always\n")
+    assert (line, "an option of journal; write `journal: {sync: ...}`" in text) == (5, True)
+    line, text = one("directory: d\nsync: always\nstores:\n- name: a\n  match: [a]\n")
+    assert (line, "under `defaults`" in text) == (2, True)
+
+
+def test_a_tab() -> None:
+    line, text = one("directory: d\nstores:\n\t- name: a\n")
+    assert (line, "use spaces" in text) == (3, True)

@@ -32,6 +32,8 @@ def patterns(draw: st.DrawFn) -> str:
         parts.append(">")
     text = draw(st.sampled_from(["", "queue://", "topic://"])) + ".".join(parts)
     assume("**" not in text and not text.endswith("//"))
+    name = text.removeprefix("queue://").removeprefix("topic://")
+    assume(name == name.strip())
     return text or ">"
 
 
@@ -249,3 +251,24 @@ def test_routing_a_known_destination_takes_under_a_microsecond() -> None:
     routes.route(destination)
     best = min(timeit.repeat(lambda: routes.route(destination), number=10_000, repeat=5)) / 10_000
     assert best < 5e-6  # performance.md's P11 says 1e-6; the slack is for a loaded machine
+
+
+@pytest.mark.parametrize("text", ["queue:/x", "queue//z", "topic:x", "Queue:a.>"])
+def test_a_mistyped_scheme(text: str) -> None:
+    for parse in (Pattern.parse, Destination.parse):
+        with pytest.raises(DestinationError, match="two slashes"):
+            parse(text)
+    assert Pattern.parse(escape(text.removesuffix(">"))).matches(queue(text.removesuffix(">")))
+
+
+@pytest.mark.parametrize("text", [" a", "a ", " queue://a", "queue:// a", "\ta"])
+def test_blanks_at_the_ends(text: str) -> None:
+    with pytest.raises(DestinationError, match=r"blank|scheme"):
+        Pattern.parse(text)
+    assert Pattern.parse(escape(text)).matches(queue(text))
+
+
+def test_a_destination_with_blanks_at_its_ends() -> None:
+    for text in (" a", "a ", " queue://a"):
+        with pytest.raises(DestinationError, match="begins or ends with a blank"):
+            Destination.parse(text)

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import anabranch
 from anabranch.adapters.base import Message, Outgoing
+from anabranch.adapters.locking import DirectoryLock
 from anabranch.policies.errors import (
     ClosedError,
     ConfigError,
@@ -351,6 +353,7 @@ class TestLifecycle:
             router.stats,
             router.destinations,
             router.reclaim,
+            lambda: router.queue("one.a"),
         ):
             with pytest.raises(ClosedError):
                 call()
@@ -420,3 +423,156 @@ class TestLifecycle:
             for store in ("each", "one"):
                 assert sorted(bodies(router, f"{store}.{n}")) == [f"{k}".encode() for k in range(8)]
         assert len(router.stats().stores) == 21
+
+
+class TestArguments:
+    """A destination is named in one way everywhere; what is wrong is said where it is given."""
+
+    def test_three_ways_to_name_a_queue(self, router: anabranch.Router) -> None:
+        queue = router.queue("one.a")
+        for address in ("one.a", "queue://one.a", queue.destination, queue):
+            assert router.queue(address).destination == queue.destination
+            assert router.send(address, b"x")[0].destination == queue.destination
+            with router.transaction() as tx:
+                tx.send(address, b"y")
+            assert router.delete(address) == 2
+
+    @pytest.mark.parametrize("address", [None, 7, b"one.a", ["one.a"]])
+    def test_what_names_no_queue(self, router: anabranch.Router, address: Any) -> None:
+        tx = router.transaction()
+        for call in (
+            lambda: router.queue(address),
+            lambda: router.send(address, b"x"),
+            lambda: router.delete(address),
+            lambda: tx.send(address, b"x"),
+        ):
+            with pytest.raises(TypeError, match="a destination is given as text"):
+                call()
+
+    @pytest.mark.parametrize(
+        ("message", "error", "says"),
+        [
+            (("text",), TypeError, "a message body is bytes, not str"),
+            ((b"", {"h": object()}), TypeError, "is not plain"),
+            ((b"", None, 7), TypeError, "a message_id is a str"),
+            ((b"", None, "\ud800"), ValueError, "message_id .* is not valid unicode"),
+        ],
+    )
+    def test_a_transaction_refuses_at_once(
+        self, router: anabranch.Router, message: Any, error: type[Exception], says: str
+    ) -> None:
+        with router.transaction() as tx:
+            with pytest.raises(error, match=says):
+                tx.send("one.a", *message)
+            tx.send("two.a", b"x")  # the refused step ties it to no store
+        with pytest.raises(error, match=says):
+            router.queue("one.a").send(*message)
+        assert (bodies(router, "one.a"), bodies(router, "two.a")) == ([], [b"x"])
+
+    def test_a_transaction_keeps_what_it_was_given(self, router: anabranch.Router) -> None:
+        body, headers = bytearray(b"x"), {"h": 1}
+        with router.transaction() as tx:
+            tx.send("one.a", body, headers)  # type: ignore[arg-type]
+            body[0], headers["h"] = 0, 2
+        message = take(router.queue("one.a"))
+        assert (message.body, message.headers) == (b"x", {"h": 1})
+
+    def test_a_header_that_is_no_unicode(self, router: anabranch.Router) -> None:
+        with pytest.raises(ValueError, match="a header is not valid unicode"):
+            router.queue("one.a").send(b"", {"h": "\ud800"})
+
+    def test_a_browsed_message_ties_a_transaction_to_no_store(self, router: anabranch.Router) -> None:
+        router.queue("one.a").send(b"x")
+        (seen,) = router.queue("one.a").browse()
+        with router.transaction() as tx:
+            with pytest.raises(UnknownMessageError):
+                tx.ack(seen)
+            tx.send("two.a", b"y")
+        assert bodies(router, "two.a") == [b"y"]
+
+    def test_ack_takes_one_message_too(self, router: anabranch.Router) -> None:
+        router.queue("one.a").send(b"x")
+        router.ack(take(router.queue("one.a")))
+        assert len(router.queue("one.a")) == 0
+        wrong: Any = ["x"]
+        with pytest.raises(TypeError, match="messages that were received can be acked, not str"):
+            router.ack(wrong)
+
+    def test_browse_refuses_a_negative_limit(self, router: anabranch.Router) -> None:
+        with pytest.raises(ValueError, match="limit of 0 or more"):
+            router.queue("one.a").browse(limit=-1)
+
+
+class TestIdleStores:
+    def test_browse_goes_on(self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 1)
+        router.queue("each.a").send_many([f"{n}".encode() for n in range(2000)])
+        seen = []
+        for n, message in enumerate(router.queue("each.a").browse(limit=1500, after=0)):
+            seen.append(message.body)
+            if n in (0, 600):
+                router.queue(f"each.{n}").send(b"x")
+                assert [store.name for store in router._open_stores.values()] == [f"each:queue://each.{n}"]
+        assert seen == [f"{n}".encode() for n in range(1500)]
+
+    def test_one_that_is_used_stays_open(self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 3)
+        for n in range(20):
+            router.queue("each.hot").send(b"x")
+            router.queue(f"each.{n}").send(b"x")
+            assert n < 4 or "each:queue://each.hot" in [store.name for store in router._open_stores.values()]
+
+    def test_a_composite_goes_on(self, router: anabranch.Router) -> None:
+        router.send("one.a,one.b", b"1")
+        (store,) = router._open_stores.values()
+        assert store.retire()
+        router.send("one.a,one.b", b"2")
+        assert bodies(router, "one.a") == bodies(router, "one.b") == [b"1", b"2"]
+
+    def test_reclaim_tries_every_store(self, router: anabranch.Router) -> None:
+        for name in ("one.a", "two.a"):
+            queue = router.queue(name)
+            queue.send_many([bytes(30_000)] * 10)
+            queue.purge()
+        one, two = router._open_stores.values()
+        one._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
+        before = two.stats().segments["retained"]
+        with pytest.raises(StoreFailedError):
+            router.reclaim()
+        assert two.stats().segments["retained"] < before or before == 0
+
+
+class TestDirectories:
+    def test_a_file_as_data_directory(self, tmp_path: Path) -> None:
+        (tmp_path / "data").write_text("x")
+        with pytest.raises(ConfigError, match=rf"{tmp_path}/data cannot be used: .*directory:"):
+            anabranch.open(config(tmp_path / "data"))
+        assert (tmp_path / "data").read_text() == "x"
+
+    def test_a_store_directory_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        stores = [
+            anabranch.StoreConfig("one", ["queue://one.>"], directory=tmp_path / "file" / "s", journal=OPTIONS),
+            anabranch.StoreConfig("two", ["queue://two.>"], journal=OPTIONS),
+        ]
+        with anabranch.open(anabranch.Config(tmp_path / "data", stores)) as router:
+            for _ in range(2):
+                with pytest.raises(ConfigError, match=r"'one'.*file.*choose another directory"):
+                    router.queue("one.a").send(b"x")
+            router.queue("two.a").send(b"x")
+            assert [str(d) for d in router.destinations()] == ["queue://two.a"]
+
+    def test_a_lock_does_not_need_to_say_whose_it_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A full disk must not leak it."""
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        lock = DirectoryLock(tmp_path / "lock", "it")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_text", full)
+            lock.acquire()
+        with pytest.raises(StoreLockedError):
+            DirectoryLock(tmp_path / "lock", "it").acquire()
+        lock.release()
+        DirectoryLock(tmp_path / "lock", "it").acquire()
