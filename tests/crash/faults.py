@@ -86,7 +86,7 @@ class Faults:
     def name(self, target: Any) -> str:
         """What a call is about, short."""
         if isinstance(target, int):
-            target = os.readlink(f"/proc/self/fd/{target}")
+            target = str(Path(f"/proc/self/fd/{target}").readlink())
         return os.fspath(target).removeprefix(str(self.root))
 
     @contextlib.contextmanager
@@ -248,7 +248,9 @@ class Script:
         ids = self._new(count)
         target = self.router.queue(queue)  # type: ignore[union-attr]
         self.attempt(
-            "send_many", lambda: target.send_many([body_of(i, size) for i in ids]), {"op": "send", "q": queue, "ids": ids}
+            "send_many",
+            lambda: target.send_many([body_of(i, size) for i in ids]),
+            {"op": "send", "q": queue, "ids": ids},
         )
 
     def receive(self, queue: str, count: int) -> list[anabranch.Message]:

@@ -21,12 +21,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anabranch
-import anabranch.adapters.journal  # noqa: F401  routers load it late, each child anew
+import anabranch.adapters.journal
 
-from .ledger import Marks, Operation, compare, contents, identity_of, read_marks, violations
+from .ledger import Marks, Operation, compare, contents, read_marks, violations
 from .power.workloads import Worker
 
 THREADS = 8
@@ -170,14 +171,14 @@ def rounds(count: int, seed: int, base: Path, report: Callable[[str], None]) -> 
         directory, wrong = place / "data", False
         for turn in range(ROUNDS_A_DIRECTORY):
             number += 1
-            worker = forked(lambda turn=turn: work(directory, seed, turn))
+            worker = forked(partial(work, directory, seed, turn))
             code = reaped(worker, chance.choice((0.06, 0.3, WORK_SECONDS)) * chance.random())
             kills += code is None
             early += code is None and not any(f'"r{turn}t' in line for line in (place / "marks").open())
             wrong |= code is not None
             if chance.random() < 0.4 or turn == ROUNDS_A_DIRECTORY - 1:
                 without = chance.random() < 0.4
-                code = reaped(forked(lambda without=without: verify(directory, seed, without)), VERIFY_SECONDS)
+                code = reaped(forked(partial(verify, directory, seed, without)), VERIFY_SECONDS)
                 wrong |= code != 0
                 if code is None:
                     report(f"seed {seed}: recovery hangs")

@@ -22,7 +22,9 @@ from anabranch.adapters.journal import JournalStore
 from .ledger import body_of, contents, identity_of, violations
 
 CHECKED = frozenset(
-    code for name, code in dis.opmap.items() if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD")) or name == "PRECALL"
+    code
+    for name, code in dis.opmap.items()
+    if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD")) or name == "PRECALL"
 )
 OURS = str(Path(anabranch.__file__).resolve().parents[2])
 POINTS_MAX = 3000
@@ -71,9 +73,7 @@ def interrupted(at: int, call: Callable[[], object]) -> str:
     return interrupter.where
 
 
-def everywhere(
-    prepare: Callable[[int], Callable[[], object]], check: Callable[[int, str], None], step: int = 1
-) -> int:
+def everywhere(prepare: Callable[[int], Callable[[], object]], check: Callable[[int, str], None], step: int = 1) -> int:
     """Interrupt at place 1, 1 + step, ... of prepare(n)() until it gets through; how many places that were."""
     for at in range(1, POINTS_MAX, step):
         call = prepare(at)

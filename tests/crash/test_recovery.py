@@ -8,7 +8,7 @@ from pathlib import Path
 import anabranch
 from anabranch.adapters.journal import JournalStore
 
-from .ledger import body_of, contents, identity_of, violations
+from .ledger import body_of, contents, violations
 
 
 def config(directory: Path) -> anabranch.Config:

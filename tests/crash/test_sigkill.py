@@ -30,7 +30,12 @@ def test_thirty_kills_lose_nothing(tmp_path: Path) -> None:
         ({"q": ["p.0"]}, [*SENDS[:1], {"op": "ack", "q": "q", "ids": ["p.0"]}], [], "came back: p.0"),
         ({"q": ["p.1"]}, [], [{"op": "send", "q": "q", "ids": ["p.0", "p.1"]}], "no prefix"),
         ({"q": ["p.0"]}, SENDS[:1], [{"op": "tx", "send": [["r", "t.0"]], "ack": []}], ""),
-        ({"r": ["t.0"], "q": ["p.0"]}, SENDS[:1], [{"op": "tx", "send": [["r", "t.0"]], "ack": [["q", "p.0"]]}], "half"),
+        (
+            {"r": ["t.0"], "q": ["p.0"]},
+            SENDS[:1],
+            [{"op": "tx", "send": [["r", "t.0"]], "ack": [["q", "p.0"]]}],
+            "half",
+        ),
     ],
 )
 def test_the_ledger_sees_what_is_wrong(

@@ -1,6 +1,6 @@
 """Is the directory right? Opened, compared with what was promised, walked by check(), opened without its indexes.
 
-    python -m tests.crash.power.checker NAME DIR MARKS
+python -m tests.crash.power.checker NAME DIR MARKS
 """
 
 from __future__ import annotations

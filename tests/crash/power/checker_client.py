@@ -1,4 +1,4 @@
-"""Asks the server at $ANABRANCH_CHECK_SERVER, and imports next to nothing: `python -S checker_client.py NAME DIR MARKS`."""
+"""Asks the server at $ANABRANCH_CHECK_SERVER, and imports little: `python -S checker_client.py NAME DIR MARKS`."""
 
 import os
 import socket

@@ -1,7 +1,7 @@
 """Checks many states quickly: listens at a socket and forks a child for each, so that nothing is imported twice.
 
-    python -m tests.crash.power.server SOCKET &
-    ANABRANCH_CHECK_SERVER=SOCKET python -S tests/crash/power/checker_client.py NAME DIR MARKS
+python -m tests.crash.power.server SOCKET &
+ANABRANCH_CHECK_SERVER=SOCKET python -S tests/crash/power/checker_client.py NAME DIR MARKS
 """
 
 from __future__ import annotations

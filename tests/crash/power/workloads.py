@@ -1,6 +1,6 @@
 """What happens before the power fails: small programs over the public interface, one for each part that could break.
 
-    python -m tests.crash.power.workloads NAME DIR
+python -m tests.crash.power.workloads NAME DIR
 """
 
 from __future__ import annotations
