@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import lmdb
@@ -22,7 +23,7 @@ from . import recovery, snapshot
 from .background import shared
 from .batch import Entry, Flight, Tail
 from .delivery import Delivery
-from .index import VERSION, Checkpoint, Index
+from .index import VERSION, Checkpoint, Index, remove_file
 from .log import Log
 from .reader import Replayer
 from .segment import Segment, SegmentTable
@@ -133,7 +134,7 @@ class Applier:
                     pending.popleft()
             self.pending_operations = sum(len(flight.entries) for flight in list(pending))
         except lmdb.Error as error:
-            self._log.fail(error)
+            self._fail(error)
             self._log.ensure_usable()
         operations = self.index.operations
         if operations >= self._options.checkpoint_operations:
@@ -148,6 +149,14 @@ class Applier:
         if self.index.emptied:
             self.index.emptied = False
             self.on_empty()
+
+    def _fail(self, error: lmdb.Error) -> None:
+        """The store stops. After damage or a failed sync the index's file must not be believed again (it has no
+        checksums): the next open rebuilds it."""
+        self._log.fail(error)
+        if not isinstance(error, lmdb.DiskError):
+            with suppress(OSError):
+                remove_file(self.index.path)
 
     def _apply_some(self) -> int:
         """Apply the first pending batches, all of one segment; returns how many.
@@ -225,7 +234,7 @@ class Applier:
                 (table or self._log.table).segments,
             )  # fmt: skip
         except lmdb.Error as error:
-            self._log.fail(error)
+            self._fail(error)
             raise StoreFailedError(f"store {self._name!r}: the index cannot be written: {error}") from error
         finally:
             self._checkpointing = False

@@ -24,6 +24,7 @@ import lmdb
 import msgspec
 
 from ...policies.destination import Destination, Kind
+from ...policies.errors import AnabranchError
 from ..files import fill_lmdb, is_cut_short, open_lmdb
 from . import format as f
 from .batch import Entry
@@ -382,6 +383,13 @@ class Index:
 def _segment_row(row: tuple[int, int, int, int, int, bytes]) -> bytes:
     base_lsn, last_lsn, end, live, live_bytes, dead = row
     return msgspec.msgpack.encode((base_lsn, last_lsn, end, live, live_bytes, dead.rstrip(b"\0")))
+
+
+def is_of_index(error: Exception) -> bool:
+    """Whether opening a store failed for what its index file says. LMDB has no checksums: damage shows as an error of
+    LMDB or as bytes that decode to nonsense, and whatever that makes Python raise."""
+    cause = error.__cause__ if isinstance(error, AnabranchError) else error
+    return cause is not None and not isinstance(cause, (OSError, AnabranchError, lmdb.DiskError))
 
 
 def remove_file(path: Path) -> None:

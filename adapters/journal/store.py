@@ -38,7 +38,7 @@ from .destinations import DestinationState, Place
 from .directory import StoreDirectory
 from .duplicates import DuplicateWindow
 from .files import File, SegmentFiles
-from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, remove_file
+from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, remove_file
 from .limits import Room
 from .log import Log
 from .reader import Replayer
@@ -104,7 +104,14 @@ class JournalStore:
         with disk_errors(f"store {self.name!r} cannot be opened"):
             self._directory.lock()
             try:
-                self._open(progress)
+                try:
+                    self._open(progress)
+                except Exception as error:
+                    if not is_of_index(error):
+                        raise
+                    log.warning("store %s: its index is damaged, %r; it is rebuilt from the journal", self.name, error)
+                    remove_file(self._directory.index)
+                    self._open(progress)
             except BaseException:
                 self._directory.unlock()
                 raise

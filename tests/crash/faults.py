@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -87,7 +88,7 @@ class Faults:
         """What a call is about, short."""
         if isinstance(target, int):
             target = str(Path(f"/proc/self/fd/{target}").readlink())
-        return os.fspath(target).removeprefix(str(self.root))
+        return str(os.fspath(target)).removeprefix(str(self.root))
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
@@ -328,7 +329,7 @@ def _behaviour(script: Script, faults: Faults) -> list[str]:
         if store not in failed and len(script.errors) > before:
             wrong.append(f"store {queue} has not failed and refuses a send: {script.errors[before:]}")
     for store in failed:
-        script.attempt("reopen", lambda store=store: router.reopen(store.name))
+        script.attempt("reopen", partial(router.reopen, store.name))
         before = len(script.errors)
         script.send("own.q" if store.name == "own" else "q", 10)
         if len(script.errors) > before:

@@ -122,7 +122,12 @@ def storm(directory: Path, threads: int, signals: int, sync: anabranch.Sync, see
     started, me = time.monotonic(), parties[0]
     source = subprocess.Popen([sys.executable, "-S", "-c", thunder], start_new_session=True)
     over = threading.Event()  # not poll(), which Ctrl-C can leave with its own lock held: it then says None for ever
-    threading.Thread(target=lambda: (source.wait(), over.set()), daemon=True).start()
+
+    def await_end() -> None:
+        source.wait()
+        over.set()
+
+    threading.Thread(target=await_end, daemon=True).start()
     while True:
         try:
             while not over.is_set():
