@@ -54,7 +54,7 @@ def test_summary_is_that_of_memory(spark: Any, tmp_path: Path, name: str, model:
 
 
 def test_topics_repeated_sends_and_missing_columns(spark: Any) -> None:
-    """Messages with some, none, all and too many of their acks; a bare name; no sizes."""
+    """Messages with some, none, all and too many of their acks; a bare name; one size, the others not known."""
     rows = [
         ("send", "topic://t", "1", 2), ("send", "topic://t", "2", 2), ("send", "topic://t", "3", 2),
         ("send", "topic://t", "4", 0), ("send", "q", "1", 1), ("ack", "topic://t", "1", 1),
@@ -62,10 +62,10 @@ def test_topics_repeated_sends_and_missing_columns(spark: Any) -> None:
         ("ack", "q", "1", 1), ("send", "q", "5", 1), ("ack", "q", "unknown", 1),
     ]  # fmt: skip
     table = from_events(
-        UsageEvent(10 + 3 * i, float(i), op, name, message, 0, None, needed)
+        UsageEvent(10 + 3 * i, float(i), op, name, message, 0 if i else 300, None, needed)
         for i, (op, name, message, needed) in enumerate(rows)
     )
-    frame = spark.createDataFrame(table.select(["seq", "ts", "op", "destination", "message_id", "acks_needed"]))
+    frame = spark.createDataFrame(table.select(["seq", "ts", "op", "destination", "message_id", "size", "acks_needed"]))
     here = summarise(build(table, model="kahadb"), 4096)
     assert_same(summarise_with_spark(spark, frame, 4096, model="kahadb"), here)
 
