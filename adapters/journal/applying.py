@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Final
 import lmdb
 
 from ...policies.config import JournalOptions
-from ...policies.errors import AnabranchError, StoreFailedError
+from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
 from . import format as f
 from . import recovery, snapshot
 from .background import shared
@@ -34,6 +35,9 @@ APPLY_AT: Final = 1024
 """A sender that leaves so many operations pending applies them, if nobody else is at it."""
 PENDING_MAX: Final = 20_000
 """Operations; beyond it a sender waits until the index has caught up (invariant 10)."""
+
+FULL_PAUSE: Final = 5.0
+"""Seconds until the next try to write the index out after the disk was full."""
 
 
 class Applier:
@@ -55,6 +59,7 @@ class Applier:
         self._pending: deque[Flight] = deque()
         self._interrupted = False
         self._checkpoint_due = self._checkpoint_soon = False
+        self._full_until = 0.0
 
     def attach(self, the_log: Log) -> None:
         """The log whose batches come here."""
@@ -70,7 +75,10 @@ class Applier:
         with self.lock:
             if clean and self.index.is_open:
                 self.drain()
-                self._write_checkpoint(clean=True)
+                try:
+                    self._write_checkpoint(clean=True)
+                except StoreFullError as error:
+                    log.warning("%s; the next open replays the journal", error)
 
     def let_go(self) -> None:
         """Close the index as it is. Idempotent."""
@@ -137,9 +145,9 @@ class Applier:
             self._fail(error)
             self._log.ensure_usable()
         operations = self.index.operations
-        if operations >= self._options.checkpoint_operations:
+        if operations >= self._options.checkpoint_operations and time.monotonic() >= self._full_until:
             if operations >= 4 * self._options.checkpoint_operations:
-                self._write_checkpoint(clean=False)  # the background is late: the transaction stays bounded
+                self._checkpoint_late()
             elif not self._checkpoint_soon:
                 self._checkpoint_soon = True
                 shared().schedule(0, self._background_checkpoint)
@@ -149,6 +157,14 @@ class Applier:
         if self.index.emptied:
             self.index.emptied = False
             self.on_empty()
+
+    def _checkpoint_late(self) -> None:
+        """The background has not come to it: the transaction stays bounded, if the disk has room."""
+        try:
+            self._write_checkpoint(clean=False)
+        except StoreFullError as error:
+            log.warning("%s", error)
+            self._restore()
 
     def _fail(self, error: lmdb.Error) -> None:
         """The store stops. After damage or a failed sync the index's file must not be believed again (it has no
@@ -233,6 +249,11 @@ class Applier:
                 ),
                 (table or self._log.table).segments,
             )  # fmt: skip
+        except lmdb.DiskError as error:  # full: the index goes back to its last checkpoint, the journal has all of it
+            self._full_until = time.monotonic() + FULL_PAUSE
+            raise StoreFullError(
+                f"store {self._name!r}: there is no room to write the index out: {error}; free some space"
+            ) from error
         except lmdb.Error as error:
             self._fail(error)
             raise StoreFailedError(f"store {self._name!r}: the index cannot be written: {error}") from error
