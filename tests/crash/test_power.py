@@ -1,0 +1,50 @@
+"""The power-failure workloads and their checker, without a simulator: what they leave is right, and what is wrong is
+seen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .ledger import read_marks
+from .power.checker import verdict
+from .power.workloads import WORKLOADS
+
+
+def run(name: str, place: Path) -> dict[str, Any]:
+    """The marks of a workload that ran to its end."""
+    path = place / "marks"
+    command = [sys.executable, "-m", "tests.crash.power.workloads", name, str(place / "data")]
+    subprocess.run(command, env=os.environ | {"CRASHSIM_MARKS": str(path)}, check=True, timeout=120)
+    promised, maybe = read_marks(path)
+    lines = [[line, True] for line in path.read_text().splitlines()]
+    return {"promised": promised, "maybe": maybe, "marks": lines}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_that_ends_leaves_what_was_promised(name: str, tmp_path: Path) -> None:
+    marks = run(name, tmp_path)
+    assert len(marks["marks"]) > 20
+    assert verdict(name, tmp_path / "data", marks) == []
+
+
+def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
+    marks = run("many", tmp_path)
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    lost = {"op": "send", "q": "bulk", "ids": ["m.9999"]}
+    assert "lost" in verdict("many", tmp_path / "data", marks | {"promised": [*marks["promised"], lost]})[0]
+    half = {"op": "send", "q": "bulk", "ids": ["m.9999", "m.190"]}
+    wrong = verdict("many", tmp_path / "copy", marks | {"promised": marks["promised"][:-2], "maybe": [half]})
+    assert wrong
+
+
+def test_a_lazy_policy_is_held_to_what_close_promised(tmp_path: Path) -> None:
+    marks = run("never", tmp_path)
+    earlier = [mark for mark in marks["marks"] if "l.3" not in mark[0]]
+    assert verdict("never", tmp_path / "data", marks | {"marks": earlier})
