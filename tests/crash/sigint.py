@@ -115,6 +115,7 @@ def storm(directory: Path, threads: int, signals: int, sync: anabranch.Sync, see
     thunder = f"""if True:
         import os, random, signal, time
         chance = random.Random({seed})
+        time.sleep(0.2)  # who starts this must be out of Popen
         for _ in range({signals}):
             time.sleep(chance.random() * 0.002)
             os.kill({os.getpid()}, signal.SIGINT)
@@ -135,7 +136,12 @@ def storm(directory: Path, threads: int, signals: int, sync: anabranch.Sync, see
             break
         except KeyboardInterrupt:
             me.interrupted += 1
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            break
+        except KeyboardInterrupt:  # the last one
+            me.interrupted += 1
     stop.set()
     for thread in others:
         thread.join(HANGS_AFTER)
