@@ -28,11 +28,27 @@ from .ledger import Contents, body_of, contents, identity_of, violations
 HANGS_AFTER = 30.0
 
 
+class Lightning:
+    """The handler of SIGINT: raises KeyboardInterrupt once, and not again before it is armed, so that no `except` of
+    this program is struck itself."""
+
+    def __init__(self) -> None:
+        self.armed = False
+
+    def arm(self) -> None:
+        self.armed = True
+
+    def __call__(self, *_: object) -> None:
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+
 class Party:
     """One thread's sends and acks on a queue of its own, and what must be in it."""
 
-    def __init__(self, router: anabranch.Router, name: str) -> None:
-        self.queue, self.name = router.queue(f"q.{name}"), name
+    def __init__(self, router: anabranch.Router, name: str, arm: Callable[[], None]) -> None:
+        self.queue, self.name, self.arm = router.queue(f"q.{name}"), name, arm
         self.sent: list[str] = []
         self.acking: set[str] = set()
         """Perhaps acked: an interruption may fall between an ack and the note of it."""
@@ -51,6 +67,7 @@ class Party:
         message = self.queue.receive()
         while message is not None:
             try:
+                self.arm()
                 self.acking.add(identity_of(message.body))
                 message.ack()
                 self.acked.add(identity_of(message.body))
@@ -64,6 +81,7 @@ class Party:
     def _until_done(self, act: Callable[[], object]) -> None:
         while True:
             try:
+                self.arm()
                 self.beat = time.monotonic()
                 act()
                 return
@@ -90,7 +108,10 @@ def storm(directory: Path, threads: int, signals: int, sync: anabranch.Sync, see
     )
     config = anabranch.Config(directory, [anabranch.StoreConfig("all", [">"], journal=options)])
     router = anabranch.open(config)
-    parties = [Party(router, f"t{number}") for number in range(threads)]
+    lightning = Lightning()
+    signal.signal(signal.SIGINT, lightning)
+    arms = [lightning.arm] + [lambda: None] * (threads - 1)
+    parties = [Party(router, f"t{number}", arm) for number, arm in enumerate(arms)]
     for party in parties:
         party.step()  # the store is open now; opened anew after each signal, it would never be
     stop, failures = threading.Event(), []
