@@ -43,7 +43,10 @@ class Delivery:
 
     def lease(self, state: DestinationState, index: Index) -> Place | None:
         """Take the first message that nobody holds. Under the index lock, all that is pending applied unless
-        something is ready. Raises StoreFullError at the limit of leases."""
+        something is ready. Raises StoreFullError at the limit of leases.
+
+        A message leaves its place only once it is held: Ctrl-C in between makes it seen twice here, not passed over.
+        """
         if state.purging:
             return None  # what is free is about to go
         held, ready, returned = self.held, state.ready, state.returned
@@ -51,13 +54,20 @@ class Delivery:
             if not ready and not self._fetch(state, index) and not returned:
                 return None
             if returned and (not ready or returned[0] < ready[0]):
-                place = heapq.heappop(returned)
-                if index.place(state, place[0]) != place:
-                    continue  # an interrupted ack of it was still under way when it was released
+                place = returned[0]
+                # An interrupted ack of it may have been under way when it was released.
+                free = place[0] not in held and index.place(state, place[0]) == place
+                if free:
+                    held[place[0]] = (state, LEASED)
+                heapq.heappop(returned)
             else:
-                place = ready.popleft()
-            held[place[0]] = (state, LEASED)
-            return place
+                place = ready[0]
+                free = place[0] not in held
+                if free:
+                    held[place[0]] = (state, LEASED)
+                ready.popleft()
+            if free:
+                return place
 
     def require_room(self) -> None:
         """Raise StoreFullError at the limit of leases."""
@@ -73,8 +83,8 @@ class Delivery:
     def _fetch(self, state: DestinationState, index: Index) -> bool:
         places = index.fetch(state, state.cursor, FETCH)
         if places:
-            state.cursor = places[-1][0]
             state.ready.extend(places)
+            state.cursor = places[-1][0]
         return bool(places)
 
     def take(self, store: Store, messages: Sequence[Message], before: int, after: int) -> list[Operation]:
@@ -112,6 +122,13 @@ class Delivery:
                 heapq.heappush(state.returned, place)
             self.held.pop(message.seq, None)
             state.wake()
+
+    def unlease(self, state: DestinationState, place: Place, index: Index) -> None:
+        """Whoever leased it was interrupted before the message was read: it is free, at its old place."""
+        if index.place(state, place[0]) == place:
+            heapq.heappush(state.returned, place)
+        self.held.pop(place[0], None)
+        state.wake()
 
     def settle(self, entries: Iterable[Entry]) -> None:
         """These operations take effect now, for the first time. Under the index lock."""

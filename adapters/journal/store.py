@@ -325,7 +325,12 @@ class JournalStore:
         while True:
             place = self._lease(state)
             if place is not None:
-                message = self._bodies.one(state, place, leased=True)
+                try:
+                    message = self._bodies.one(state, place, leased=True)
+                except KeyboardInterrupt:
+                    with self._applier.lock:
+                        self._delivery.unlease(state, place, self._applier.current())
+                    raise
                 if message is not None:
                     return message
                 self._delivery.held.pop(place[0], None)  # it was purged after it had been fetched
