@@ -252,29 +252,70 @@ def stores(directory: Path, workload: Workload) -> None:
 
 def kills(directory: Path, workload: Workload) -> None:
     """Processes that are killed at work or in recovery, each taking over from the one before."""
-    marks = Marks()
+    name = next(name for name, known in WORKLOADS.items() if known is workload)
     for turn in range(6):
-        with subprocess.Popen([sys.executable, "-m", __spec__.name, "killed", str(directory), str(turn)]) as child:
+        command = [sys.executable, "-m", __spec__.name, name, str(directory), str(turn)]
+        with subprocess.Popen(command) as child:
             if child.wait() not in (0, -signal.SIGKILL):
                 raise SystemExit(child.returncode)
     with anabranch.open(config(directory, workload.options)) as router:
-        Worker(router, marks, "k6").send("q", 100)
+        marks = Marks()
+        if workload.prefix:
+            Worker(router, marks, "k6", vouched=False).send("q", 100)
+        else:
+            Worker(router, marks, "k6").send("q", 100)
+    marks.write("CLOSED", {})
 
 
-def killed(directory: Path, options: dict[str, Any], turn: int) -> None:
-    """One of those processes. A timer, not the end of an operation, says when it dies."""
-    fuse = threading.Timer((0.0, 0.25, 0.05, 0.4, 0.15, 0.3)[turn], os.kill, (os.getpid(), signal.SIGKILL))
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_by_time(router: Callable[[], anabranch.Router], turn: int) -> None:
+    """A timer, not the end of an operation, says when it dies."""
+    fuse = threading.Timer((0.0, 0.25, 0.05, 0.4, 0.15, 0.3)[turn], die)
     fuse.daemon = True
     fuse.start()
-    with anabranch.open(config(directory, options)) as router:
-        worker = Worker(router, Marks(), f"k{turn}")
-        for step in range(60):
-            worker.send("q", 1800)
-            if step % 3:
-                worker.ack("q")
-            if step % 4 == 3:
-                worker.transaction({"q": 1, "r": 1}, {"q": 1}, 500)
-    fuse.cancel()
+    _work_for_ever(router(), turn)
+
+
+def killed_before_sync(router: Callable[[], anabranch.Router], turn: int) -> None:
+    """It dies instead of its n-th sync of a journal: what it had written is in the page cache only."""
+    left, real = (9, 1, 25, 2, 14, 40)[turn], os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        nonlocal left
+        left -= 1
+        real(fd) if left else die()
+
+    setattr(os, "fdatasync", fdatasync)  # noqa: B010
+    _work_for_ever(router(), turn)
+
+
+def _work_for_ever(router: anabranch.Router, turn: int) -> None:
+    worker, step = Worker(router, Marks(), f"k{turn}"), 0
+    while True:
+        step += 1
+        worker.send("q", 1800)
+        if step % 3:
+            worker.ack("q")
+        if step % 4 == 3:
+            worker.transaction({"q": 1, "r": 1}, {"q": 1}, 500)
+
+
+def killed_lazily(router: Callable[[], anabranch.Router], turn: int) -> None:
+    """Under a policy that syncs nothing it dies after a whole operation. What recovery has shown is durable (J5)."""
+    worker, marks = Worker(router(), Marks(), f"k{turn}", vouched=False), Marks()
+    worker.router.stats()  # stores open late
+    marks.write("OPENED", {})
+    for step in range((11, 3, 40, 1, 25, 17)[turn]):
+        worker.send("q", 2300)
+        if step % 3:
+            worker.ack("q")
+    die()
+
+
+KILLED = {"kills": killed_by_time, "kills-before-sync": killed_before_sync, "kills-lazily": killed_lazily}
 
 
 def lazily(directory: Path, workload: Workload) -> None:
@@ -308,17 +349,20 @@ WORKLOADS = {
     "removing": Workload(removing, {"checkpoint_operations": 7}),
     "stores": Workload(stores, {}),
     "kills": Workload(kills, {"checkpoint_operations": 20}),
-    "never": Workload(lazily, {"sync": "never"}, prefix=True),
+    "kills-before-sync": Workload(kills, {"checkpoint_operations": 9}),
+    "kills-lazily": Workload(kills, {"sync": "never", "checkpoint_operations": 16}, prefix=True),
+    "never": Workload(lazily, {"sync": "never", "checkpoint_operations": 6}, prefix=True),
     "periodic": Workload(lazily, {"sync": "periodic", "sync_interval": 0.05, "checkpoint_operations": 15}, prefix=True),
 }
 
 
 def main(arguments: list[str]) -> None:
     name, directory, *turn = arguments
+    workload = WORKLOADS[name]
     if turn:
-        killed(Path(directory), WORKLOADS["kills"].options, int(turn[0]))
+        KILLED[name](lambda: anabranch.open(config(Path(directory), workload.options)), int(turn[0]))
     else:
-        WORKLOADS[name].run(Path(directory), WORKLOADS[name])
+        workload.run(Path(directory), workload)
 
 
 if __name__ == "__main__":
