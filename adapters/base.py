@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from ..policies.destination import Destination
 from ..policies.errors import UnknownMessageError
@@ -144,6 +144,47 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.seq} of {self.destination}, {len(self.body)} bytes>"
+
+
+TRANSACTION_BYTES: Final = 32
+"""Of a transaction's id: the coordinator's id (16), its epoch (8) and a number (8), so that they sort by age."""
+
+
+class Prepared(NamedTuple):
+    """A transaction that is prepared in a store and waits for its outcome."""
+
+    transaction: bytes
+    participants: tuple[bytes, ...]
+    """The ids of all the stores that take part, this one too."""
+    sends: int
+    acks: int
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pending(Protocol[T_co]):
+    """A step of a transaction that is under way."""
+
+    def proceed(self) -> None:
+        """Go on with it in the background. `wait` comes later, perhaps never."""
+
+    def wait(self) -> T_co:
+        """Until it is done. Raises what went wrong. May be called by one thread, once."""
+
+
+class Done(Generic[T_co]):
+    """What an adapter returns that had done it all before it returned."""
+
+    def __init__(self, result: T_co) -> None:
+        self._result = result
+
+    def proceed(self) -> None:
+        """It is done."""
+
+    def wait(self) -> T_co:
+        """What came of it."""
+        return self._result
 
 
 def require_leased(message: Message) -> None:
@@ -281,6 +322,60 @@ class Store(Protocol):
     ) -> list[Receipt]:
         """Apply claimed acks and sends as one: after any crash, all of them or none. If it raises anything but
         OutcomeUnknownError nothing took effect and the acks are still claimed."""
+
+    # A transaction over several stores, driven by the router (router/coordinator.py). In the store it is one *branch*:
+    # claimed acks and sends that are prepared, then committed or rolled back, by the transaction's id of 32 bytes.
+
+    def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
+        """Room for these sends, for a `prepare` that gets what is returned; the room is free again when that is let go
+        of. None where the store has no limits. Raises StoreFullError and MessageTooLargeError (nothing is reserved)."""
+
+    def prepare(
+        self,
+        transaction: bytes,
+        participants: Sequence[bytes],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool,
+        room: object = None,
+    ) -> Pending[None]:
+        """Make a branch durable without letting anything of it be seen.
+
+        Once `wait` has returned, the branch survives whatever the process survives, with `sync` a power failure too
+        whatever the store's policy, until commit_prepared or rollback_prepared: after any crash recover_prepared tells
+        of it, and its acks are claimed again before anybody can receive. Neither depends on anything outside the store
+        afterwards: a commit of what is prepared can fail for want of a working disk, not for a limit or a conflict.
+        Raises, itself or in `wait`, what `commit` raises; the acks are then still claimed. If it was
+        OutcomeUnknownError, the branch may be prepared. Branches of different transactions may be prepared at once, in
+        this store and in others; calls come in any order from any threads.
+        """
+
+    def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
+        """The branch takes effect: its sends at the ends of their destinations, in order, its acks; all or none. Once
+        `wait` has returned it is visible. It need not be durable: the coordinator keeps its decision until `sync` has
+        returned, and after a crash finds the branch prepared or committed, nothing between.
+
+        A transaction that is not prepared here is passed over: `wait` returns no receipts. Raises nothing but
+        StoreFailedError, StoreFullError and ClosedError; unless the store has failed the branch is prepared still.
+        """
+
+    def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
+        """The branch is forgotten, and its acks are free again, each message at its old place. Once `wait` has returned
+        that is visible; after a crash the branch may be prepared again. `wait` returns whether it was prepared here; if
+        it was not, claims are as they were. Else as commit_prepared."""
+
+    def recover_prepared(self) -> Sequence[Prepared]:
+        """All that is prepared and waits for its outcome, oldest first."""
+
+    def committed(self) -> Sequence[bytes]:
+        """The transactions that commit_prepared has committed, not yet forgotten, oldest first; if they are very many,
+        the latest. They survive restarts: when the coordinator's decisions are lost, they tell the outcome."""
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        """No longer say of these that they are committed: all their participants are, durably."""
+
+    def sync(self) -> None:
+        """On return all that is visible survives a power failure, whatever the policy. Raises StoreFailedError."""
 
     def purge(self, destination: Destination) -> int:
         """Remove what nobody holds; returns how many."""

@@ -24,7 +24,7 @@ from pydantic import SecretStr, ValidationError
 from . import config_yaml
 from .config_checks import Outline, disagreements
 from .config_models import Config, StoreConfig, validated_options
-from .config_options import DEFAULT_KIND, Base, Duration, JournalOptions, Options, Size, known_kinds
+from .config_options import DEFAULT_KIND, Base, Duration, JournalOptions, Options, Size, TransactionOptions, known_kinds
 from .config_problems import Located, describe_value, did_you_mean, explain
 from .config_schema import json_schema
 from .config_yaml import Document
@@ -37,6 +37,7 @@ __all__ = [
     "Options",
     "Size",
     "StoreConfig",
+    "TransactionOptions",
     "dump_yaml",
     "json_schema",
     "load",
@@ -86,7 +87,10 @@ def dump_yaml(config: Config) -> str:
         if options or store.kind != DEFAULT_KIND:
             fields[store.kind] = options
         stores.append(fields)
-    data = {"directory": str(config.directory), "stores": stores}
+    data: dict[str, Any] = {"directory": str(config.directory), "stores": stores}
+    transactions = config.transactions.model_dump(mode="json", exclude_defaults=True)
+    if transactions:
+        data["transactions"] = transactions
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -31,6 +31,7 @@ from .config_options import (
     JournalOptions,
     Model,
     Options,
+    TransactionOptions,
     from_environment,
     known_kinds,
     options_model,
@@ -159,10 +160,18 @@ class Config(Model):
     """The data directory: lock, placement record, and the stores that name no directory of their own."""
     stores: Annotated[tuple[StoreConfig, ...], AfterValidator(_some), _AT_LEAST_ONE]
     """The stores. Their order means nothing."""
+    transactions: TransactionOptions = TransactionOptions()
+    """What holds for all transactions."""
 
-    def __init__(self, directory: str | Path, stores: Iterable[StoreConfig]) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        stores: Iterable[StoreConfig],
+        transactions: TransactionOptions | Mapping[str, Any] | None = None,
+    ) -> None:
         """Relative directories start from the working directory. Raises ConfigError."""
-        super().__init__(directory=directory, stores=tuple(stores))
+        given = {} if transactions is None else {"transactions": transactions}
+        super().__init__(directory=directory, stores=tuple(stores), **given)
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 

@@ -35,6 +35,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     ValidationInfo,
+    field_validator,
 )
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
@@ -195,6 +196,32 @@ class JournalOptions(Options):
     """The most bytes of messages that the store holds; a send beyond it fails. None: until the disk is full."""
     max_messages: Positive | None = None
     """The most messages that the store holds; a send beyond it fails. None: no limit."""
+
+
+# Transactions --------------------------------------------------------------------------------------------------------
+
+
+class TransactionOptions(Options):
+    """What holds for all transactions of a router."""
+
+    sync: Annotated[Sync, Field(json_schema_extra={"enum": ["always", "never"]})] = Sync.ALWAYS
+    """`always`: what makes a transaction over several stores atomic is forced to the disk whatever the stores' own
+    policies say. `never`: only as they say; a power failure may then leave a part of one."""
+    timeout: Annotated[float, Duration(0.001)] = 300.0
+    """Seconds after which a transaction that was neither committed nor prepared is rolled back."""
+    max_open: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 10_000
+    """How many transactions may be open at one time, prepared ones included."""
+    max_operations: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 100_000
+    """How many sends and acks one transaction may hold."""
+    max_bytes: Annotated[int, Size(1, GIB)] = 64 * MIB
+    """How many bytes of messages one transaction may hold; they are kept in memory until it ends."""
+
+    @field_validator("sync")
+    @classmethod
+    def _always_or_never(cls, value: Sync) -> Sync:
+        if value is Sync.PERIODIC:
+            raise ValueError("expected always or never")
+        return value
 
 
 # Kinds ---------------------------------------------------------------------------------------------------------------

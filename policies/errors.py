@@ -81,6 +81,17 @@ class TransactionError(AnabranchError):
     """The transaction cannot do this, or was rolled back."""
 
 
+class TransactionInDoubt(TransactionError):  # noqa: N818  the field's own word for it
+    """Nobody knows yet whether the transaction is committed: the decision was on its way to the disk when that failed.
+    Its participants stay prepared; the outcome shows once the decision log reads back."""
+
+    def __init__(self, text: str, transaction: str, stores: Sequence[str]) -> None:
+        self.transaction = transaction
+        """Its id, as `Router.in_doubt()` shows it."""
+        self.stores = list(stores)
+        super().__init__(text)
+
+
 class OutcomeUnknownError(StoreFailedError):
     """It is not known whether the operation took effect. Retry it with the same `message_id`."""
 

@@ -13,20 +13,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ..adapters.base import Headers, Message, Outgoing, Progress, Receipt, Store, StoreStats
+from ..adapters.base import TRANSACTION_BYTES, Headers, Message, Progress, Receipt, Store, StoreStats
 from ..adapters.files import disk_errors, make_directory, sweep_unfinished
 from ..adapters.locking import DirectoryLock, fork_generation
 from ..policies.config import Config, StoreConfig, load
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError, ClosedError, ConfigError, NoRouteError, TransactionError
+from ..policies.errors import (
+    AnabranchError,
+    ClosedError,
+    ConfigError,
+    NoRouteError,
+    PlacementError,
+    TransactionError,
+    UnknownMessageError,
+)
 from ..policies.wildcard import Match
-from .addresses import Address, resolve, resolve_all
+from .addresses import Address, resolve
+from .coordinator import COMMIT, ROLLBACK, Coordinator, Heuristic, InDoubt, Part
 from .layout import Layout
 from .placement import DestinationRow, Placement, StoreRow
 from .queue import Queue
 from .reconcile import Reconciler
 from .stores import OpenStores
-from .transaction import Transaction
+from .transaction import OpenTransactions, Transaction
+from .xid import Xid, as_xid
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +66,9 @@ class Router:
         self._open_stores = OpenStores(self._layout)
         self._by_destination = self._open_stores.by_destination
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._open_stores)
+        self.coordinator = Coordinator(config.directory / "decisions", config.transactions, self)
+        self._open_stores.on_open = self.coordinator.settle
+        self._transactions = OpenTransactions(config.transactions)
         self._opened = False
         self._generation = fork_generation()
 
@@ -85,8 +98,11 @@ class Router:
                 with disk_errors(f"the stores of {directory} cannot be looked at"):
                     self._placement.open()
                     self._open_stores.progress, self._open_stores.accepting = progress, True
+                    self.coordinator.open()
                     self._reconciler.run()
+                    self.coordinator.require_participants(self._placement.stores)
                 self._opened = True
+                self.coordinator.recover()
             except BaseException:
                 self.close()
                 raise
@@ -110,15 +126,18 @@ class Router:
             self._opened = False  # all of it belongs to the parent
             return
         with self._lock:
+            self.coordinator.close()
             self._opened = self._open_stores.accepting = False
             try:
                 self._open_stores.close_all()
+                self.coordinator.close_log()
             except (AnabranchError, OSError):
                 self._let_go()
                 raise
             self._let_go()  # not after Ctrl-C: then close() may be called again
 
     def _let_go(self) -> None:
+        self.coordinator.close_log()
         self._placement.close()
         self._directory_lock.release()
 
@@ -225,29 +244,125 @@ class Router:
     def send(
         self, destination: Address, body: bytes, headers: Headers | None = None, message_id: str | None = None
     ) -> list[Receipt]:
-        """Send to one destination, or to all parts of a composite (`queue://a,queue://b`) as one: all of them or none.
+        """Send to one destination, or to all parts of a composite (`queue://a,queue://b`) as one transaction: to all of
+        them or to none, whichever stores they live in."""
+        with self.transaction() as transaction:
+            transaction.send(destination, body, headers, message_id)
+            return transaction.commit()
 
-        Raises TransactionError if the parts live in different stores; nothing was sent.
-        """
-        sends = [(part, Outgoing(body, headers, message_id)) for part in resolve_all(destination)]
-        while True:
-            stores = [(part, self.store_for(part)) for part, _ in sends]
-            names = {store.store_id: store.name for _, store in stores}
-            if len(names) > 1:
-                raise TransactionError(
-                    f"the parts of {destination} live in different stores ({', '.join(map(repr, names.values()))}); "
-                    "send to each"
-                )
-            try:
-                return stores[0][1].commit(sends, [])
-            except ClosedError:
-                for part, store in stores:
-                    self.forget_closed(part, store)
+    # Transactions
 
-    def transaction(self) -> Transaction:
-        """Begin a transaction over one store; see transaction.py."""
+    def transaction(self, xid: Xid | None = None) -> Transaction:
+        """Begin a transaction over any stores; see transaction.py. With an `xid` it is an external one, which can be
+        prepared. Raises TransactionError for an xid that is in use, and at the limit of open transactions."""
         self._require_open()
-        return Transaction(self)
+        if self.coordinator.prepared >= self.config.transactions.max_open:
+            raise TransactionError(
+                f"{self.coordinator.prepared} transactions are prepared and wait for their outcome; "
+                f"transactions.max_open is {self.config.transactions.max_open}: finish some (recover() lists them)"
+            )
+        if xid is not None:
+            xid = as_xid(xid)
+            if self._transactions.by_xid(xid) is not None:
+                raise TransactionError(f"xid {xid} is in use; commit or roll back that transaction first")
+            self.coordinator.require_free(xid)
+        return Transaction(self, self._transactions, xid)
+
+    def commit(self, xid: Xid, one_phase: bool = False) -> None:
+        """Commit a prepared external transaction, or with `one_phase` one that is open and not prepared.
+
+        It stands on return, whatever becomes of a store meanwhile (in_doubt shows that). Said again it changes nothing.
+        Raises TransactionError for one that is not prepared here or was rolled back by hand, and TransactionInDoubt.
+        """
+        self._require_open()
+        opened = self._transactions.by_xid(as_xid(xid))
+        if opened is None:
+            self.coordinator.end(as_xid(xid), commit=True)
+        elif one_phase:
+            opened.commit()
+        else:
+            raise TransactionError(f"transaction {opened.xid} is not prepared; prepare() it or commit it in one phase")
+
+    def rollback(self, xid: Xid) -> None:
+        """Roll back an external transaction, prepared or open. Else as commit."""
+        self._require_open()
+        opened = self._transactions.by_xid(as_xid(xid))
+        if opened is None:
+            self.coordinator.end(as_xid(xid), commit=False)
+        else:
+            opened.rollback()
+
+    def recover(self) -> list[Xid]:
+        """The external transactions that are prepared and wait for commit or rollback, oldest first."""
+        self._require_open()
+        return self.coordinator.externals()
+
+    def in_doubt(self) -> list[InDoubt]:
+        """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
+        for a word of yours. All stores are opened for it."""
+        self._require_open()
+        return self.coordinator.in_doubt(self._all_stores())
+
+    def resolve(self, transaction: str, outcome: str) -> None:
+        """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
+        outcome. That is recorded, and kept until forget(). Raises TransactionError."""
+        self._require_open()
+        if outcome not in (COMMIT, ROLLBACK):
+            raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
+        self.coordinator.resolve(_transaction_id(transaction), outcome == COMMIT, self._all_stores())
+
+    def heuristics(self) -> list[Heuristic]:
+        """The outcomes that were decided by hand and not forgotten since, oldest first."""
+        self._require_open()
+        return self.coordinator.heuristics()
+
+    def forget(self, transaction: str) -> None:
+        """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
+        self._require_open()
+        self.coordinator.forget_by_hand(_transaction_id(transaction))
+
+    def reopen_decisions(self) -> None:
+        """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
+        self._require_open()
+        self.coordinator.reopen()
+
+    def _all_stores(self) -> list[Store]:
+        """Every store that can be opened."""
+        stores = []
+        for name, row in self._rows_by_name().items():
+            try:
+                stores.append(self._open_stores.open(row))
+            except (AnabranchError, OSError) as error:
+                log.warning("store %s cannot say what is prepared in it: %s", name, error)
+        return stores
+
+    # What the coordinator asks
+
+    def store_by_id(self, store_id: bytes) -> Store:
+        """The open store of that id, opened if need be. Raises PlacementError for one that is not recorded."""
+        row = self._placement.stores.get(store_id)
+        if row is None:
+            raise PlacementError(f"no store {store_id.hex()} is recorded in {self.config.directory}")
+        return self._open_stores.open(row)
+
+    def name_of(self, store_id: bytes) -> str:
+        """A store's name, or its id where it has none."""
+        row = self._placement.stores.get(store_id)
+        return row.name if row is not None else store_id.hex()
+
+    def open_stores(self) -> list[Store]:
+        """Those that are open."""
+        return self._open_stores.values()
+
+    def reopened(self, part: Part) -> Store:
+        """After a ClosedError: the part's store, opened again if it was closed for being idle."""
+        self.forget_closed(part.first, part.store)
+        return self.store_for(part.first)
+
+    def require_own(self, message: Message) -> None:
+        """Raise UnknownMessageError for a message of another router."""
+        if message.store.store_id not in self._placement.stores:
+            raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
         """Ack leased messages; those of one store as one, with one wait for the disk.
@@ -313,6 +428,19 @@ class Router:
         for row in sorted(self._placement.stores.values(), key=lambda row: (row.name, row.path)):
             rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
         return rows
+
+
+def _transaction_id(text: str) -> bytes:
+    """A transaction's id as in_doubt() shows it. Raises TransactionError."""
+    try:
+        transaction = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        transaction = b""
+    if len(transaction) != TRANSACTION_BYTES:
+        raise TransactionError(
+            f"{text!r} is no transaction's id: that is {2 * TRANSACTION_BYTES} hexadecimal digits, as in_doubt() shows"
+        )
+    return transaction
 
 
 def open(source: str | Path | Config, progress: Progress | None = None) -> Router:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -40,6 +40,8 @@ class OpenStores:
         self.accepting = False
         """Set by the router: whether stores may be opened."""
         self.progress: Progress | None = None
+        self.on_open: Callable[[Store], None] = lambda store: None
+        """Called with each store that was opened, before anybody else has it."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -69,6 +71,11 @@ class OpenStores:
             store = self._open.get(row.path)
             if store is None:
                 store = self.load(row)
+                try:
+                    self.on_open(store)
+                except BaseException:
+                    store.close()
+                    raise
                 with self._lock:
                     self._open[row.path] = store
             return store

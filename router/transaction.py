@@ -1,54 +1,86 @@
-"""Transactions: sends and acks that take effect together or not at all.
+"""Transactions: sends and acks that take effect together or not at all, in one store or in several.
 
     with router.transaction() as tx:
         tx.send("queue://audit", b"...")
         tx.ack(message)
 
 What the transaction does stays in memory until commit, so others see nothing of it before (rule X6: an acked message
-is CLAIMED). All that it touches must live in one store; its commit is then one batch of that store's journal, which a
-crash leaves there whole or not at all.
+is CLAIMED). In one store the commit is one batch of its journal, which a crash leaves there whole or not at all; over
+several the coordinator makes it one (coordinator.py).
+
+An external transaction, begun with the xid of a transaction manager, can be prepared first: it then survives restarts,
+and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..adapters.base import Headers, Message, Outgoing, Receipt, Store, checked
+from ..adapters.base import Headers, Message, Receipt, Store, checked
+from ..adapters.journal.background import shared
+from ..policies.config import TransactionOptions
 from ..policies.destination import Destination
-from ..policies.errors import ClosedError, OutcomeUnknownError, StoreFailedError, TransactionError
+from ..policies.errors import (
+    ClosedError,
+    OutcomeUnknownError,
+    StoreFailedError,
+    TransactionError,
+    TransactionInDoubt,
+    UnknownMessageError,
+)
 from .addresses import Address, resolve_all
+from .coordinator import Part
+from .xid import Xid
 
 if TYPE_CHECKING:
     from .router import Router
 
 
 class Transaction:
-    """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block."""
+    """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block, or when its time
+    is over."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, opened: OpenTransactions, xid: Xid | None = None) -> None:
+        self.xid = xid
         self._router = router
+        self._opened = opened
+        self._options = opened.options
         self._lock = threading.Lock()  # guards all below
-        self._store: Store | None = None
-        self._first: Destination | None = None
-        self._sends: list[tuple[Destination, Outgoing]] = []
-        self._acks: list[Message] = []
+        self._parts: dict[bytes, Part] = {}
+        """By store id, since a store that was closed for being idle comes back as another object."""
+        self._order: list[tuple[Part, int]] = []
+        """Of each send: its part, and its place among the part's sends."""
+        self._operations = self._bytes = 0
         self._state = "open"
+        self._entered = False
+        opened.add(self)
 
     def __enter__(self) -> Transaction:
+        with self._lock:
+            self._require_open()
+            if self._entered:
+                raise TransactionError("this transaction is entered already; begin another for the inner block")
+            self._entered = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state != "open":
+        if self._state != "open" and (kind is not None or not self._state.startswith("timed out")):
             return
         if kind is None:
             self.commit()
         else:
             self.rollback()
+
+    @property
+    def state(self) -> str:
+        """`open`, `prepared`, `committed`, `rolled back`, `in doubt`, or what else became of it."""
+        return self._state
 
     def send(
         self,
@@ -59,92 +91,233 @@ class Transaction:
     ) -> None:
         """Send at commit. A composite (`queue://a,queue://b`) is a send to each of its parts.
 
-        Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError if it would
-        touch a second store; the transaction goes on without it either way.
+        Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError beyond the
+        limits of a transaction; the transaction goes on without it either way.
         """
         parts, message = resolve_all(destination), checked(body, headers, message_id)
         with self._lock:
             self._require_open()
-            stores = [(part, self._router.store_for(part)) for part in parts]
-            self._first, self._store = self._joined(stores)
-            self._sends += [(part, message) for part in parts]
+            stores = [(destination, self._router.store_for(destination)) for destination in parts]
+            size = len(parts) * len(message.body)
+            self._require_room(len(parts), size)
+            self._operations += len(parts)
+            self._bytes += size
+            for destination, store in stores:
+                part = self._part(store, destination)
+                self._order.append((part, len(part.sends)))
+                part.sends.append((destination, message))
 
     def ack(self, message: Message) -> None:
         """Ack a leased message at commit; on rollback it is free again, at its old place.
 
-        Raises UnknownMessageError, and TransactionError if it lives in a second store.
+        Raises UnknownMessageError, and TransactionError beyond the limits of a transaction.
         """
+        if not isinstance(message, Message):
+            raise TypeError(f"a message that was received can be acked, not {type(message).__name__}: {message!r}")
         with self._lock:
             self._require_open()
-            joined = self._joined([(message.destination, message.store)])
+            self._require_room(1, 0)
+            self._router.require_own(message)
             message.store.claim(message)
-            self._first, self._store = joined
-            self._acks.append(message)
+            self._operations += 1
+            self._part(message.store, message.destination).acks.append(message)
 
-    def _joined(self, steps: Sequence[tuple[Destination, Store]]) -> tuple[Destination | None, Store | None]:
-        """The first destination and the store once these steps are part of it. By the store's id, since one that was
-        closed for being idle comes back as another object."""
-        first, joined = self._first, self._store
-        for destination, store in steps:
-            if joined is not None and joined.store_id != store.store_id:
+    def _part(self, store: Store, destination: Destination) -> Part:
+        part = self._parts.get(store.store_id)
+        if part is None:
+            part = self._parts[store.store_id] = Part(store, destination)
+        return part
+
+    def _require_room(self, operations: int, size: int) -> None:
+        options = self._options
+        for what, option, used, limit in (
+            ("operations", "max_operations", self._operations + operations, options.max_operations),
+            ("bytes of messages", "max_bytes", self._bytes + size, options.max_bytes),
+        ):
+            if used > limit:
                 raise TransactionError(
-                    f"a transaction touches one store: {first} lives in {joined.name!r} and {destination} in "
-                    f"{store.name!r}; give both the same store in the configuration, or use a transaction for each"
+                    f"this transaction would hold {used} {what}; transactions.{option} is {limit}: commit it and go on "
+                    "in another, or raise the limit"
                 )
-            first, joined = first or destination, store
-        return first, joined
 
     def _require_open(self) -> None:
         if self._state != "open":
             raise TransactionError(f"this transaction is {self._state}; begin another")
 
     def commit(self) -> list[Receipt]:
-        """Make it durable as the store's policy says, then visible. Returns a receipt for each send, in order.
+        """Make it durable, then visible. Returns a receipt for each send, in order; its `seq` is 0 where the store
+        failed after the decision and carries it out later (Router.in_doubt).
 
-        Raises OutcomeUnknownError if the store failed while it wrote: whether it took effect shows when the store is
-        opened again. Any other error: it was rolled back.
+        In one store it is as durable as that store's policy says; over several, power-failure durable whatever their
+        policies, unless `transactions.sync` is `never`. Raises OutcomeUnknownError if the one store failed while it
+        wrote (whether it took effect shows when it is opened again), TransactionInDoubt if the decision log did. Any
+        other error: it was rolled back.
         """
         with self._lock:
             self._require_open()
             self._state = "committing"
-            if self._store is None:
-                self._state = "committed"
-                return []
             try:
-                receipts = self._commit_in(self._store)
+                receipts = self._commit()
             except OutcomeUnknownError:
                 self._state = "of unknown outcome"
                 raise
+            except TransactionInDoubt:
+                self._state = "in doubt"
+                raise
             except Exception:
-                self._roll_back()
+                self._state = "rolled back"
                 raise
             except BaseException:  # of a signal handler: it may have struck anywhere
                 self._state = "of unknown outcome"
                 raise
+            finally:
+                self._opened.remove(self)
             self._state = "committed"
             return receipts
 
-    def _commit_in(self, store: Store) -> list[Receipt]:
+    def _commit(self) -> list[Receipt]:
+        parts = list(self._parts.values())
+        if not parts:
+            return []
+        if len(parts) > 1:
+            receipts = self._router.coordinator.commit(parts)
+        else:
+            receipts = {id(parts[0]): self._commit_in_one(parts[0])}
+        return [
+            receipts[id(part)][place] if receipts.get(id(part)) else Receipt(part.sends[place][0], 0)
+            for part, place in self._order
+        ]
+
+    def _commit_in_one(self, part: Part) -> list[Receipt]:
         """A store that is held by sends alone may have been closed for being idle; it is opened again."""
-        while True:
+        try:
+            while True:
+                try:
+                    return part.store.commit(part.sends, part.acks)
+                except ClosedError:
+                    if part.acks:
+                        raise
+                    part.store = self._router.reopened(part)
+        except OutcomeUnknownError:
+            raise
+        except Exception:
+            _unclaim(part)
+            raise
+
+    def prepare(self) -> None:
+        """The first phase of an external transaction: durable, unseen, held until its manager says
+        `Router.commit(xid)` or `Router.rollback(xid)`, over restarts too. Errors are as those of `commit`; a
+        transaction without any operations has nothing to prepare and is committed.
+
+        Raises TransactionError for one that was begun without an xid.
+        """
+        with self._lock:
+            self._require_open()
+            if self.xid is None:
+                raise TransactionError(
+                    "only a transaction with an xid can be prepared, since nobody could name it after a restart; begin "
+                    "it with router.transaction(xid=...)"
+                )
+            self._state = "preparing"
             try:
-                return store.commit(self._sends, self._acks)
-            except ClosedError:
-                if self._first is None or self._acks:
-                    raise
-                self._router.forget_closed(self._first, store)
-                store = self._store = self._router.store_for(self._first)
+                if self._parts:
+                    self._router.coordinator.hold(list(self._parts.values()), self.xid)
+            except TransactionInDoubt:
+                self._state = "in doubt"
+                raise
+            except Exception:
+                self._state = "rolled back"
+                raise
+            except BaseException:
+                self._state = "of unknown outcome"
+                raise
+            finally:
+                self._opened.remove(self)
+            self._state = "prepared" if self._parts else "committed"
 
     def rollback(self) -> None:
         """Forget the sends, free the acked messages. Nothing was written."""
         with self._lock:
             self._require_open()
-            self._roll_back()
+            self._roll_back("rolled back")
 
-    def _roll_back(self) -> None:
-        self._state = "rolled back"
-        if self._store is not None and self._acks:
+    def _roll_back(self, state: str) -> None:
+        self._state = state
+        self._opened.remove(self)
+        for part in self._parts.values():
+            _unclaim(part)
+
+    def expire(self) -> None:
+        """Its time is over: rolled back, unless it is just being committed."""
+        if self._lock.acquire(blocking=False):
             try:
-                self._store.unclaim(self._acks)
-            except (StoreFailedError, ClosedError):
-                pass  # the store's leases and claims are gone with it
+                if self._state == "open":
+                    self._roll_back(f"timed out after {self._options.timeout:g} s and rolled back")
+            finally:
+                self._lock.release()
+
+
+def _unclaim(part: Part) -> None:
+    if part.acks:
+        try:
+            part.store.unclaim(part.acks)
+        except (StoreFailedError, ClosedError, UnknownMessageError):
+            pass  # the store's leases and claims are gone with it, or a failed commit had freed them
+
+
+class OpenTransactions:
+    """Of one router: how many there are, and which have been open for too long."""
+
+    def __init__(self, options: TransactionOptions) -> None:
+        self.options = options
+        self._lock = threading.Lock()  # guards the fields
+        self._since: dict[Transaction, float] = {}
+        """Oldest first."""
+        self._timer = False
+
+    def add(self, transaction: Transaction) -> None:
+        """Raises TransactionError at the limit."""
+        with self._lock:
+            if len(self._since) >= self.options.max_open:
+                raise TransactionError(
+                    f"{len(self._since)} transactions are open; transactions.max_open is {self.options.max_open}: "
+                    "commit or roll back some, or raise the limit"
+                )
+            self._since[transaction] = time.monotonic()
+            start, self._timer = not self._timer, True
+        if start:
+            self._schedule(self.options.timeout)
+
+    def remove(self, transaction: Transaction) -> None:
+        """It has ended."""
+        with self._lock:
+            self._since.pop(transaction, None)
+
+    def by_xid(self, xid: Xid) -> Transaction | None:
+        """The open external transaction of that name."""
+        with self._lock:
+            return next((known for known in self._since if known.xid == xid), None)
+
+    def expire(self) -> None:
+        """Roll back those whose time is over; come again for the next."""
+        with self._lock:
+            known = list(self._since.items())
+        now = time.monotonic()
+        due = [transaction for transaction, since in known if now - since >= self.options.timeout]
+        for transaction in due:
+            transaction.expire()
+        with self._lock:
+            oldest = next(iter(self._since.values()), None)
+            self._timer = oldest is not None
+        if oldest is not None:
+            self._schedule(max(oldest + self.options.timeout - time.monotonic(), 0.05))
+
+    def _schedule(self, seconds: float) -> None:
+        alive = weakref.ref(self)  # a timer must not keep a closed router alive
+
+        def run() -> None:
+            transactions = alive()
+            if transactions is not None:
+                transactions.expire()
+
+        shared().schedule(seconds, run)

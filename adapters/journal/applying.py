@@ -196,7 +196,7 @@ class Applier:
             self.index.emptied = True
         # Holds end first: were it interrupted between, a message that nobody holds any more would not come back, since
         # the cursor is past it; the other way round a dead one would stay held.
-        self._delivery.settle(entries)
+        self._delivery.settle(entries, self.index)
         self._interrupted = True
         self.index.apply(entries, segment, self._log.table)
         self.applied = applied
@@ -273,12 +273,12 @@ class Applier:
             sealed = [s for s in self._log.table.segments if s.number < applied.segment.number]
             empty = [s for s in sealed if not s.live]
             kept = [s for s in sealed if s.live]
-            expected = snapshot.size_expected(kept, len(index.states), len(self._log.window))
+            expected = snapshot.size_expected(kept, len(index.states), len(self._log.window) + index.transactions)
             if expected * snapshot.WORTH > sum(s.capacity for s in empty):
                 return [], b""  # wait until it frees more; also where nothing is empty
             taken = snapshot.take(
                 applied.lsn, self._log.tail.seq, applied.segment.number, index.next_destination,
-                kept, index.states.values(), self._log.window,
+                kept, index.states.values(), self._log.window, index.committed(),
             )  # fmt: skip
         return empty, taken.encode()
 

@@ -1,4 +1,7 @@
-"""The threads that all journal stores of a process share (rules G4, M1): two workers and one notifier.
+"""The threads that all journal stores of a process share (rules G4, M1): two workers, some leaders and one notifier.
+
+Workers do what may take long (checkpoints, reclaiming) or come later; leaders write what is queued for several stores
+at once, so that the stores' waits for the disk overlap.
 
 Correctness never depends on them: what they do, a store also does on its own at the next call or at the next open.
 They are daemons, hold a store only while they work for it, and do not exist in a forked child.
@@ -20,6 +23,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 WORKERS = 2
+LEADERS = 8
 WAIT_MAX = 1.0
 """Seconds; a notification that an interrupted thread failed to give is made up for after it."""
 
@@ -28,13 +32,15 @@ class Background:
     """Runs small jobs, now or after a delay. Safe for all threads; `schedule` never blocks for long."""
 
     def __init__(self) -> None:
-        # Guards _jobs and _threads; re-entrant for signal handlers. Callers take the lock itself: Condition's own
-        # `with` is Python code, in which Ctrl-C could strike the main thread just after it had taken the lock.
+        # Guards _jobs, _threads and _leaders; re-entrant for signal handlers. Callers take the lock itself: Condition's
+        # own `with` is Python code, in which Ctrl-C could strike the main thread just after it had taken the lock.
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._jobs: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
+        self._leaders: list[threading.Thread] = []
+        self._leads: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outcomes: SimpleQueue[list[tuple[Future[Any], Any, BaseException | None]]] = SimpleQueue()
 
     def schedule(self, delay: float, job: Callable[[], None]) -> None:
@@ -52,16 +58,25 @@ class Background:
             with self._lock:
                 self._start()
 
+    def lead(self, job: Callable[[], None]) -> None:
+        """Run `job` now on a leader. Cheaper than `schedule`, and no checkpoint is in the way."""
+        self._leads.put(job)
+        if not self._leaders:
+            with self._lock:
+                if not self._leaders:
+                    self._leaders = _started(LEADERS, self._lead, "leader")
+
+    def _lead(self) -> None:
+        while True:
+            job = self._leads.get()
+            _run(job)
+            del job
+
     def _start(self) -> None:
         if self._threads:
             return
-        threads = [
-            threading.Thread(target=self._work, name=f"anabranch-worker-{i}", daemon=True) for i in range(WORKERS)
-        ]
-        threads.append(threading.Thread(target=self._notify, name="anabranch-notifier", daemon=True))
-        for thread in threads:
-            thread.start()
-        self._threads = threads  # last: if one could not be started, or Ctrl-C came, the next call tries again
+        # Assigned last: if one could not be started, or Ctrl-C came, the next call tries again.
+        self._threads = [*_started(WORKERS, self._work, "worker"), *_started(1, self._notify, "notifier")]
 
     def _work(self) -> None:
         while True:
@@ -72,10 +87,7 @@ class Background:
                 job = heapq.heappop(self._jobs)[2]
                 if self._jobs:
                     self._condition.notify()
-            try:
-                job()
-            except Exception:
-                log.exception("a background job failed: %r", job)
+            _run(job)
             del job  # a waiting worker must not keep a closed store alive
 
     def _notify(self) -> None:
@@ -87,6 +99,20 @@ class Background:
                     future.set_result(result)
                 else:
                     future.set_exception(error)
+
+
+def _started(count: int, target: Callable[[], None], what: str) -> list[threading.Thread]:
+    threads = [threading.Thread(target=target, name=f"anabranch-{what}-{i}", daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _run(job: Callable[[], None]) -> None:
+    try:
+        job()
+    except Exception:
+        log.exception("a background job failed: %r", job)
 
 
 _shared = Background()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from google_crc32c import extend as crc32c
@@ -17,12 +18,41 @@ from .segment import Segment
 
 Operation = tuple[Any, ...]
 """(SEND, state, rest of the payload, duplicate key or None), (ACK, state, seq), (ACK_RANGE, state, first, last),
-(DESTINATION_GONE, state) or (SNAPSHOT, document)."""
+(DESTINATION_GONE, state), (PREPARE, branch), (COMMIT, branch), (ROLLBACK, branch); (SNAPSHOT, document); and, in the
+router's decision log, (type, payload, what it says)."""
 Entry = tuple[Any, ...]
 """An operation as the index wants it: (SEND, state, seq, lsn, offset, length, duplicate key or None), (DESTINATION,
-state), else the same as the operation; a snapshot has none."""
+state), (PREPARE, transaction, lsn, offset, length), (COMMIT, transaction), (ROLLBACK, transaction, branch), else the
+same as the operation; a snapshot has none."""
 Outcome = tuple[int, bool]
 """Of a SEND: its seq, and whether it was a duplicate."""
+
+
+class Branch:
+    """A store's part of a transaction that is prepared: what its commit will do."""
+
+    __slots__ = ("acks", "operations", "participants", "payload", "reservation", "size", "transaction")
+
+    def __init__(
+        self,
+        transaction: bytes,
+        participants: tuple[bytes, ...],
+        operations: list[Operation],
+        size: int,
+        payload: bytes,
+    ) -> None:
+        self.transaction = transaction
+        self.participants = participants
+        """Ids of all stores that take part."""
+        self.operations = operations
+        """Sends, then acks."""
+        self.size = size
+        """At most so many bytes the operations' records take."""
+        self.payload = payload
+        """Of the PREPARE record."""
+        self.acks: list[tuple[DestinationState, int]] = [(op[1], op[2]) for op in operations if op[0] == f.ACK]
+        self.reservation: object = None
+        """Room in the store until the outcome (limits.py)."""
 
 
 class Ticket:
@@ -35,6 +65,8 @@ class Ticket:
     future: tuple[Future[Any], Callable[[Ticket], Any]] | None = None
     reservation: object = None
     """Room in the store that the ticket holds until it is done (limits.py)."""
+    lazy = False
+    """Need not be synced even under `always`: a durable decision stands behind it, and recovery does it again."""
 
     def __init__(self, operations: list[Operation], size: int, sync: bool) -> None:
         self.operations = operations
@@ -83,6 +115,12 @@ class Flight:
     """Removed in this batch: to be declared anew before their next message."""
     snapshot: tuple[int, int] | None = None
     """Where the snapshot in it is."""
+    prepared: list[Branch] | None = None
+    """Prepared in this batch."""
+    settled: list[Branch] | None = None
+    """Committed or rolled back in this batch."""
+    lazy = False
+    """Every ticket in it is lazy."""
 
     def __init__(
         self, start: Tail, tail: Tail, tickets: list[Ticket], data: bytes, entries: list[Entry], sync: bool
@@ -98,8 +136,15 @@ class Flight:
         self.sync = sync
 
 
-def encode(tail: Tail, tickets: list[Ticket], window: DuplicateWindow, watermark: int) -> Flight:
+def encode(
+    tail: Tail,
+    tickets: list[Ticket],
+    window: DuplicateWindow,
+    watermark: int,
+    prepared: Mapping[bytes, Branch] = MappingProxyType({}),
+) -> Flight:
     """Give LSNs and seqs and build the bytes of the batch after `tail`; no tickets make an empty batch, a mark.
+    `prepared`: the branches that wait for their outcome; one of any other transaction is passed over.
 
     Changes nothing but the tickets' `outcomes`, so that it may be done again after an interruption.
     """
@@ -111,7 +156,7 @@ def encode(tail: Tail, tickets: list[Ticket], window: DuplicateWindow, watermark
                 return _encode_one_send(tail, tickets, state, rest, watermark)
         elif len(operations) == 1 and operations[0][0] == f.ACK:
             return _encode_one_ack(tail, tickets, watermark)
-    return _Encoder(tail, window).encode(tickets, watermark)
+    return _Encoder(tail, window, prepared).encode(tickets, watermark)
 
 
 def _encode_one_send(
@@ -160,9 +205,12 @@ _pack_batch = f.BATCH_REST.pack
 class _Encoder:
     """Builds one batch of any tickets."""
 
-    def __init__(self, tail: Tail, window: DuplicateWindow) -> None:
+    def __init__(self, tail: Tail, window: DuplicateWindow, prepared: Mapping[bytes, Branch]) -> None:
         self._start = tail
         self._window = window
+        self._waiting = prepared
+        self._prepared: list[Branch] = []
+        self._settled: list[Branch] = []
         self._seed = tail.segment.seed
         self._offset = tail.offset + _BATCH_BYTES
         self._lsn, self._seq = tail.lsn, tail.seq
@@ -178,14 +226,7 @@ class _Encoder:
         for ticket in tickets:
             sync = sync or ticket.sync
             outcomes: list[Outcome] = []
-            position, operations = 0, ticket.operations
-            while position < len(operations):
-                if operations[position][0] == f.SEND:
-                    outcomes.append(self._send(operations[position]))
-                    position = self._plain_sends(operations, position + 1, outcomes)
-                else:
-                    self._other(operations[position])
-                    position += 1
+            self._all(ticket.operations, outcomes)
             ticket.outcomes = outcomes
         start, data, tail = self._start, b"", self._start
         count = self._lsn - start.lsn
@@ -197,7 +238,34 @@ class _Encoder:
         flight = Flight(start, tail, tickets, data, self._entries, sync)
         flight.ids, flight.snapshot = self._ids or None, self._snapshot
         flight.declared, flight.gone = self._declared or None, self._gone or None
+        flight.prepared, flight.settled = self._prepared or None, self._settled or None
+        flight.lazy = bool(tickets) and all(ticket.lazy for ticket in tickets)
         return flight
+
+    def _all(self, operations: list[Operation], outcomes: list[Outcome]) -> None:
+        position = 0
+        while position < len(operations):
+            operation = operations[position]
+            kind = operation[0]
+            position += 1
+            if kind == f.SEND:
+                outcomes.append(self._send(operation))
+                position = self._plain_sends(operations, position, outcomes)
+            elif kind in (f.COMMIT, f.ROLLBACK):
+                self._settle(kind, operation[1], outcomes)
+            else:
+                self._other(operation)
+
+    def _settle(self, kind: int, branch: Branch, outcomes: list[Outcome]) -> None:
+        """The outcome of a prepared branch. A commit writes what was prepared as if it were done now, in one batch with
+        the record of the outcome. Told twice, the second time says nothing: who was interrupted tells it again."""
+        if branch in self._settled or (branch.transaction not in self._waiting and branch not in self._prepared):
+            return
+        if kind == f.COMMIT:
+            self._all(branch.operations, outcomes)
+        self._append(kind, branch.transaction)
+        self._entries.append((kind, branch.transaction, branch))
+        self._settled.append(branch)
 
     def _send(self, operation: Operation) -> Outcome:
         _, state, rest, key = operation
@@ -254,10 +322,17 @@ class _Encoder:
             self._gone.append(operation[1])
             self._declared = [state for state in self._declared if state is not operation[1]]
             self._ids = {key: seq for key, seq in self._ids.items() if key[0] != operation[1].id}
+        elif kind == f.PREPARE:
+            branch, offset = operation[1], self._offset
+            self._append(kind, branch.payload)
+            self._entries.append((kind, branch.transaction, self._lsn, offset, self._offset - offset))
+            self._prepared.append(branch)
+            return
         else:
             self._append(kind, operation[1])
-            self._snapshot = (self._start.segment.number, self._start.offset)
-            return
+            if kind == f.SNAPSHOT:
+                self._snapshot = (self._start.segment.number, self._start.offset)
+                return
         self._entries.append(operation)
 
     def _append(self, kind: int, payload: bytes) -> None:

@@ -3,7 +3,9 @@
 C1  every segment reads back whole, from its header to its end
 C2  every message in the index reads back from the journal, with its seq and destination
 C3  a destination's count and bytes are those of its messages in the index
-C4  a segment's live count and bytes are those of the index's messages that lie in it, and none of them is marked dead
+C4  a segment's live count and bytes are those of the index's messages that lie in it, and none of them is marked dead;
+    a prepared branch's record counts as one
+C5  the record of every prepared branch reads back
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from ...policies.errors import CorruptionError
 from . import format as f
 from .batch import Tail
 from .index import Index
+from .messages import read_record_at
 from .reader import BatchReader
 from .segment import SegmentTable
 
@@ -56,6 +59,15 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
         live_bytes[segment.number] += length
         if segment.is_dead(lsn):
             yield f"C4 message {seq} of destination {number} is in the index and marked dead in {segment.path}"
+    for transaction, (lsn, offset, length) in index.prepared():
+        segment = table.find(lsn)  # type: ignore[assignment]
+        if segment is None or read_record_at(segment, f.PREPARE, lsn, offset, length) is None:
+            yield f"C5 the prepared transaction {transaction.hex()} (record {lsn}) does not read back"
+            continue
+        live[segment.number] += 1
+        live_bytes[segment.number] += length
+        if segment.is_dead(lsn):
+            yield f"C4 the prepared transaction {transaction.hex()} is marked dead in {segment.path}"
     for number, state in index.states.items():
         if (state.count, state.bytes) != (counts[number], sizes[number]):
             yield (

@@ -116,26 +116,33 @@ class Delivery:
     def give_back(self, messages: Iterable[Message], index: Index) -> None:
         """What was LEAVING is free, each at its old place. Under the index lock, all that is pending applied."""
         for message in messages:
-            state = message.note
-            place = index.place(state, message.seq)
-            if place is not None:
-                heapq.heappush(state.returned, place)
-            self.held.pop(message.seq, None)
-            state.wake()
+            self._free(message.note, message.seq, index)
 
     def unlease(self, state: DestinationState, place: Place, index: Index) -> None:
         """Whoever leased it was interrupted before the message was read: it is free, at its old place."""
-        if index.place(state, place[0]) == place:
+        self._free(state, place[0], index)
+
+    def _free(self, state: DestinationState, seq: int, index: Index) -> None:
+        place = index.place(state, seq)
+        if place is not None:
             heapq.heappush(state.returned, place)
-        self.held.pop(place[0], None)
+        self.held.pop(seq, None)
         state.wake()
 
-    def settle(self, entries: Iterable[Entry]) -> None:
+    def restore(self, acks: Iterable[tuple[DestinationState, int]]) -> None:
+        """At open: what a prepared transaction acks is claimed, before anybody can receive (rule X6)."""
+        for state, seq in acks:
+            self.held[seq] = (state, CLAIMED)
+
+    def settle(self, entries: Iterable[Entry], index: Index) -> None:
         """These operations take effect now, for the first time. Under the index lock."""
         for entry in entries:
             kind = entry[0]
             if kind == f.ACK:
                 self.held.pop(entry[2], None)
+            elif kind == f.ROLLBACK:
+                for state, seq in entry[2].acks:
+                    self._free(state, seq, index)
             elif kind == f.DESTINATION_GONE:
                 state = entry[1]
                 state.ready.clear()

@@ -15,6 +15,7 @@ from google_crc32c import extend as crc32c
 
 from ...policies.destination import NAME_BYTES_MAX
 from ...policies.errors import CorruptionError
+from ..base import TRANSACTION_BYTES
 
 VERSION: Final = 1
 MAGIC: Final = b"ANBRSEG\n"
@@ -44,7 +45,17 @@ ACK_RANGE: Final = 3
 DESTINATION: Final = 4
 DESTINATION_GONE: Final = 5
 SNAPSHOT: Final = 6
-RECORD_TYPES: Final = frozenset((SEND, ACK, ACK_RANGE, DESTINATION, DESTINATION_GONE, SNAPSHOT))
+PREPARE: Final = 7
+COMMIT: Final = 8
+ROLLBACK: Final = 9
+RECORD_TYPES: Final = frozenset(
+    (SEND, ACK, ACK_RANGE, DESTINATION, DESTINATION_GONE, SNAPSHOT, PREPARE, COMMIT, ROLLBACK)
+)
+"""What a store's journal holds. The router's decision log holds, beside SNAPSHOT, those below."""
+EPOCH: Final = 16
+XA_PREPARED: Final = 17
+DECISION: Final = 18
+FORGOTTEN: Final = 19
 
 SEQ = struct.Struct("<Q")
 SEQ_MAX: Final = (1 << 64) - 1
@@ -87,6 +98,8 @@ SEND_OVERHEAD: Final = RECORD_HEADER.size + SEQ.size + MESSAGE.size
 ACK_BYTES: Final = RECORD_HEADER.size + ACK_PAYLOAD.size
 RANGE_BYTES: Final = RECORD_HEADER.size + RANGE_PAYLOAD.size
 GONE_BYTES: Final = RECORD_HEADER.size + GONE_PAYLOAD.size
+OUTCOME_BYTES: Final = RECORD_HEADER.size + TRANSACTION_BYTES
+"""COMMIT and ROLLBACK: the transaction's id. A PREPARE's payload begins with it; the rest is transactions.py's."""
 
 
 @dataclass(frozen=True, slots=True)

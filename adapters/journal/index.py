@@ -4,6 +4,7 @@
     segments       number                                   ->  base LSN, last LSN, end, live, live bytes, dead bits
     destinations   id                                       ->  kind, name, messages, bytes
     duplicates     seq                                      ->  destination id, message id
+    transactions   id                                       ->  LSN, offset, length of its PREPARE; empty: committed
     state          b"checkpoint"                            ->  Checkpoint
 
 Everything between two checkpoints happens in one open write transaction, which is LMDB's cache: nothing of it reaches
@@ -45,6 +46,8 @@ PREFIX_BYTES: Final = 5
 PLACE = struct.Struct("<QII")
 NUMBER = struct.Struct(">Q")
 ID = struct.Struct(">I")
+COMMITTED_MAX: Final = 100_000
+"""Transactions over several stores that are remembered as committed until their coordinator forgets them."""
 ORDER: Final = 0
 """The order byte of every key: one order until stores know priorities."""
 
@@ -89,6 +92,8 @@ class Index:
         self.messages = self.bytes = 0
         """Of all destinations."""
         self._duplicates = 0
+        self.transactions = 0
+        """Prepared, or committed and not forgotten."""
         self.operations = 0
         """Applied since the last checkpoint."""
         self.emptied = False
@@ -103,7 +108,7 @@ class Index:
         if is_cut_short(self.path):
             raise IndexBrokenError("its file is cut short")
         try:
-            self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=5)
+            self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=6)
             self._begin()
             packed = self._txn.get(b"checkpoint", db=self._state_db)
         except lmdb.Error as error:
@@ -126,6 +131,7 @@ class Index:
         self._segments_db = env.open_db(b"segments")
         self._destinations_db = env.open_db(b"destinations")
         self._duplicates_db = env.open_db(b"duplicates")
+        self._transactions_db = env.open_db(b"transactions")
         self._state_db = env.open_db(b"state")
         self._txn = env.begin(write=True, buffers=False)
 
@@ -175,6 +181,7 @@ class Index:
             # A segment sealed after the checkpoint: with its row left as it is, the next open would not know its end.
             segment.changed = row is None or known_end != (segment.end or 0)
         self._duplicates = txn.stat(self._duplicates_db)["entries"]
+        self.transactions = txn.stat(self._transactions_db)["entries"]
         if self.checkpointed is not None:
             self.next_destination = max(self.next_destination, self.checkpointed.next_destination)
         self.operations = 0
@@ -237,6 +244,10 @@ class Index:
                 self._kill_range(entry[1], entry[2], entry[3], table)
             elif kind == f.DESTINATION:
                 entry[1].changed = entry[1].named = True
+            elif kind == f.PREPARE:
+                self._prepare(entry, segment)
+            elif kind in (f.COMMIT, f.ROLLBACK):
+                self._settle(entry[1], kind == f.COMMIT, table)
             else:
                 self._remove(entry[1], table)
         if puts:
@@ -255,6 +266,39 @@ class Index:
         segment.live_bytes += live_bytes
         segment.changed = True
 
+    def _prepare(self, entry: Entry, segment: Segment) -> None:
+        """The record of a prepared branch retains its segment as a live message does."""
+        _, transaction, lsn, offset, length = entry
+        if self._txn.put(transaction, PLACE.pack(lsn, offset, length), db=self._transactions_db):
+            self.transactions += 1
+        segment.born(length)
+
+    def _settle(self, transaction: bytes, commit: bool, table: SegmentTable) -> None:
+        value = self._txn.pop(transaction, db=self._transactions_db)
+        self.transactions -= value is not None
+        if value:
+            lsn, _, length = PLACE.unpack(value)
+            self._bury(lsn, length, f"transaction {transaction.hex()}", table)
+        if commit:
+            self.remember_committed(transaction)
+
+    def remember_committed(self, transaction: bytes) -> None:
+        """Until it is forgotten, or the oldest of too many."""
+        self._txn.put(transaction, b"", db=self._transactions_db)
+        self.transactions += 1
+        if self.transactions > COMMITTED_MAX:
+            with self._txn.cursor(db=self._transactions_db) as cursor:
+                oldest = next((key for key, place in cursor if not place), None)
+            if oldest is not None:
+                self.forget([oldest])
+
+    def forget(self, transactions: Iterable[bytes]) -> None:
+        """Of committed ones; others stay."""
+        for transaction in transactions:
+            if self._txn.get(transaction, db=self._transactions_db) == b"":
+                self._txn.delete(transaction, db=self._transactions_db)
+                self.transactions -= 1
+
     def _kill(self, state: DestinationState, seq: int, table: SegmentTable) -> None:
         value = self._txn.pop(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
         if value is not None:
@@ -262,17 +306,21 @@ class Index:
 
     def _dead(self, state: DestinationState, value: bytes, table: SegmentTable) -> None:
         lsn, _, length = PLACE.unpack(value)
-        segment = table.find(lsn)
-        if segment is None:
-            raise AssertionError(f"index: record {lsn} of {state.destination} lies in no segment")
-        segment.kill(lsn, length)
-        if not segment.live and segment.end is not None:
-            self.emptied = True
+        self._bury(lsn, length, state.destination, table)
         self.messages -= 1
         self.bytes -= length
         state.count -= 1
         state.bytes -= length
         state.changed = True
+
+    def _bury(self, lsn: int, length: int, what: object, table: SegmentTable) -> None:
+        """A record is live no more."""
+        segment = table.find(lsn)
+        if segment is None:
+            raise AssertionError(f"index: record {lsn} of {what} lies in no segment")
+        segment.kill(lsn, length)
+        if not segment.live and segment.end is not None:
+            self.emptied = True
 
     def _kill_range(self, state: DestinationState, first: int, last: int, table: SegmentTable) -> int:
         killed = 0
@@ -371,6 +419,16 @@ class Index:
         """Where one message is; None if it is dead."""
         value = self._txn.get(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
         return None if value is None else (seq, *PLACE.unpack(value))
+
+    def prepared(self) -> list[tuple[bytes, tuple[int, int, int]]]:
+        """Transaction and (LSN, offset, length) of each that waits for its outcome; oldest first."""
+        with self._txn.cursor(db=self._transactions_db) as cursor:
+            return [(bytes(key), PLACE.unpack(place)) for key, place in cursor if place]
+
+    def committed(self) -> list[bytes]:
+        """The transactions that are committed and not forgotten; oldest first."""
+        with self._txn.cursor(db=self._transactions_db) as cursor:
+            return [bytes(key) for key, place in cursor if not place]
 
     def all_places(self) -> Iterator[tuple[int, Place]]:
         """Destination id and place of every message, for checking."""

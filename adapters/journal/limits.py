@@ -41,14 +41,26 @@ class Room:
         self._messages = self._bytes = 0
         self._given_back: deque[tuple[int, int]] = deque()
 
-    def reserve(self, operations: Iterable[Operation]) -> Reservation:
-        """Room for all these sends. Raises StoreFullError, and then nothing is reserved."""
+    def hold(self, operations: Iterable[Operation]) -> Reservation:
+        """Room for the sends of a prepared branch found at open, whether or not it is there."""
+        messages, size = self._size(operation for operation in operations if operation[0] == f.SEND)
+        with self._lock:
+            self._messages += messages
+            self._bytes += size
+        return Reservation((messages, size), self._given_back)
+
+    def _size(self, operations: Iterable[Operation]) -> tuple[int, int]:
+        """Messages and their bytes, without those that are stored already."""
         sizes = [
             len(operation[2]) + f.SEND_OVERHEAD - f.MESSAGE.size
             for operation in operations
             if operation[3] is None or self._window.get(operation[3]) is None
         ]
-        messages, size = len(sizes), sum(sizes)
+        return len(sizes), sum(sizes)
+
+    def reserve(self, operations: Iterable[Operation]) -> Reservation:
+        """Room for all these sends. Raises StoreFullError, and then nothing is reserved."""
+        messages, size = self._size(operations)
         with self._lock:
             while self._given_back:  # before `held` is asked, which counts what these have become
                 done = self._given_back.popleft()

@@ -31,7 +31,7 @@ from ..files import FULL
 from ..locking import fork_generation
 from . import format as f
 from .background import shared
-from .batch import Flight, Outcome, Tail, Ticket, encode
+from .batch import Branch, Flight, Outcome, Tail, Ticket, encode
 from .duplicates import DuplicateWindow
 from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, write_all, zero_fill
 from .segment import Segment, SegmentTable
@@ -69,6 +69,8 @@ class Log:
         self.name, self.store_id = name, store_id
         self.files, self.options, self.window = files, options, window
         self.table = SegmentTable(())
+        self.prepared: dict[bytes, Branch] = {}
+        """Branches that wait for their outcome, by transaction. The leader's."""
         self.durable_lsn = 0
         self.snapshot_at = (0, 0)
         self.batch_bytes_max = min(options.batch_bytes_max, options.segment_size - f.HEADER_BYTES)
@@ -211,9 +213,20 @@ class Log:
     def submit_nowait(self, ticket: Ticket) -> None:
         """Queue it for a background thread, or whoever comes first, to write (rule G4)."""
         self.submit(ticket)
+        self.proceed()
+
+    def proceed(self) -> None:
+        """See that what is queued is written without its caller."""
         if not self._lead_due:
             self._lead_due = True
-            shared().schedule(0, self._lead_queued)
+            shared().lead(self._lead_queued)
+
+    def flush(self) -> None:
+        """Until all that is queued now is written. Raises StoreFailedError, ClosedError."""
+        ticket = Ticket([], 0, sync=False)
+        ticket.lazy = True
+        self.submit(ticket)
+        self.wait(ticket)
 
     def wait(self, ticket: Ticket) -> list[Outcome]:
         """Lead or follow until the ticket is done. An interruption leaves its outcome unknown (rule G3)."""
@@ -283,7 +296,7 @@ class Log:
                     return
                 tail = self._tail
             try:
-                flight = encode(tail, tickets, self.window, self.durable_lsn)
+                flight = encode(tail, tickets, self.window, self.durable_lsn, self.prepared)
             except Exception as error:  # our bug; it is for these callers, not for all who come after them
                 self._dismiss(tickets, error)
                 return
@@ -291,7 +304,7 @@ class Log:
                 # A removal queued before it made a destination need its name again, which the sender had not counted.
                 if not self._make_room(tickets, flight.tail.offset - tail.offset):
                     return
-                flight = encode(self._tail, tickets, self.window, self.durable_lsn)
+                flight = encode(self._tail, tickets, self.window, self.durable_lsn, self.prepared)
             self._flight = flight
             self._finish(flight)
         finally:
@@ -406,12 +419,12 @@ class Log:
                     self._dirty_since = self._last_write
                     if not self._idle_due:
                         self._schedule_idle()
-            if self._always or flight.sync or (self._periodic and self._overdue()):
+            if flight.sync or (self._always and not flight.lazy) or (self._periodic and self._overdue()):
                 self._sync_through(flight.tail)
         except (OSError, StoreFailedError) as error:
             self._lose(flight, error)
             return
-        if flight.declared or flight.gone or flight.ids or flight.snapshot:
+        if flight.declared or flight.gone or flight.ids or flight.snapshot or flight.prepared or flight.settled:
             self._note(flight)
         self._tail = flight.tail
         if flight.data:
@@ -448,6 +461,10 @@ class Log:
             self.window.add(flight.ids)
         if flight.snapshot is not None:
             self.snapshot_at = flight.snapshot
+        for branch in flight.prepared or ():
+            self.prepared[branch.transaction] = branch
+        for branch in flight.settled or ():
+            self.prepared.pop(branch.transaction, None)
 
     # Syncing
 
@@ -513,8 +530,7 @@ class Log:
         if self._closed or self.failed is not None or self.options.sync is Sync.NEVER:
             return
         try:
-            if not self._always:
-                self.sync()
+            self.sync()  # under `always` too: lazy tickets
             if monotonic() - self._last_write < IDLE_SECONDS:
                 self._schedule_idle()
             else:

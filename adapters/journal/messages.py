@@ -89,6 +89,23 @@ def decode(
     )
 
 
+def key_of(state: DestinationState, rest: bytes) -> tuple[int, bytes] | None:
+    """The key in the duplicate window of a message that `encode` made."""
+    id_bytes = f.MESSAGE.unpack_from(rest)[3]
+    return (state.id, rest[f.MESSAGE.size : f.MESSAGE.size + id_bytes]) if id_bytes else None
+
+
+def read_record_at(segment: Segment, kind: int, lsn: int, offset: int, length: int) -> bytes | None:
+    """The payload of a record that is no SEND; None if it is not there whole."""
+    record = os.pread(segment.reading().fd, length, offset)
+    if len(record) != length or length < f.RECORD_HEADER.size:
+        return None
+    crc, _, found_lsn, found_kind, _, _ = f.RECORD_HEADER.unpack_from(record)
+    if crc != crc32c(segment.seed ^ offset, record[4:]) or (found_lsn, found_kind) != (lsn, kind):
+        return None
+    return record[f.RECORD_HEADER.size :]
+
+
 def read_record(segment: Segment, place: Place) -> bytes:
     """The bytes at a place, fewer at the end of the file."""
     file = segment.open()

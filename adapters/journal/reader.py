@@ -10,6 +10,7 @@ from google_crc32c import extend as crc32c
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
+from ..base import TRANSACTION_BYTES
 from . import format as f
 from .batch import Entry
 from .files import File
@@ -165,8 +166,12 @@ class Replayer:
             elif kind not in f.RECORD_TYPES:
                 reason = f"record of unknown type {kind}; a newer version wrote it"
                 raise CorruptionError(self.path, record.offset, reason)
+            elif kind == f.PREPARE:
+                entry = self._prepare(record, dead, base_lsn)
             elif dead is not None:
                 continue
+            elif kind in (f.COMMIT, f.ROLLBACK):
+                entry = (kind, record.payload, None)
             elif kind == f.DESTINATION:
                 entry = self._declare(record)
             else:
@@ -195,6 +200,12 @@ class Replayer:
             start = f.SEQ.size + f.MESSAGE.size
             key = (number, payload[start : start + id_bytes])
         return (f.SEND, state, seq, record.lsn, record.offset, record.length, key)
+
+    def _prepare(self, record: Record, dead: bytes | None, base_lsn: int) -> Entry | None:
+        """One whose outcome a snapshot knows is dead."""
+        if dead is not None and _bit(dead, record.lsn - base_lsn):
+            return None
+        return (f.PREPARE, record.payload[:TRANSACTION_BYTES], record.lsn, record.offset, record.length)
 
     def _declare(self, record: Record) -> Entry | None:
         if record.lsn <= self.reflected_lsn:

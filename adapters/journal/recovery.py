@@ -22,6 +22,7 @@ from . import snapshot as snapshots
 from .batch import Tail
 from .files import File, SegmentFiles, write_all
 from .index import Checkpoint, Index
+from .log import Log
 from .reader import Batch, BatchReader, Replayer, read_at, records_of
 from .segment import Segment, SegmentTable
 
@@ -318,6 +319,24 @@ def resume_in(found: Survey) -> bool:
     return found.clean or (found.end.offset == f.HEADER_BYTES and found.highest_lsn == found.end.lsn)
 
 
+def take_over(found: Survey, the_log: Log, seq: int, snapshot_at: tuple[int, int]) -> None:
+    """From reading to writing: the one durable step of recovery (rule J5)."""
+    last = found.chain[-1]
+    last.end = None
+    the_log.snapshot_at = snapshot_at
+    tail = Tail(last, found.end.offset, found.end.lsn, seq)
+    the_log.start(found.table(), tail, found.end.lsn, found.highest_number)
+    if resume_in(found):
+        last.file = File(last.path, os.O_RDWR)
+        last.allocated = os.fstat(last.file.fd).st_size
+    else:
+        the_log.begin_segment(found.highest_lsn + 1)
+    if found.void:
+        for path in found.void:
+            path.unlink(missing_ok=True)
+        the_log.files.sync_names()
+
+
 def replay(found: Survey, index: Index, checkpoint: Checkpoint, replayer: Replayer) -> None:
     """Apply to the index what the journal says after its checkpoint."""
     table = found.table()
@@ -381,6 +400,8 @@ def rebuild(found: Survey, files: SegmentFiles, index: Index, replayer: Replayer
             index.declare(number, Destination(Kind(kind), name))
         for number, seq, message_id in latest.duplicates:
             index.remember((number, message_id), seq)
+        for transaction in latest.committed:
+            index.remember_committed(transaction)
     total = sum(s.end or found.end.offset for s in table.segments)
     done = 0
     for segment in found.older:

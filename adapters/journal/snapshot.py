@@ -52,6 +52,11 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """Id, kind, name."""
     duplicates: list[tuple[int, int, bytes]]
     """Destination id, seq, message id; oldest first."""
+    committed: list[bytes] = []
+    """Transactions over several stores that are committed here and not forgotten yet. Those that are prepared have
+    their records in `kept` segments, as live messages have."""
+    carried: list[tuple[int, bytes]] = []
+    """Of a decision log: type and payload of each record that is still in force."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -69,6 +74,7 @@ def take(
     kept: Iterable[Segment],
     states: Iterable[DestinationState],
     window: DuplicateWindow,
+    committed: list[bytes],
 ) -> Snapshot:
     """A snapshot of the index as it stands. Called under the index lock."""
     return Snapshot(
@@ -79,6 +85,7 @@ def take(
         kept=[KeptSegment(s.number, s.nonce, s.base_lsn, s.last_lsn, s.end or 0, _deflate(s.dead)) for s in kept],
         destinations=[(s.id, s.destination.kind.value, s.destination.name) for s in states if s.declared or s.named],
         duplicates=[(key[0], seq, key[1]) for key, seq in window.items()],
+        committed=committed,
     )
 
 

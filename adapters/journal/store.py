@@ -11,40 +11,42 @@ returned is seen (rule X2).
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from pydantic import BaseModel
 
 from ...policies.config import JournalOptions
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, UnknownMessageError
-from ..base import Headers, Message, Outgoing, Progress, Receipt, StoreStats
+from ..base import Done, Headers, Message, Outgoing, Pending, Prepared, Progress, Receipt, StoreStats
 from ..files import create_lmdb, disk_errors
 from . import format as f
 from . import messages as codec
 from . import recovery
 from .applying import APPLY_AT, Applier
-from .batch import Operation, Outcome, Tail, Ticket
+from .batch import Branch, Operation, Outcome, Ticket
 from .bodies import Bodies
 from .check import violations
 from .delivery import CLAIMED, LEASED, LEAVING, Delivery
 from .destinations import DestinationState, Place
 from .directory import StoreDirectory
 from .duplicates import DuplicateWindow
-from .files import File, SegmentFiles
+from .files import SegmentFiles
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, remove_file
 from .limits import Room
 from .log import Log
 from .reader import Replayer
 from .reclaim import Reclaimer
+from .transactions import Step, new_branch, outcome_ticket, read_branch, summary
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PAGE: Final = 512
 """Messages that browse looks up at once."""
@@ -165,21 +167,14 @@ class JournalStore:
     def _take_over(self, found: recovery.Survey, index: Index, replayer: Replayer) -> None:
         """From reading to writing: the one durable step of recovery (rule J5), then a checkpoint."""
         self._log.window.add(dict(index.duplicates()))
-        last = found.chain[-1]
-        last.end = None
-        tail = Tail(last, found.end.offset, found.end.lsn, replayer.seq)
-        self._log.snapshot_at = max(replayer.snapshot or (0, 0), found.snapshot)
-        self._log.start(found.table(), tail, found.end.lsn, found.highest_number)
-        if recovery.resume_in(found):
-            last.file = File(last.path, os.O_RDWR)
-            last.allocated = os.fstat(last.file.fd).st_size
-        else:
-            self._log.begin_segment(found.highest_lsn + 1)
-        if found.void:
-            for path in found.void:
-                path.unlink(missing_ok=True)
-            self._log.files.sync_names()
+        recovery.take_over(found, self._log, replayer.seq, max(replayer.snapshot or (0, 0), found.snapshot))
         self._applier.start()
+        for transaction, place in index.prepared():
+            branch = read_branch(transaction, place, self._log.table, self._state)
+            self._delivery.restore(branch.acks)
+            if self._room is not None:
+                branch.reservation = self._room.hold(branch.operations)
+            self._log.prepared[transaction] = branch
 
     def close(self) -> None:
         if not self._opened:
@@ -285,6 +280,15 @@ class JournalStore:
         body, headers, message_id = message if isinstance(message, Outgoing) else (message, None, None)
         rest, key = codec.encode(state, body, headers, message_id, self.options.message_bytes_max)
         return (f.SEND, state, rest, key), len(rest) + state.send_overhead
+
+    def _send_operations(self, sends: Sequence[tuple[Destination, Outgoing]]) -> tuple[list[Operation], int]:
+        operations: list[Operation] = []
+        size = 0
+        for destination, message in sends:
+            operation, more = self._send_operation(self._state(destination), message)
+            operations.append(operation)
+            size += more
+        return operations, size
 
     def _count_held(self) -> tuple[int, int]:
         """Messages and their bytes."""
@@ -412,12 +416,8 @@ class JournalStore:
         self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None
     ) -> list[Receipt]:
         self._log.ensure_usable()
-        size = f.ACK_BYTES * len(acks)
-        operations: list[Operation] = []
-        for destination, message in sends:
-            operation, more = self._send_operation(self._state(destination), message)
-            operations.append(operation)
-            size += more
+        operations, size = self._send_operations(sends)
+        size += f.ACK_BYTES * len(acks)
         reservation = self._room.reserve(operations) if self._room is not None else None
         operations += self._delivery.take(self, acks, CLAIMED, LEAVING)
         ticket = Ticket(operations, size, bool(sync))
@@ -439,6 +439,88 @@ class JournalStore:
             return []
         self._log.submit(ticket)
         return self._wait(ticket)
+
+    # Transactions over several stores
+
+    def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
+        self._log.ensure_usable()
+        if self._room is None:
+            return None
+        return self._room.reserve([self._send_operation(self._state(to), message)[0] for to, message in sends])
+
+    def prepare(
+        self,
+        transaction: bytes,
+        participants: Sequence[bytes],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool,
+        room: object = None,
+    ) -> Pending[None]:
+        self._log.ensure_usable()
+        operations, size = self._send_operations(sends)
+        operations += self._delivery.take(self, acks, CLAIMED, CLAIMED)
+        branch = new_branch(transaction, participants, operations, size + f.ACK_BYTES * len(acks))
+        branch.reservation = room
+        ticket = Ticket([(f.PREPARE, branch)], f.RECORD_HEADER.size + len(branch.payload), sync)
+        self._log.submit(ticket)
+        return Step(self._log, self._wait, ticket, lambda outcomes: None)
+
+    def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
+        branch = self._prepared(transaction)
+        if branch is None:
+            return Done([])
+        self._sends += len(branch.operations) - len(branch.acks)
+        self._acks += len(branch.acks)
+        destinations = [operation[1].destination for operation in branch.operations if operation[0] == f.SEND]
+        return self._outcome(
+            f.COMMIT,
+            branch,
+            # No outcomes where another thread had committed it before.
+            lambda outcomes: [Receipt(d, *done) for d, done in zip(destinations, outcomes, strict=False)],
+        )
+
+    def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
+        branch = self._prepared(transaction)
+        return Done(False) if branch is None else self._outcome(f.ROLLBACK, branch, self._applied)
+
+    def _applied(self, _outcomes: list[Outcome]) -> bool:
+        """What a rollback frees is free once it is in the index."""
+        self._applier.check()
+        with self._applier.lock:
+            self._applier.current()
+        return True
+
+    def _prepared(self, transaction: bytes) -> Branch | None:
+        """The branch, if it is prepared once all that is queued is written: its PREPARE may have been queued by a
+        thread that was interrupted before it could wait."""
+        self._log.ensure_usable()
+        if transaction not in self._log.prepared:
+            self._log.flush()
+        return self._log.prepared.get(transaction)
+
+    def _outcome(self, kind: int, branch: Branch, result: Callable[[list[Outcome]], T]) -> Pending[T]:
+        ticket = outcome_ticket(kind, branch)
+        self._log.submit(ticket)
+        return Step(self._log, self._wait, ticket, result)
+
+    def recover_prepared(self) -> Sequence[Prepared]:
+        self._log.ensure_usable()
+        return [summary(branch) for branch in sorted(self._log.prepared.values(), key=lambda b: b.transaction)]
+
+    def committed(self) -> Sequence[bytes]:
+        self._applier.check()
+        with self._applier.lock:
+            return self._applier.current().committed()
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        self._applier.check()
+        with self._applier.lock:
+            self._applier.current().forget(transactions)
+
+    def sync(self) -> None:
+        self._log.ensure_usable()
+        self._log.sync()
 
     def purge(self, destination: Destination) -> int:
         state = self._index.by_destination.get(destination)
@@ -492,7 +574,7 @@ class JournalStore:
         self._applier.check()
         with self._applier.lock:
             self._applier.current()
-            if self._delivery.waiting or self._delivery.held:
+            if self._delivery.waiting or self._delivery.held or self._log.prepared:
                 return False
             self._log.refuse_more()
             return True

@@ -15,7 +15,7 @@ read on: docs/configuration.md, docs/invariants.md, docs/format.md.
 import logging
 
 from .adapters.base import Message, Outgoing, Receipt, StoreStats
-from .policies.config import Config, JournalOptions, StoreConfig
+from .policies.config import Config, JournalOptions, StoreConfig, TransactionOptions
 from .policies.destination import Destination
 from .policies.durability import Sync
 from .policies.errors import (
@@ -33,11 +33,14 @@ from .policies.errors import (
     StoreLockedError,
     TraceError,
     TransactionError,
+    TransactionInDoubt,
     UnknownMessageError,
 )
+from .router.coordinator import Heuristic, InDoubt
 from .router.queue import Queue
 from .router.router import Router, RouterStats, open
 from .router.transaction import Transaction
+from .router.xid import Xid
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -49,6 +52,8 @@ __all__ = [
     "CorruptionError",
     "Destination",
     "DestinationError",
+    "Heuristic",
+    "InDoubt",
     "JournalOptions",
     "Message",
     "MessageTooLargeError",
@@ -69,6 +74,9 @@ __all__ = [
     "TraceError",
     "Transaction",
     "TransactionError",
+    "TransactionInDoubt",
+    "TransactionOptions",
     "UnknownMessageError",
+    "Xid",
     "open",
 ]

@@ -179,7 +179,7 @@ class TestSnapshot:
         states = [DestinationState(1, Destination.parse("a"), True), DestinationState(2, Destination.parse("ü"), False)]
         window = DuplicateWindow(10)
         window.add({(1, b"x"): 3, (1, b"y"): 4})
-        taken = snapshot.take(250, 77, 6, 3, [segment], states, window)
+        taken = snapshot.take(250, 77, 6, 3, [segment], states, window, [b"t" * 32])
         again = snapshot.decode(taken.encode())
         assert again == taken
         assert (again.lsn, again.seq, again.first_needed, again.next_destination) == (250, 77, 6, 3)
@@ -188,6 +188,7 @@ class TestSnapshot:
         assert kept.dead_bits() == bytes(dead)
         assert again.destinations == [(1, 0, "a")]
         assert again.duplicates == [(1, 3, b"x"), (1, 4, b"y")]
+        assert again.committed == [b"t" * 32]
 
     def test_no_bits_are_none(self) -> None:
         assert snapshot.KeptSegment(1, 2, 3, 4, 5, b"").dead_bits() == b""

@@ -1,0 +1,720 @@
+"""Transactions over several stores: two phases, one decision (invariant 4, rules T1 to T5).
+
+    reserve     room in all stores, in the order of their names
+    prepare     in all of them at once; each waits for its disk
+    decide      one synced record in the decision log: the commit point
+    carry out   in each store, written and not synced; visible; the caller returns
+    forget      the decision, once it is durable in all of them
+
+Before the decision is handed to its log everything can be undone, afterwards nothing: a store that cannot carry it out
+stays in doubt and is told again, in the background and when it is opened. Without a decision a prepared transaction is
+rolled back, if this log would know of one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from ..adapters.base import Message, Outgoing, Pending, Prepared, Receipt, Store
+from ..adapters.journal.background import shared
+from ..policies.config import TransactionOptions
+from ..policies.destination import Destination
+from ..policies.durability import Sync
+from ..policies.errors import (
+    AnabranchError,
+    ClosedError,
+    CorruptionError,
+    OutcomeUnknownError,
+    PlacementError,
+    StoreFailedError,
+    TransactionError,
+    TransactionInDoubt,
+    UnknownMessageError,
+)
+from .decision_log import Decision, DecisionLog, External
+from .xid import Xid
+
+log = logging.getLogger(__name__)
+
+FORGET_SECONDS: Final = 1.0
+"""After so long decisions that were carried out are made durable in their stores and forgotten."""
+FORGET_MAX: Final = 1000
+"""So many are forgotten at once, without waiting."""
+RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS_MAX: Final = 30.0
+
+COMMIT: Final = "commit"
+ROLLBACK: Final = "rollback"
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """A transaction that is prepared somewhere and waits: for a word, or for a store."""
+
+    transaction: str
+    """Its id, 64 hexadecimal digits."""
+    xid: Xid | None
+    """What its manager calls it, if it is external."""
+    outcome: str | None
+    """`commit` or `rollback` if that is decided and a store has yet to carry it out."""
+    stores: tuple[str, ...]
+    """Where it waits."""
+    reason: str
+    """Why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heuristic:
+    """An outcome that somebody gave by hand."""
+
+    transaction: str
+    xid: Xid | None
+    outcome: str
+
+
+class Part:
+    """What a transaction does in one store."""
+
+    __slots__ = ("acks", "first", "room", "sends", "store")
+
+    def __init__(self, store: Store, first: Destination) -> None:
+        self.store = store
+        self.first = first
+        """A destination in it: one that was closed for being idle is opened again by it."""
+        self.sends: list[tuple[Destination, Outgoing]] = []
+        self.acks: list[Message] = []
+        self.room: object = None
+
+
+class Work:
+    """A transaction on its way through the two phases. `phase` moves by single assignments, so that another thread can
+    take over from one that was interrupted."""
+
+    __slots__ = ("id", "parts", "phase", "xid")
+
+    def __init__(self, transaction: bytes, parts: Sequence[Part], xid: Xid | None) -> None:
+        self.id = transaction
+        self.parts = parts
+        self.xid = xid
+        self.phase = "preparing"
+
+    @property
+    def participants(self) -> list[bytes]:
+        return [part.store.store_id for part in self.parts]
+
+    @property
+    def stores(self) -> list[str]:
+        return [part.store.name for part in self.parts]
+
+
+class Stores(Protocol):
+    """What the coordinator asks of the router."""
+
+    def store_by_id(self, store_id: bytes) -> Store:
+        """The open store of that id, opened if need be. Raises PlacementError for one that is not recorded."""
+
+    def name_of(self, store_id: bytes) -> str:
+        """Its name, or its id where it has none."""
+
+    def open_stores(self) -> list[Store]:
+        """Those that are open."""
+
+    def reopened(self, part: Part) -> Store:
+        """After a ClosedError: the part's store, opened again if it was closed for being idle."""
+
+
+class Coordinator:
+    """Threads: all, once open. What is decided, the decision log says; the fields here are memory alone."""
+
+    def __init__(self, directory: Path, options: TransactionOptions, stores: Stores) -> None:
+        self._path = directory
+        self._options = options
+        self._stores = stores
+        self._log = DecisionLog(directory, options.sync)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._closed = True
+        self._damage: AnabranchError | None = None
+        self._active: dict[bytes, Work] = {}
+        """From before the first prepare until the outcome is carried out or left to be."""
+        self._unfinished: dict[bytes, set[bytes]] = {}
+        """Decided, and the stores that have yet to carry it out. Guarded by `_lock`."""
+        self._finished: dict[bytes, Decision] = {}
+        """Carried out everywhere, to be forgotten. Guarded by `_lock`."""
+        self._lock = threading.Lock()
+        self._forgetting = threading.Lock()
+        self._forget_due = self._retry_due = False
+        self._retry_seconds = RETRY_SECONDS
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Read the decisions. A log that is damaged stops transactions over several stores, nothing else."""
+        self._clear()
+        try:
+            self._log.open()
+        except (CorruptionError, PlacementError) as error:
+            self._damage = error
+            log.error("the decision log is damaged: %s; transactions over several stores are refused", error)
+        self._closed = False
+
+    def require_participants(self, known: Iterable[bytes]) -> None:
+        """Raise PlacementError if a store that a transaction names is not recorded (rule T3)."""
+        recorded = set(known)
+        waiting: list[Decision | External] = [*self._log.decisions.values(), *self._log.externals.values()]
+        for said in waiting:
+            missing = [store_id for store_id in said.participants if store_id not in recorded]
+            if missing and not (isinstance(said, Decision) and said.by_hand):
+                raise PlacementError(
+                    f"transaction {said.transaction.hex()} waits for store {missing[0].hex()}, which is not there; "
+                    "mount its disk or restore it from a backup: without it the transaction cannot be finished"
+                )
+
+    def recover(self) -> None:
+        """Carry out the decisions that were not forgotten. A store that cannot is told again later."""
+        for decision in list(self._log.decisions.values()):
+            with self._lock:
+                self._unfinished[decision.transaction] = set(decision.participants)
+        self._retry_unfinished()
+
+    def close(self) -> None:
+        """Forget what can be forgotten. Idempotent."""
+        if not self._closed:
+            try:
+                self.forget_finished()
+            except AnabranchError as error:
+                log.debug("decisions are kept for the next open: %s", error)
+            self._closed = True
+
+    def close_log(self) -> None:
+        """After the stores are closed. Idempotent."""
+        self._log.close()
+
+    def reopen(self) -> None:
+        """Read the decision log again, after it failed or was put aside. Raises CorruptionError, PlacementError."""
+        with self._forgetting:
+            self._damage = StoreFailedError("it is being read again")  # half read it would deny what it has decided
+            try:
+                self._log.close()
+            except (AnabranchError, OSError) as error:
+                log.warning("closing the decision log after a failure: %s", error)
+            try:
+                self._log.open()
+            except (CorruptionError, PlacementError) as error:
+                self._damage = error
+                raise
+            self._damage = None
+        self.recover()
+        for store in self._stores.open_stores():
+            self.settle(store)
+
+    @property
+    def syncs(self) -> int:
+        """How often the decision log waited for the disk."""
+        return self._log.syncs
+
+    # A commit
+
+    def commit(self, parts: Sequence[Part]) -> dict[int, list[Receipt]]:
+        """All parts or none. Returns the receipts by `id(part)`; none for a part that is left in doubt.
+
+        Raises TransactionInDoubt if the decision may or may not have reached the disk; after any other error the
+        transaction is rolled back.
+        """
+        work = self._begin(parts, None)
+        try:
+            self._prepare(work)
+            return self._decide(work, Decision(work.id, True, work.participants))
+        except KeyboardInterrupt:
+            shared().schedule(0, partial(self._take_over, work))
+            raise
+
+    def hold(self, parts: Sequence[Part], xid: Xid) -> bytes:
+        """The first phase of an external transaction: prepared until its outcome is said. Returns its id. Errors as
+        those of `commit`."""
+        work = self._begin(parts, xid)
+        try:
+            self._prepare(work)
+            work.phase = "deciding"
+            self._hand_over(work, lambda: self._log.hold(External(work.id, work.participants, xid)))
+            self._active.pop(work.id, None)
+        except KeyboardInterrupt:
+            shared().schedule(0, partial(self._take_over, work))
+            raise
+        return work.id
+
+    def _begin(self, parts: Sequence[Part], xid: Xid | None) -> Work:
+        self._require_log()
+        work = Work(self._log.new_transaction(), sorted(parts, key=lambda part: part.store.name), xid)
+        self._active[work.id] = work
+        return work
+
+    def _require_log(self) -> None:
+        if self._closed:
+            raise ClosedError("the router is closed; open it with anabranch.open(...)")
+        if self._damage is not None:
+            raise StoreFailedError(
+                f"transactions over several stores are stopped: the decision log is damaged: {self._damage}. Restore "
+                f"{self._path} from a backup, or move it aside and call reopen_decisions(): what is prepared then "
+                "waits for your word (in_doubt, resolve)"
+            ) from self._damage
+
+    def _prepare(self, work: Work) -> None:
+        """The first phase. If it fails anywhere all is rolled back."""
+        try:
+            for part in work.parts:
+                part.room = self._with_store(part, lambda store, part: store.reserve(part.sends))
+            participants, sync = work.participants, self._options.sync is Sync.ALWAYS
+            steps: list[Pending[None]] = []
+            for part in work.parts:
+                if steps:
+                    steps[-1].proceed()
+                steps.append(
+                    self._with_store(
+                        part,
+                        lambda store, part: store.prepare(
+                            work.id, participants, part.sends, part.acks, sync, part.room
+                        ),
+                    )
+                )
+                part.room = None
+            for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
+                step.wait()
+        except Exception as error:
+            self._roll_back(work)
+            if isinstance(error, OutcomeUnknownError):  # of one store; that of the transaction is known
+                raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
+            raise
+
+    def _with_store(self, part: Part, call: Callable[[Store, Part], Any]) -> Any:
+        """A store that is held by sends alone may have been closed for being idle; it is opened again."""
+        while True:
+            try:
+                return call(part.store, part)
+            except ClosedError:
+                if part.acks:
+                    raise
+                part.store = self._stores.reopened(part)
+
+    def _decide(self, work: Work, decision: Decision) -> dict[int, list[Receipt]]:
+        work.phase = "deciding"
+        self._hand_over(work, lambda: self._log.decide(decision))
+        work.phase = "decided"
+        receipts = self._carry_out(decision, work.parts)
+        self._active.pop(work.id, None)
+        return receipts
+
+    def _hand_over(self, work: Work, write: Callable[[], None]) -> None:
+        """From here on nobody may roll back, but where the log says that it wrote nothing (rule T2)."""
+        try:
+            write()
+        except OutcomeUnknownError as error:
+            self._active.pop(work.id, None)
+            raise TransactionInDoubt(
+                f"transaction {work.id.hex()} over {', '.join(map(repr, work.stores))} is in doubt: the decision log "
+                f"failed while it wrote the decision: {error}. Its stores keep it prepared; see to the disk and call "
+                "reopen_decisions(), which finds out",
+                work.id.hex(),
+                work.stores,
+            ) from error
+        except AnabranchError:
+            self._roll_back(work)
+            raise
+
+    def _carry_out(self, decision: Decision, parts: Sequence[Part]) -> dict[int, list[Receipt]]:
+        """The second phase; never raises, since it undoes nothing: a store that fails stays in doubt (rule T2)."""
+        steps = []
+        for part in parts:
+            try:
+                steps.append((part, self._outcome(part.store, decision)))
+            except AnabranchError as error:
+                self._leave(decision, part.store, error)
+        receipts: dict[int, list[Receipt]] = {}
+        for part, step in steps:
+            try:
+                receipts[id(part)] = step.wait() or []
+            except AnabranchError as error:
+                self._leave(decision, part.store, error)
+        self._done_with(decision)
+        return receipts
+
+    def _outcome(self, store: Store, decision: Decision) -> Pending[Any]:
+        try:
+            return _tell(store, decision)
+        except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
+            return _tell(self._stores.store_by_id(store.store_id), decision)
+
+    def _leave(self, decision: Decision, store: Store, error: AnabranchError) -> None:
+        log.warning(
+            "transaction %s: %s is decided; store %r has yet to carry it out: %s", decision.transaction.hex(),
+            _word(decision), store.name, error,
+        )  # fmt: skip
+        with self._lock:
+            self._unfinished.setdefault(decision.transaction, set()).add(store.store_id)
+        self._retry_later()
+
+    def _done_with(self, decision: Decision) -> None:
+        """Forgotten soon, unless a store has yet to carry it out or it was given by hand."""
+        with self._lock:
+            if decision.transaction in self._unfinished or decision.by_hand:
+                return
+            self._finished[decision.transaction] = decision
+            due, now = not self._forget_due, len(self._finished) == FORGET_MAX
+            self._forget_due = True
+        if now or due:
+            shared().schedule(0 if now else FORGET_SECONDS, self._forget_in_background)
+
+    def _roll_back(self, work: Work) -> None:
+        """Nothing is decided, so nothing needs to be written to undo it: a store that fails here rolls back when it is
+        opened again. Never raises."""
+        work.phase = "rolling back"
+        failed = False
+        steps = []
+        for part in work.parts:
+            part.room = None
+            try:
+                steps.append((part, part.store.rollback_prepared(work.id)))
+            except AnabranchError:
+                failed = True
+        for part, step in steps:
+            try:
+                if not step.wait() and part.acks:
+                    part.store.unclaim(part.acks)
+            except UnknownMessageError:
+                pass  # an interrupted rollback had come so far
+            except AnabranchError:
+                failed = True
+        self._active.pop(work.id, None)
+        if failed:
+            self._retry_later()
+
+    def _take_over(self, work: Work) -> None:
+        """From a thread that was interrupted: to the end that it could still reach."""
+        if self._closed or self._active.get(work.id) is not work:
+            return
+        if work.phase in ("preparing", "rolling back"):
+            self._roll_back(work)
+            return
+        try:  # the decision may be in the log's queue, or on disk; the same once more changes nothing
+            if work.xid is not None:
+                self._log.hold(External(work.id, work.participants, work.xid))
+            else:
+                decision = Decision(work.id, True, work.participants)
+                self._log.decide(decision)
+                self._carry_out(decision, work.parts)
+        except AnabranchError as error:
+            log.warning("transaction %s, which was interrupted, is in doubt: %s", work.id.hex(), error)
+        self._active.pop(work.id, None)
+
+    # External transactions
+
+    def external(self, xid: Xid) -> External | None:
+        """A prepared one by its manager's name."""
+        return next((known for known in list(self._log.externals.values()) if known.xid == xid), None)
+
+    def externals(self) -> list[Xid]:
+        """The prepared ones that wait for their outcome, oldest first."""
+        return [known.xid for _, known in sorted(self._log.externals.items())]
+
+    def decided(self, xid: Xid) -> Decision | None:
+        """The outcome of an external transaction that is not forgotten yet."""
+        return next((known for known in list(self._log.decisions.values()) if known.xid == xid), None)
+
+    def require_free(self, xid: Xid) -> None:
+        """Raise TransactionError if a transaction of that name is prepared or decided."""
+        decision = self.decided(xid)
+        if decision is not None and decision.by_hand:
+            raise TransactionError(f"xid {xid} had its outcome by hand, {_word(decision)}; forget it first")
+        if decision is not None or self.external(xid) is not None:
+            raise TransactionError(f"xid {xid} is in use; commit or roll back that transaction first")
+
+    def end(self, xid: Xid, commit: bool) -> None:
+        """What its manager says of a prepared transaction: durable on return, and carried out wherever a store can.
+        Said again it changes nothing. Raises TransactionError for one that is not prepared here or had the other
+        outcome, by hand say, and TransactionInDoubt as `commit` does."""
+        external, decision = self.external(xid), self.decided(xid)
+        if external is not None:
+            self._finish(external, commit, by_hand=False)
+        elif decision is None:
+            known = self.externals()
+            raise TransactionError(
+                f"no transaction {xid} is prepared here; recover() lists those that are: "
+                f"{', '.join(map(str, known[:10])) or 'none'}"
+            )
+        elif decision.commit != commit:
+            how = "by hand; forget it once you have put that right" if decision.by_hand else "before"
+            raise TransactionError(f"the outcome of transaction {xid} is {_word(decision)}: that was said {how}")
+
+    def _finish(self, external: External, commit: bool, by_hand: bool) -> None:
+        """A rollback is recorded as a commit is: carried out in one store, it must not become a commit in another."""
+        self._say(Decision(external.transaction, commit, external.participants, external.xid, by_hand))
+
+    def _say(self, decision: Decision) -> None:
+        self._require_log()
+        try:
+            self._log.decide(decision)
+        except OutcomeUnknownError as error:
+            names = [self._stores.name_of(store_id) for store_id in decision.participants]
+            raise TransactionInDoubt(
+                f"transaction {decision.transaction.hex()}: the decision log failed while it wrote the outcome: "
+                f"{error}; see to the disk, call reopen_decisions() and look at recover()",
+                decision.transaction.hex(),
+                names,
+            ) from error
+        with self._lock:
+            self._unfinished[decision.transaction] = set(decision.participants)
+        self._retry_unfinished()
+
+    # What is in doubt
+
+    def verdict(self, prepared: Prepared) -> Decision | str:
+        """The decision about a transaction that is prepared in a store, or why there is none to be had (rule T3)."""
+        transaction = prepared.transaction
+        decision = self._log.decisions.get(transaction)
+        if decision is not None:
+            return decision
+        coordinator, epoch = transaction[:16], int.from_bytes(transaction[16:24], "big")
+        if transaction in self._active:
+            return "it is being committed"
+        if transaction in self._log.externals:
+            return "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
+        if self._damage is not None or self._log.failed is not None:
+            return "the decision log cannot be read; see to it and call reopen_decisions()"
+        if coordinator != self._log.id:
+            return (
+                f"it was prepared under another decision log ({coordinator.hex()}); put that back, or say the outcome "
+                "with resolve()"
+            )
+        if epoch > max(self._log.epoch, self._log.epoch_before):
+            return "the decision log is older than it (restored from a backup?); say the outcome with resolve()"
+        decision = self._log.decisions.get(transaction)  # it may have been decided while we looked
+        return decision or Decision(transaction, False, list(prepared.participants))
+
+    def settle(self, store: Store) -> None:
+        """A store was opened: carry out in it what is decided, roll back what is not."""
+        waiting = False
+        for prepared in store.recover_prepared():
+            said = self.verdict(prepared)
+            if isinstance(said, str):
+                waiting = waiting or prepared.transaction not in self._log.externals
+                continue
+            try:
+                _tell(store, said).wait()
+                log.info("store %s: transaction %s: %s", store.name, prepared.transaction.hex(), _word(said))
+            except AnabranchError as error:
+                log.warning("store %s: transaction %s waits: %s", store.name, prepared.transaction.hex(), error)
+                waiting = True
+        if waiting:
+            self._retry_later()
+
+    def _retry_later(self) -> None:
+        with self._lock:
+            if self._retry_due or self._closed:
+                return
+            self._retry_due = True
+            seconds = self._retry_seconds
+            self._retry_seconds = min(2 * seconds, RETRY_SECONDS_MAX)
+        shared().schedule(seconds, self._retry)
+
+    def _retry(self) -> None:
+        """In the background: everything that waits is tried again."""
+        self._retry_due = False
+        if self._closed:
+            return
+        try:
+            self._retry_unfinished()
+            for store in self._stores.open_stores():
+                self._find_commits(store)
+                self.settle(store)
+        except AnabranchError as error:
+            log.debug("in doubt: %s", error)
+            self._retry_later()
+        if not self._retry_due:
+            self._retry_seconds = RETRY_SECONDS
+
+    def _retry_unfinished(self) -> None:
+        """Tell the stores that have yet to carry out a decision."""
+        with self._lock:
+            unfinished = {transaction: set(ids) for transaction, ids in self._unfinished.items()}
+        for transaction, store_ids in unfinished.items():
+            decision = self._log.decisions.get(transaction)
+            for store_id in store_ids if decision is not None else ():
+                assert decision is not None
+                try:
+                    _tell(self._stores.store_by_id(store_id), decision).wait()
+                except PlacementError as error:
+                    if not decision.by_hand:
+                        self._waits(transaction, store_id, error)
+                        continue
+                    # By hand, where a participant is gone for good: the others follow.
+                except (AnabranchError, OSError) as error:
+                    self._waits(transaction, store_id, error)
+                    continue
+                with self._lock:
+                    self._unfinished.get(transaction, set()).discard(store_id)
+            with self._lock:
+                done = not self._unfinished.get(transaction)
+                if done:
+                    self._unfinished.pop(transaction, None)
+            if done and decision is not None:
+                self._done_with(decision)
+
+    def _waits(self, transaction: bytes, store_id: bytes, error: Exception) -> None:
+        name = self._stores.name_of(store_id)
+        log.debug("transaction %s still waits for store %s: %s", transaction.hex(), name, error)
+        self._retry_later()
+
+    def _find_commits(self, store: Store) -> None:
+        """Any participant's commit record wins, where the decision log cannot say (rule T3)."""
+        for prepared in store.recover_prepared():
+            ours = prepared.transaction in self._active or prepared.transaction in self._log.externals
+            if not ours and isinstance(self.verdict(prepared), str):
+                for store_id in prepared.participants:
+                    if store_id != store.store_id and self._committed(store_id, prepared.transaction):
+                        log.warning(
+                            "transaction %s: store %r has committed it, so store %r does", prepared.transaction.hex(),
+                            self._stores.name_of(store_id), store.name,
+                        )  # fmt: skip
+                        store.commit_prepared(prepared.transaction).wait()
+                        break
+
+    def _committed(self, store_id: bytes, transaction: bytes) -> bool:
+        try:
+            return transaction in self._stores.store_by_id(store_id).committed()
+        except (AnabranchError, OSError):
+            return False
+
+    def in_doubt(self, stores: Iterable[Store]) -> list[InDoubt]:
+        """What waits in these stores, and what is decided and not carried out everywhere."""
+        where: dict[bytes, list[str]] = {}
+        reasons: dict[bytes, str] = {}
+        for store in stores:
+            try:
+                found = store.recover_prepared()
+            except AnabranchError as error:
+                log.debug("store %s cannot say what is prepared in it: %s", store.name, error)
+                continue
+            for prepared in found:
+                said = self.verdict(prepared)
+                if said != "it is being committed":
+                    where.setdefault(prepared.transaction, []).append(store.name)
+                    reasons[prepared.transaction] = said if isinstance(said, str) else "its store carries it out soon"
+        with self._lock:
+            unfinished = {transaction: set(ids) for transaction, ids in self._unfinished.items()}
+        for transaction, store_ids in unfinished.items():
+            names = {self._stores.name_of(store_id) for store_id in store_ids}
+            where[transaction] = sorted(names | set(where.get(transaction, [])))
+            reasons[transaction] = "decided; these stores cannot carry it out now, and are told again until they can"
+        return [self._described(transaction, where[transaction], reasons[transaction]) for transaction in sorted(where)]
+
+    def _described(self, transaction: bytes, stores: Sequence[str], reason: str) -> InDoubt:
+        said = self._log.decisions.get(transaction)
+        known = said or self._log.externals.get(transaction)
+        outcome = _word(said) if said is not None else None
+        return InDoubt(transaction.hex(), known.xid if known is not None else None, outcome, tuple(stores), reason)
+
+    def resolve(self, transaction: bytes, commit: bool, stores: Iterable[Store]) -> None:
+        """The outcome by hand, recorded. Raises TransactionError for a transaction that does not wait for one."""
+        self._require_log()
+        said = self._log.decisions.get(transaction)
+        if said is not None:
+            raise TransactionError(
+                f"transaction {transaction.hex()} is decided already: {_word(said)}; its stores carry it out as soon "
+                "as they can"
+            )
+        external = self._log.externals.get(transaction)
+        if external is not None:
+            self._finish(external, commit, by_hand=True)
+            return
+        for store in stores:
+            for prepared in store.recover_prepared():
+                if prepared.transaction == transaction and transaction not in self._active:
+                    self._log.new_transaction()  # there may be no log yet, or none that was used
+                    self._say(Decision(transaction, commit, list(prepared.participants), None, True))
+                    return
+        raise TransactionError(f"no transaction {transaction.hex()} is in doubt; in_doubt() lists those that are")
+
+    def heuristics(self) -> list[Heuristic]:
+        """The outcomes given by hand that nobody has forgotten yet."""
+        return [Heuristic(d.transaction.hex(), d.xid, _word(d)) for d in self._by_hand()]
+
+    def _by_hand(self) -> list[Decision]:
+        return [decision for _, decision in sorted(self._log.decisions.items()) if decision.by_hand]
+
+    def forget_by_hand(self, transaction: bytes) -> None:
+        """Raises TransactionError unless its outcome was given by hand and is carried out."""
+        self._require_log()
+        if transaction not in {decision.transaction for decision in self._by_hand()}:
+            raise TransactionError(f"no outcome of transaction {transaction.hex()} was given by hand")
+        with self._lock:
+            if transaction in self._unfinished:
+                raise TransactionError(
+                    f"transaction {transaction.hex()} cannot be forgotten yet: a store has yet to carry it out"
+                )
+        self._make_durable([self._log.decisions[transaction]])
+        self._log.forget([transaction])
+
+    @property
+    def prepared(self) -> int:
+        """External transactions that wait for their outcome."""
+        return len(self._log.externals)
+
+    # Forgetting
+
+    def _forget_in_background(self) -> None:
+        self._forget_due = False
+        try:
+            if not self._closed:
+                self.forget_finished()
+        except (AnabranchError, OSError) as error:
+            log.debug("decisions are kept: %s", error)
+            with self._lock:
+                due, self._forget_due = not self._forget_due, True
+            if due:
+                shared().schedule(FORGET_SECONDS, self._forget_in_background)
+
+    def forget_finished(self) -> None:
+        """What is carried out everywhere is made durable there, then forgotten (rule T5)."""
+        with self._forgetting:
+            with self._lock:
+                decisions = list(self._finished.values())
+            if not decisions:
+                return
+            self._make_durable(decisions)
+            self._log.forget([decision.transaction for decision in decisions])
+            with self._lock:
+                for decision in decisions:
+                    self._finished.pop(decision.transaction, None)
+
+    def _make_durable(self, decisions: Sequence[Decision]) -> None:
+        by_store: dict[bytes, list[bytes]] = {}
+        for decision in decisions:
+            for store_id in decision.participants:
+                by_store.setdefault(store_id, []).append(decision.transaction)
+        stores = []
+        for store_id, transactions in by_store.items():
+            try:
+                stores.append((self._stores.store_by_id(store_id), transactions))
+            except PlacementError:
+                if not all(decision.by_hand for decision in decisions):
+                    raise
+        for store, _ in stores:
+            store.sync()
+        for store, transactions in stores:
+            store.forget(transactions)
+
+
+def _tell(store: Store, decision: Decision) -> Pending[Any]:
+    step = store.commit_prepared if decision.commit else store.rollback_prepared
+    return step(decision.transaction)
+
+
+def _word(decision: Decision) -> str:
+    return COMMIT if decision.commit else ROLLBACK

@@ -1,0 +1,266 @@
+"""The decision log: which transactions over several stores are committed (rules I3, T2 to T5).
+
+A journal of its own, in decisions/: the same segments, batches and group commit as a store's, without messages and
+without an index, since what is still in force is little and is kept in memory. It is made when it is first needed. Its
+store id is the router's id, which every transaction's id begins with: prepared by another log is nothing that this one
+can speak about.
+
+Records, all of them msgpack but the last: EPOCH, before an opened log is first used; XA_PREPARED, an external
+transaction that is held until somebody says its outcome; DECISION; FORGOTTEN, ids one after another. What is in force
+is carried on in a SNAPSHOT when segments are released.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ..adapters.base import TRANSACTION_BYTES
+from ..adapters.files import disk_errors
+from ..adapters.journal import format as f
+from ..adapters.journal import recovery
+from ..adapters.journal.background import shared
+from ..adapters.journal.batch import Flight, Ticket
+from ..adapters.journal.directory import StoreDirectory
+from ..adapters.journal.duplicates import DuplicateWindow
+from ..adapters.journal.files import SegmentFiles
+from ..adapters.journal.log import Log
+from ..adapters.journal.reader import BatchReader, records_of
+from ..adapters.journal.snapshot import Snapshot
+from ..policies.config import JournalOptions
+from ..policies.durability import Sync
+from ..policies.errors import AnabranchError, CorruptionError
+from .xid import Xid
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES: Final = 1 << 20
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """An outcome. A commit that is not by hand is forgotten once it is durable in all participants."""
+
+    transaction: bytes
+    commit: bool
+    participants: list[bytes]
+    """Store ids."""
+    xid: Xid | None = None
+    by_hand: bool = False
+    """Heuristic: an operator's word, kept until it is told to be forgotten."""
+
+
+class External(msgspec.Struct, frozen=True, array_like=True):
+    """A prepared external transaction, held until its manager says the outcome (rule T4)."""
+
+    transaction: bytes
+    participants: list[bytes]
+    xid: Xid
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_decision = msgspec.msgpack.Decoder(Decision).decode
+_decode_external = msgspec.msgpack.Decoder(External).decode
+_decode_epoch = msgspec.msgpack.Decoder(int).decode
+
+
+class DecisionLog:
+    """Threads: all, once open. `decisions` and `externals` change in the order of the log, only after their records
+    are as durable as `sync` says; reading them takes no lock."""
+
+    def __init__(self, path: Path, sync: Sync) -> None:
+        self._directory = StoreDirectory("decisions", path, None)
+        self._options = JournalOptions(sync=sync, segment_size=SEGMENT_BYTES)
+        self._lock = threading.Lock()  # guards making it and beginning an epoch
+        self._reclaiming = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._log: Log | None = None
+        self.id = b""
+        """16 bytes; empty while there is no log."""
+        self.epoch = 0
+        """Of this opening; 0 until it is first used."""
+        self.epoch_before = 0
+        """The highest epoch of earlier openings."""
+        self.decisions: dict[bytes, Decision] = {}
+        self.externals: dict[bytes, External] = {}
+        self._numbers = itertools.count(1)
+        self._reclaim_due = False
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Read it, if there is one. Raises CorruptionError, PlacementError for a directory without an id."""
+        self._clear()
+        if self._directory.path.exists():
+            self._open()
+
+    def _open(self) -> None:
+        self.id = self._directory.read_id()
+        self._log = the_log = self._new_log()
+        found = recovery.survey(the_log.files, self.id, None, None)
+        recovery.settle(found, the_log.files)
+        since = self._load_snapshot(found, the_log.files)
+        for link, segment in enumerate(found.chain):
+            end = found.end.offset if link == found.end.link else segment.end
+            reader = BatchReader(segment.reading(), segment.seed, f.HEADER_BYTES, segment.base_lsn - 1, end)
+            for batch in reader:
+                for record in records_of(batch):
+                    if record.lsn > since:
+                        self._note(record.kind, record.payload, str(segment.path), record.offset)
+            if reader.offset != end:
+                raise CorruptionError(str(segment.path), reader.offset, "decisions behind it do not read back")
+        recovery.take_over(found, the_log, 0, found.snapshot)
+        self._applied = the_log.tail
+
+    def _new_log(self) -> Log:
+        files = SegmentFiles(self._directory.journal, self._count_sync)
+        return Log("decisions", self.id, files, self._options, DuplicateWindow(0), self._deliver, lambda: None)
+
+    def _load_snapshot(self, found: recovery.Survey, files: SegmentFiles) -> int:
+        """What was in force when the latest snapshot was taken; up to which LSN that says all."""
+        if not found.snapshot[0]:
+            return 0
+        headers = {header.number: header for header in files.headers()}
+        taken = recovery.read_snapshot(files, headers, found.snapshot)
+        for kind, payload in taken.carried:
+            self._note(kind, payload, str(files.path(found.snapshot[0])), found.snapshot[1])
+        return taken.lsn
+
+    def close(self) -> None:
+        """Leave all of it durable. Idempotent."""
+        the_log, self._log = self._log, None
+        if the_log is not None:
+            try:
+                the_log.close()
+            finally:
+                with self._reclaiming:  # nothing of ours changes the directory any more
+                    the_log.let_go()
+
+    def _count_sync(self) -> None:
+        if self._log is not None:
+            self._log.syncs += 1
+
+    # What the coordinator asks
+
+    @property
+    def failed(self) -> BaseException | None:
+        """Why it has stopped, if it has."""
+        return self._log.failed if self._log is not None else None
+
+    @property
+    def syncs(self) -> int:
+        """How often it waited for the disk since it was opened."""
+        return self._log.syncs if self._log is not None else 0
+
+    def new_transaction(self) -> bytes:
+        """An id never given out before (rule I3). Makes the log, or begins the epoch, if need be."""
+        if not self.epoch:
+            with self._lock:
+                if not self.epoch:
+                    self._begin_epoch()
+        else:
+            self.ensure_usable()
+        return self.id + self.epoch.to_bytes(8, "big") + next(self._numbers).to_bytes(8, "big")
+
+    def _begin_epoch(self) -> None:
+        with disk_errors("the decision log, which transactions over several stores need, cannot be made"):
+            if self._log is None:
+                self._directory.create(SEGMENT_BYTES)
+                self._open()
+        epoch = self.epoch_before + 1
+        self._write(f.EPOCH, _encode(epoch), sync=True)
+        self.epoch = epoch
+
+    def ensure_usable(self) -> None:
+        """Raises StoreFailedError, ClosedError."""
+        if self._log is not None:
+            self._log.ensure_usable()
+
+    def decide(self, decision: Decision) -> None:
+        """The commit point: once it returns, the outcome stands. StoreFullError says that nothing was written; after
+        any other error it is not known whether the decision will be found again (rule T2)."""
+        self._write(f.DECISION, _encode(decision), said=decision)
+
+    def hold(self, external: External) -> None:
+        """An external transaction is prepared in all its participants. Errors are as those of `decide`."""
+        self._write(f.XA_PREPARED, _encode(external), said=external)
+
+    def forget(self, transactions: list[bytes]) -> None:
+        """Their outcomes are durable in all participants. Not synced: what is not forgotten is settled once more."""
+        self._write(f.FORGOTTEN, b"".join(transactions), lazy=True)
+
+    def _write(self, kind: int, payload: bytes, sync: bool = False, said: object = None, lazy: bool = False) -> None:
+        the_log = self._log
+        assert the_log is not None, "new_transaction makes the log"
+        ticket = Ticket([(kind, payload, said)], f.RECORD_HEADER.size + len(payload), sync)
+        ticket.lazy = lazy
+        the_log.submit(ticket)
+        the_log.wait(ticket)
+
+    # In the order of the log
+
+    def _deliver(self, flight: Flight) -> None:
+        for kind, payload, said in flight.entries:
+            if kind == f.DECISION:
+                self._decided(said)
+            else:
+                self._note(kind, payload)
+        self._applied = flight.tail
+        if not self._reclaim_due and self._log is not None and len(self._log.table.segments) > 1:
+            self._reclaim_due = True
+            shared().schedule(0, self._reclaim)
+
+    def _decided(self, decision: Decision) -> None:
+        self.decisions[decision.transaction] = decision
+        self.externals.pop(decision.transaction, None)
+
+    def _note(self, kind: int, payload: bytes, path: str = "", offset: int = 0) -> None:
+        if kind == f.DECISION:
+            self._decided(_decode_decision(payload))
+        elif kind == f.XA_PREPARED:
+            external = _decode_external(payload)
+            self.externals[external.transaction] = external
+        elif kind == f.EPOCH:
+            self.epoch_before = max(self.epoch_before, _decode_epoch(payload))
+        elif kind == f.FORGOTTEN:
+            for start in range(0, len(payload), TRANSACTION_BYTES):
+                transaction = payload[start : start + TRANSACTION_BYTES]
+                self.decisions.pop(transaction, None)
+                self.externals.pop(transaction, None)
+        elif kind != f.SNAPSHOT:
+            raise CorruptionError(path, offset, f"record of unknown type {kind}; a newer version wrote it")
+
+    # Releasing segments
+
+    def _reclaim(self) -> None:
+        self._reclaim_due = False
+        try:
+            self.reclaim()
+        except (AnabranchError, OSError) as error:
+            log.warning("decision log: no segment released: %s", error)
+
+    def reclaim(self) -> None:
+        """Carry what is in force to the tail and release the segments before it (rule T5)."""
+        with self._reclaiming:
+            the_log = self._log
+            if the_log is None:
+                return
+            applied = self._applied  # before what is in force is read: later records are read again from the segments
+            old = [s for s in the_log.table.segments if s.number < applied.segment.number]
+            if not old:
+                return
+            carried = [(f.EPOCH, _encode(max(self.epoch, self.epoch_before)))]
+            carried += [(f.XA_PREPARED, _encode(external)) for external in list(self.externals.values())]
+            carried += [(f.DECISION, _encode(decision)) for decision in list(self.decisions.values())]
+            document = Snapshot(applied.lsn, 0, applied.segment.number, 0, [], [], [], [], carried).encode()
+            ticket = Ticket([(f.SNAPSHOT, document)], f.RECORD_HEADER.size + len(document), sync=True)
+            the_log.submit(ticket)
+            the_log.wait(ticket)
+            the_log.forget_segments({segment.number for segment in old})
+            the_log.files.release([(s.number, s.capacity) for s in old], SEGMENT_BYTES, self._options.pool_files, None)
