@@ -123,7 +123,7 @@ class Applier:
     def current(self, drained: bool = True) -> Index:
         """With the lock held: the index; `drained`, with all that has returned applied."""
         self._log.ensure_usable()
-        if drained:
+        if drained or self._interrupted:
             self.drain()
         return self.index
 
@@ -194,10 +194,10 @@ class Applier:
                 applied = flight.tail
         if self.applied.segment is not segment and not self.applied.segment.live:
             self.index.emptied = True
-        # Holds end first: were it interrupted between, a message that nobody holds any more would not come back, since
-        # the cursor is past it; the other way round a dead one would stay held.
-        self._delivery.settle(entries, self.index)
+        # Holds end first: the other way round a dead message would stay held. Interrupted between, nobody may receive
+        # before all of it is done again: what a prepared branch had claimed would be free, and then freed once more.
         self._interrupted = True
+        self._delivery.settle(entries, self.index)
         self.index.apply(entries, segment, self._log.table)
         self.applied = applied
         self._interrupted = False

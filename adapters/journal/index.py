@@ -269,8 +269,9 @@ class Index:
     def _prepare(self, entry: Entry, segment: Segment) -> None:
         """The record of a prepared branch retains its segment as a live message does."""
         _, transaction, lsn, offset, length = entry
-        if self._txn.put(transaction, PLACE.pack(lsn, offset, length), db=self._transactions_db):
-            self.transactions += 1
+        # A rebuild may know from the snapshot that it is committed before it comes to the PREPARE.
+        known = self._txn.replace(transaction, PLACE.pack(lsn, offset, length), db=self._transactions_db)
+        self.transactions += known is None
         segment.born(length)
 
     def _settle(self, transaction: bytes, commit: bool, table: SegmentTable) -> None:

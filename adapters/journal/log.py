@@ -465,6 +465,7 @@ class Log:
             self.prepared[branch.transaction] = branch
         for branch in flight.settled or ():
             self.prepared.pop(branch.transaction, None)
+            branch.reservation = None
 
     # Syncing
 

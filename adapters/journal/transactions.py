@@ -102,8 +102,9 @@ def outcome_ticket(kind: int, branch: Branch) -> Ticket:
     size = f.OUTCOME_BYTES + (branch.size if kind == f.COMMIT else 0)
     ticket = Ticket([(kind, branch)], size, sync=False)
     ticket.lazy = True
-    # Given back once the messages are counted as held: what was reserved for the branch would count them twice.
-    ticket.reservation, branch.reservation = branch.reservation, None
+    # The branch lets go of its room once it is settled, the ticket once its messages are counted as held: between the
+    # two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
+    ticket.reservation = branch.reservation
     return ticket
 
 
