@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ..policies.destination import Destination, Kind
 from ..policies.errors import DestinationError
 from .queue import Queue
@@ -19,8 +21,13 @@ def resolve(address: Address) -> Destination:
 def resolve_all(address: Address) -> tuple[Destination, ...]:
     """The queues of a composite, `queue://a,queue://b`; likewise."""
     if isinstance(address, str):
-        return tuple(_queue(part) for part in Destination.parse_composite(address))
+        return _parsed(address)
     return (_named(address),)
+
+
+@lru_cache(maxsize=16384)
+def _parsed(text: str) -> tuple[Destination, ...]:
+    return tuple(_queue(part) for part in Destination.parse_composite(text))
 
 
 def _named(address: Destination | Queue) -> Destination:

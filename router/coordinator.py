@@ -49,6 +49,8 @@ FORGET_MAX: Final = 1000
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
 
+_BEING_COMMITTED: Final = "it is being committed"
+
 COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
 
@@ -118,6 +120,9 @@ class Stores(Protocol):
 
     def store_by_id(self, store_id: bytes) -> Store:
         """The open store of that id, opened if need be. Raises PlacementError for one that is not recorded."""
+
+    def require_open(self) -> None:
+        """Raise ClosedError if the router is closed, or in a forked child."""
 
     def name_of(self, store_id: bytes) -> str:
         """Its name, or its id where it has none."""
@@ -228,7 +233,7 @@ class Coordinator:
         Raises TransactionInDoubt if the decision may or may not have reached the disk; after any other error the
         transaction is rolled back.
         """
-        work = self._begin(parts, None)
+        work = self.begin(parts)
         try:
             self._prepare(work)
             return self._decide(work, Decision(work.id, True, work.participants))
@@ -236,10 +241,42 @@ class Coordinator:
             shared().schedule(0, partial(self._take_over, work))
             raise
 
+    # The same in two steps, for who has other resources to ask between them: begin and vote, then finish or abandon.
+
+    def vote(self, work: Work) -> None:
+        """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
+        error it is rolled back."""
+        try:
+            self._prepare(work)
+        except KeyboardInterrupt:
+            shared().schedule(0, partial(self._take_over, work))
+            raise
+
+    def finish(self, work: Work) -> dict[int, list[Receipt]]:
+        """Decide it and carry it out. Receipts and TransactionInDoubt as those of `commit`. After StoreFailedError
+        because the decision log had failed before it is prepared still, and can only be abandoned."""
+        self._require_log()
+        if self._active.get(work.id) is not work:
+            raise TransactionError("this transaction was rolled back when the router was closed; begin another")
+        try:
+            return self._decide(work, Decision(work.id, True, work.participants))
+        except KeyboardInterrupt:
+            shared().schedule(0, partial(self._take_over, work))
+            raise
+
+    def abandon(self, work: Work) -> None:
+        """Roll it back, unless that is done. Never raises but for a signal."""
+        if self._active.get(work.id) is work:
+            try:
+                self._roll_back(work)
+            except KeyboardInterrupt:
+                shared().schedule(0, partial(self._take_over, work))
+                raise
+
     def hold(self, parts: Sequence[Part], xid: Xid) -> bytes:
         """The first phase of an external transaction: prepared until its outcome is said. Returns its id. Errors as
         those of `commit`."""
-        work = self._begin(parts, xid)
+        work = self.begin(parts, xid)
         try:
             self._prepare(work)
             work.phase = "deciding"
@@ -250,7 +287,8 @@ class Coordinator:
             raise
         return work.id
 
-    def _begin(self, parts: Sequence[Part], xid: Xid | None) -> Work:
+    def begin(self, parts: Sequence[Part], xid: Xid | None = None) -> Work:
+        """Nothing is written for it yet. Raises StoreFailedError if the decision log has failed."""
         self._require_log()
         work = Work(self._log.new_transaction(), sorted(parts, key=lambda part: part.store.name), xid)
         self._active[work.id] = work
@@ -259,6 +297,12 @@ class Coordinator:
     def _require_log(self) -> None:
         if self._closed:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
+        self._stores.require_open()
+        if self._log.failed is not None:
+            raise StoreFailedError(
+                f"transactions over several stores are stopped: the decision log has failed: {self._log.failed}; "
+                "see to the disk and call reopen_decisions()"
+            ) from self._log.failed
         if self._damage is not None:
             raise StoreFailedError(
                 f"transactions over several stores are stopped: the decision log is damaged: {self._damage}. Restore "
@@ -377,10 +421,11 @@ class Coordinator:
         work.phase = "rolling back"
         failed = False
         steps = []
+        decision = Decision(work.id, False, work.participants)
         for part in work.parts:
             part.room = None
             try:
-                steps.append((part, part.store.rollback_prepared(work.id)))
+                steps.append((part, self._outcome(part.store, decision)))
             except AnabranchError:
                 failed = True
         for part, step in steps:
@@ -482,7 +527,7 @@ class Coordinator:
             return decision
         coordinator, epoch = transaction[:16], int.from_bytes(transaction[16:24], "big")
         if transaction in self._active:
-            return "it is being committed"
+            return _BEING_COMMITTED
         if transaction in self._log.externals:
             return "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
         if self._damage is not None or self._log.failed is not None:
@@ -499,20 +544,41 @@ class Coordinator:
 
     def settle(self, store: Store) -> None:
         """A store was opened: carry out in it what is decided, roll back what is not."""
-        waiting = False
+        with self._lock:  # before we ask: what is decided from now on is somebody else's to tell this store
+            expected = {t for t, left in self._unfinished.items() if store.store_id in left}
+        waiting: set[bytes] = set()
         for prepared in store.recover_prepared():
+            transaction = prepared.transaction
             said = self.verdict(prepared)
             if isinstance(said, str):
-                waiting = waiting or prepared.transaction not in self._log.externals
+                if transaction not in self._log.externals and transaction not in self._active:
+                    waiting.add(transaction)
                 continue
             try:
                 _tell(store, said).wait()
-                log.info("store %s: transaction %s: %s", store.name, prepared.transaction.hex(), _word(said))
+                log.info("store %s: transaction %s: %s", store.name, transaction.hex(), _word(said))
             except AnabranchError as error:
-                log.warning("store %s: transaction %s waits: %s", store.name, prepared.transaction.hex(), error)
-                waiting = True
+                log.warning("store %s: transaction %s waits: %s", store.name, transaction.hex(), error)
+                waiting.add(transaction)
+        self._carried_out(store.store_id, expected - waiting)
         if waiting:
             self._retry_later()
+
+    def _carried_out(self, store_id: bytes, transactions: Iterable[bytes]) -> None:
+        """A store has carried out these decisions."""
+        done = []
+        with self._lock:
+            for transaction in transactions:
+                left = self._unfinished.get(transaction)
+                if left is not None:
+                    left.discard(store_id)
+                    if not left:
+                        del self._unfinished[transaction]
+                        done.append(transaction)
+        for transaction in done:
+            decision = self._log.decisions.get(transaction)
+            if decision is not None:
+                self._done_with(decision)
 
     def _retry_later(self) -> None:
         with self._lock:
@@ -542,34 +608,15 @@ class Coordinator:
     def _retry_unfinished(self) -> None:
         """Tell the stores that have yet to carry out a decision."""
         with self._lock:
-            unfinished = {transaction: set(ids) for transaction, ids in self._unfinished.items()}
-        for transaction, store_ids in unfinished.items():
-            decision = self._log.decisions.get(transaction)
-            for store_id in store_ids if decision is not None else ():
-                assert decision is not None
-                try:
-                    _tell(self._stores.store_by_id(store_id), decision).wait()
-                except PlacementError as error:
-                    if not decision.by_hand:
-                        self._waits(transaction, store_id, error)
-                        continue
-                    # By hand, where a participant is gone for good: the others follow.
-                except (AnabranchError, OSError) as error:
-                    self._waits(transaction, store_id, error)
-                    continue
-                with self._lock:
-                    self._unfinished.get(transaction, set()).discard(store_id)
-            with self._lock:
-                done = not self._unfinished.get(transaction)
-                if done:
-                    self._unfinished.pop(transaction, None)
-            if done and decision is not None:
-                self._done_with(decision)
-
-    def _waits(self, transaction: bytes, store_id: bytes, error: Exception) -> None:
-        name = self._stores.name_of(store_id)
-        log.debug("transaction %s still waits for store %s: %s", transaction.hex(), name, error)
-        self._retry_later()
+            store_ids = set().union(*self._unfinished.values())
+        for store_id in sorted(store_ids):
+            try:
+                self.settle(self._stores.store_by_id(store_id))
+            except PlacementError:  # only by hand can a transaction be decided that names a store not recorded here
+                self._carried_out(store_id, list(self._unfinished))
+            except (AnabranchError, OSError) as error:
+                log.debug("store %s cannot carry out what is decided: %s", self._stores.name_of(store_id), error)
+                self._retry_later()
 
     def _find_commits(self, store: Store) -> None:
         """Any participant's commit record wins, where the decision log cannot say (rule T3)."""
@@ -603,7 +650,7 @@ class Coordinator:
                 continue
             for prepared in found:
                 said = self.verdict(prepared)
-                if said != "it is being committed":
+                if said != _BEING_COMMITTED:
                     where.setdefault(prepared.transaction, []).append(store.name)
                     reasons[prepared.transaction] = said if isinstance(said, str) else "its store carries it out soon"
         with self._lock:
@@ -705,8 +752,14 @@ class Coordinator:
             except PlacementError:
                 if not all(decision.by_hand for decision in decisions):
                     raise
-        for store, _ in stores:
+        for store, transactions in stores:
             store.sync()
+            waiting = {prepared.transaction for prepared in store.recover_prepared()}.intersection(transactions)
+            # Without its decision it would be rolled back. A store that failed since has it prepared again.
+            for transaction in waiting:
+                _tell(store, self._log.decisions[transaction]).wait()
+            if waiting:
+                store.sync()
         for store, transactions in stores:
             store.forget(transactions)
 

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from ..adapters.base import TRANSACTION_BYTES
-from ..adapters.files import disk_errors
+from ..adapters.files import disk_errors, sweep_unfinished
 from ..adapters.journal import format as f
 from ..adapters.journal import recovery
 from ..adapters.journal.background import shared
@@ -97,6 +97,7 @@ class DecisionLog:
     def open(self) -> None:
         """Read it, if there is one. Raises CorruptionError, PlacementError for a directory without an id."""
         self._clear()
+        sweep_unfinished(self._directory.path.parent, self._directory.path.name)
         if self._directory.path.exists():
             self._open()
 

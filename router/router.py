@@ -137,9 +137,11 @@ class Router:
             self._let_go()  # not after Ctrl-C: then close() may be called again
 
     def _let_go(self) -> None:
-        self.coordinator.close_log()
-        self._placement.close()
-        self._directory_lock.release()
+        try:
+            self.coordinator.close_log()
+        finally:
+            self._placement.close()
+            self._directory_lock.release()
 
     def __enter__(self) -> Router:
         return self if self._opened else self.open()
@@ -149,7 +151,8 @@ class Router:
     ) -> None:
         self.close()
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raise ClosedError if the router is closed, or in a forked child."""
         # The fork first: what a child sees of its parent's locks and flags means nothing.
         if self._generation != fork_generation():
             raise ClosedError(
@@ -176,7 +179,7 @@ class Router:
         store = self._by_destination.get(destination)
         if store is None:
             match = self.route(destination)
-            self._require_open()
+            self.require_open()
             known = self._placement.destinations.get(destination)
             if known is None:
                 return self._unrecorded(destination, match)
@@ -198,7 +201,7 @@ class Router:
         store = self._by_destination.get(destination)
         if store is None:
             match = self.route(destination)
-            self._require_open()
+            self.require_open()
             known = self._placement.destinations.get(destination)
             row = self._placement.stores[known.store_id] if known is not None else self._place(destination, match)
             store = self._by_destination[destination] = self._open_stores.open(row)
@@ -212,7 +215,7 @@ class Router:
             disk_errors(f"{destination} cannot be given a place in {path}"),
             self._open_stores.exclusive(self._layout.recorded(path)),
         ):
-            self._require_open()
+            self.require_open()
             row = self._placement.store_at(self._layout.recorded(path))
             if row is None and path.exists():
                 row = self._reconciler.adopt(config, name, path)
@@ -228,7 +231,7 @@ class Router:
     def forget_closed(self, destination: Destination, store: Store) -> None:
         """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
         ClosedError if the router is closed too."""
-        self._require_open()
+        self.require_open()
         self._open_stores.forget_closed(destination, store)
 
     # What users do
@@ -236,7 +239,7 @@ class Router:
     def queue(self, name: Address) -> Queue:
         """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
         send. Raises DestinationError, NoRouteError, and TypeError for what names no destination."""
-        self._require_open()
+        self.require_open()
         destination = resolve(name)
         self.route(destination)
         return Queue(self, destination)
@@ -255,7 +258,7 @@ class Router:
     def transaction(self, xid: Xid | None = None) -> Transaction:
         """Begin a transaction over any stores; see transaction.py. With an `xid` it is an external one, which can be
         prepared. Raises TransactionError for an xid that is in use, and at the limit of open transactions."""
-        self._require_open()
+        self.require_open()
         if self.coordinator.prepared >= self.config.transactions.max_open:
             raise TransactionError(
                 f"{self.coordinator.prepared} transactions are prepared and wait for their outcome; "
@@ -274,7 +277,7 @@ class Router:
         It stands on return, whatever becomes of a store meanwhile (in_doubt shows that). Said again it changes nothing.
         Raises TransactionError for one that is not prepared here or was rolled back by hand, and TransactionInDoubt.
         """
-        self._require_open()
+        self.require_open()
         opened = self._transactions.by_xid(as_xid(xid))
         if opened is None:
             self.coordinator.end(as_xid(xid), commit=True)
@@ -285,7 +288,7 @@ class Router:
 
     def rollback(self, xid: Xid) -> None:
         """Roll back an external transaction, prepared or open. Else as commit."""
-        self._require_open()
+        self.require_open()
         opened = self._transactions.by_xid(as_xid(xid))
         if opened is None:
             self.coordinator.end(as_xid(xid), commit=False)
@@ -294,36 +297,36 @@ class Router:
 
     def recover(self) -> list[Xid]:
         """The external transactions that are prepared and wait for commit or rollback, oldest first."""
-        self._require_open()
+        self.require_open()
         return self.coordinator.externals()
 
     def in_doubt(self) -> list[InDoubt]:
         """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
         for a word of yours. All stores are opened for it."""
-        self._require_open()
+        self.require_open()
         return self.coordinator.in_doubt(self._all_stores())
 
     def resolve(self, transaction: str, outcome: str) -> None:
         """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
         outcome. That is recorded, and kept until forget(). Raises TransactionError."""
-        self._require_open()
+        self.require_open()
         if outcome not in (COMMIT, ROLLBACK):
             raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
         self.coordinator.resolve(_transaction_id(transaction), outcome == COMMIT, self._all_stores())
 
     def heuristics(self) -> list[Heuristic]:
         """The outcomes that were decided by hand and not forgotten since, oldest first."""
-        self._require_open()
+        self.require_open()
         return self.coordinator.heuristics()
 
     def forget(self, transaction: str) -> None:
         """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
-        self._require_open()
+        self.require_open()
         self.coordinator.forget_by_hand(_transaction_id(transaction))
 
     def reopen_decisions(self) -> None:
         """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
-        self._require_open()
+        self.require_open()
         self.coordinator.reopen()
 
     def _all_stores(self) -> list[Store]:
@@ -387,7 +390,7 @@ class Router:
 
     def stats(self) -> RouterStats:
         """Of every store that exists; those that are not open are opened for it."""
-        self._require_open()
+        self.require_open()
         return RouterStats({name: self._open_stores.open(row).stats() for name, row in self._rows_by_name().items()})
 
     def reclaim(self) -> int:
@@ -395,7 +398,7 @@ class Router:
 
         Raises the first error of a store after trying all.
         """
-        self._require_open()
+        self.require_open()
         freed, errors = 0, []
         for store in self._open_stores.values():
             try:
@@ -404,14 +407,14 @@ class Router:
                 continue  # it was closed for being idle
             except AnabranchError as error:
                 errors.append(error)
-        self._require_open()
+        self.require_open()
         if errors:
             raise errors[0]
         return freed
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""
-        self._require_open()
+        self.require_open()
         rows = self._rows_by_name()
         if name not in rows:
             raise ConfigError([f"there is no store {name!r} to reopen; there are: {', '.join(rows) or 'none yet'}"])

@@ -17,6 +17,7 @@ adds nothing.
     send-many              100 B, 1000 a call, not synced
     send+ack-nosync        100 B: one sent, one received and acked, in turn; counts pairs
     tx-single-store        10 sends of 1 KiB in one transaction, durable; counts transactions, latencies of commits
+    tx-cross-store-2, -4   10 sends of 1 KiB over so many stores, atomic and durable; counts transactions
     recover-clean          a directory of n 1 KiB messages, closed: seconds from open to the first message in hand
     recover-rebuild-index  the same with the index deleted
     drain                  n messages of 1 KiB read in order

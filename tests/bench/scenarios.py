@@ -187,12 +187,31 @@ def send_ack_nosync(run: Run) -> Result:
 
 def tx_single_store(run: Run) -> Result:
     peer = opened(run, durable=True, messages=run.n * TRANSACTION, payload_bytes=DURABLE_BYTES)
-    bodies = [body(DURABLE_BYTES)] * TRANSACTION
-    started = time.perf_counter()
-    latencies = timed_calls(peer.transaction(), bodies, run.n)
-    seconds = time.perf_counter() - started
+    return _transactions(run, peer, [peer.transaction() for _ in range(run.threads)])
+
+
+def tx_cross_store(stores: int) -> Callable[[Run], Result]:
+    """Ten sends, spread over so many stores."""
+
+    def cross(run: Run) -> Result:
+        peer = opened(run, durable=True, messages=run.n * TRANSACTION, payload_bytes=DURABLE_BYTES)
+        commits = [peer.cross_transaction(stores) for _ in range(run.threads)]
+        commits[0]([body(DURABLE_BYTES)] * TRANSACTION)  # makes the stores
+        return _transactions(run, peer, commits)
+
+    return cross
+
+
+def _transactions(run: Run, peer: Any, commits: list[Callable[[list[bytes]], None]]) -> Result:
+    bodies, each = [body(DURABLE_BYTES)] * TRANSACTION, run.n // run.threads
+    taken: list[array[int]] = [array("q")] * run.threads
+
+    def work(number: int) -> None:
+        taken[number] = timed_calls(commits[number], bodies, each)
+
+    seconds = in_threads(run.threads, work)
     peer.close()
-    return Result(seconds, run.n, DURABLE_BYTES, latencies)
+    return Result(seconds, each * run.threads, DURABLE_BYTES, [ns for part in taken for ns in part])
 
 
 def filled(run: Run) -> None:
@@ -275,7 +294,9 @@ SCENARIOS = {
     "send-nosync": Scenario(("sender",), 100_000, send_nosync, threads=True),
     "send-many": Scenario(("batch_sender",), 500_000, send_many),
     "send+ack-nosync": Scenario(("sender", "taker"), 50_000, send_ack_nosync, threads=True),
-    "tx-single-store": Scenario(("transaction",), 5_000, tx_single_store),
+    "tx-single-store": Scenario(("transaction",), 5_000, tx_single_store, threads=True),
+    "tx-cross-store-2": Scenario(("cross_transaction",), 5_000, tx_cross_store(2), threads=True),
+    "tx-cross-store-4": Scenario(("cross_transaction",), 5_000, tx_cross_store(4), threads=True),
     "recover-clean": Scenario(("sender", "taker"), 200_000, recover_clean),
     "recover-rebuild-index": Scenario(("sender", "taker", "drop_index"), 200_000, recover_rebuild_index),
     "drain": Scenario(("sender", "reader"), 200_000, drain),

@@ -15,7 +15,7 @@ from anabranch import Destination
 
 from .. import toymaker
 
-TOGETHER = {"all": [">"]}
+TOGETHER = {f"store-{number}": [f"queue://apart-{number}"] for number in range(4)} | {"all": [">"]}
 SPLIT = {"custom": ["queue://orders.custom"], "dlq": ["queue://dlq"], "rest": [">"]}
 STORES = 100
 
@@ -52,6 +52,14 @@ class Anabranch:
             with self._router.transaction() as tx:
                 for body in bodies:
                     tx.send("queue://bench", body)
+
+        return commit
+
+    def cross_transaction(self, stores: int) -> Callable[[list[bytes]], None]:
+        def commit(bodies: list[bytes]) -> None:
+            with self._router.transaction() as tx:
+                for number, body in enumerate(bodies):
+                    tx.send(f"queue://apart-{number % stores}", body)
 
         return commit
 

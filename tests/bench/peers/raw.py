@@ -69,6 +69,19 @@ class Raw:
 
     transaction = batch_sender
 
+    def cross_transaction(self, stores: int) -> Callable[[list[bytes]], None]:
+        """What two phases cost that go from store to store: 2N+2 syncs in sequence, ActiveMQ's mKahaDB's count, each of
+        a write that is as small as it can be; the bodies go with the first N."""
+        send = self.batch_sender()
+
+        def commit(bodies: list[bytes]) -> None:
+            for number in range(stores):
+                send(bodies[number::stores])
+            for _ in range(stores + 2):
+                send([b"commit"])
+
+        return commit
+
     def reader(self) -> Callable[[], int]:
         def read() -> int:
             count, offset, chunk = 0, 0, b""
