@@ -97,7 +97,8 @@ def key_of(state: DestinationState, rest: bytes) -> tuple[int, bytes] | None:
 
 def read_record_at(segment: Segment, kind: int, lsn: int, offset: int, length: int) -> bytes | None:
     """The payload of a record that is no SEND; None if it is not there whole."""
-    record = os.pread(segment.reading().fd, length, offset)
+    file = segment.reading()  # held: it closes itself
+    record = os.pread(file.fd, length, offset)
     if len(record) != length or length < f.RECORD_HEADER.size:
         return None
     crc, _, found_lsn, found_kind, _, _ = f.RECORD_HEADER.unpack_from(record)
