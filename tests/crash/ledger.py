@@ -4,7 +4,10 @@ An operation is a dict, so that it can be a mark (a line of JSON):
 
     {"op": "send", "q": queue, "ids": [...]}             each of them on its own, in order: a crash keeps a prefix
     {"op": "ack", "q": queue, "ids": [...]}              all or none
-    {"op": "tx", "send": [[queue, id]...], "ack": [...]} all or none
+    {"op": "tx", "send": [[queue, id]...], "ack": [...]} all or none, in whichever stores; with an "xid", it was
+                                                         prepared before, and this is its commit
+    {"op": "prepare", "xid": ..., "send", "ack"}         held until its outcome, a tx or:
+    {"op": "rollback", "xid": ...}
 
 An id is `producer.number`; a producer's numbers rise within a queue. The message's body follows from its id.
 """
@@ -123,7 +126,7 @@ def compare(found: Contents, promised: Iterable[Operation], maybe: Iterable[Oper
     sends = Counter(pair for operation in (*promised, *maybe) for pair in sends_of(operation))
     acks = Counter(pair for operation in (*promised, *maybe) for pair in acks_of(operation))
     for operation in maybe:
-        wrong += _half_done(operation, present, sends, acks)
+        wrong += _half_done(operation, present, sent, sends, acks)
     for queue, ids in found.items():
         wrong += _disorder(queue, ids)
     return wrong
@@ -134,11 +137,16 @@ def name(pair: tuple[str, str]) -> str:
 
 
 def _half_done(
-    operation: Operation, present: set[tuple[str, str]], sends: Counter[tuple[str, str]], acks: Counter[tuple[str, str]]
+    operation: Operation,
+    present: set[tuple[str, str]],
+    sent: set[tuple[str, str]],
+    sends: Counter[tuple[str, str]],
+    acks: Counter[tuple[str, str]],
 ) -> Iterator[str]:
     """An operation of unknown outcome took effect as a whole or not at all; a send of many in a prefix.
 
-    `sends` and `acks` say how many operations tried each: what another one tried too tells nothing about this one.
+    `sends` and `acks` say how many operations tried each: what another one tried too tells nothing about this one. Nor
+    does it tell anything that a message is gone whose send was not promised.
     """
     signs = [  # of each part whose fate tells: did it take effect?
         (pair, pair in present or acks[pair] > 0) for pair in sends_of(operation) if sends[pair] == 1
@@ -148,7 +156,11 @@ def _half_done(
         if flags != sorted(flags, reverse=True):
             yield f"a send of many kept no prefix: {operation}"
         return
-    signs += [(pair, pair not in present) for pair in acks_of(operation) if acks[pair] == 1]
+    signs += [
+        (pair, pair not in present)
+        for pair in acks_of(operation)
+        if acks[pair] == 1 and (pair in present or pair in sent)
+    ]
     if len({done for _, done in signs}) > 1:
         done, undone = (next(name(pair) for pair, flag in signs if flag is wanted) for wanted in (True, False))
         yield f"half done: {done} took effect, {undone} did not: {operation}"
@@ -190,3 +202,48 @@ class Prefix:
             self.state.setdefault(queue, []).append(identity)
         for queue, identity in acks_of(operation):
             self.state[queue].remove(identity)
+
+
+@dataclass
+class Held:
+    """What is known of the external transactions, by xid: what they do, if that was promised, and their outcomes."""
+
+    prepares: dict[str, Operation] = field(default_factory=dict)
+    prepared: set[str] = field(default_factory=set)
+    outcomes: dict[str, Operation] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> Held:
+        """From lines of marks, in order."""
+        held = cls()
+        for line in lines:
+            word, _, text = line.partition(" ")
+            operation = json.loads(text)
+            xid = operation.get("xid")
+            if xid is None:
+                continue
+            if operation["op"] == "prepare":
+                held.prepares[xid] = operation
+                held.prepared |= {xid} if word == "ACK" else set()
+            else:
+                held.outcomes[xid] = operation
+                held.ended |= {xid} if word == "ACK" else set()
+        return held
+
+    def compare(self, waiting: Iterable[str], found: Contents) -> list[str]:
+        """Why these cannot be the ones that wait for their outcome, the queues holding this; empty if they can."""
+        waiting = set(waiting)
+        present = {(queue, identity) for queue, ids in found.items() for identity in ids}
+        wrong = [f"never prepared: {xid}" for xid in waiting - set(self.prepares)]
+        wrong += [f"ended, and waits: {xid}" for xid in waiting & self.ended]
+        wrong += [f"prepared, and forgotten: {xid}" for xid in self.prepared - set(self.outcomes) - waiting]
+        for xid in waiting & set(self.prepares):
+            tx = {**self.prepares[xid], "op": "tx"}
+            wrong += [f"waits, and {name(pair)} is seen: {xid}" for pair in sends_of(tx) if pair in present]
+            wrong += [f"waits, and {name(pair)} is gone: {xid}" for pair in acks_of(tx) if pair not in present]
+        return wrong
+
+    def claimed(self, waiting: Iterable[str]) -> set[tuple[str, str]]:
+        """What nobody may receive while these wait."""
+        return {pair for xid in waiting for pair in acks_of({**self.prepares[xid], "op": "tx"})}

@@ -28,7 +28,7 @@ import anabranch
 import anabranch.adapters.journal
 
 from .ledger import Marks, Operation, compare, contents, read_marks, violations
-from .power.workloads import Worker
+from .power.worker import Worker
 
 THREADS = 8
 ROUNDS_A_DIRECTORY = 10

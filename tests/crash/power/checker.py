@@ -12,8 +12,21 @@ from typing import Any
 
 import anabranch
 
-from ..ledger import Contents, Operation, Prefix, body_of, compare, contents, violations
-from .workloads import WORKLOADS, Workload, config
+from ..ledger import (
+    Contents,
+    Held,
+    Operation,
+    Prefix,
+    acks_of,
+    body_of,
+    compare,
+    contents,
+    identity_of,
+    sends_of,
+    violations,
+)
+from .worker import Workload, config
+from .workloads import WORKLOADS
 
 PROBE = "probe"
 
@@ -22,18 +35,73 @@ def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
     """What is wrong; empty if nothing is. Raises whatever opening raises, which is wrong too."""
     workload = WORKLOADS[name]
     setup = config(directory, workload.options)
+    held = Held.of(line for line, _ in marks["marks"])
     with anabranch.open(setup) as router:
         found = contents(router)
         wrong = _compare(workload, found, marks) + violations(router)
+        waiting = {xid.global_id for xid in router.recover()}
+        wrong += held.compare(waiting, found) + _nothing_else_waits(router)
+        if wrong:
+            return wrong
+        wrong += _receivable(router, found, held.claimed(waiting))
         router.queue(PROBE).send(body_of("p.0"))
     for index in directory.rglob("index.mdb"):
         index.unlink()
+    found = {**found, PROBE: ["p.0"]}
     with anabranch.open(setup) as router:
         again = contents(router)
-        if again != {**found, PROBE: ["p.0"]}:
+        if again != found:
             wrong.append(f"without its index it holds {again}, with it {found}")
-        wrong += violations(router)
+        if waiting != {xid.global_id for xid in router.recover()}:
+            wrong.append(f"without its index {router.recover()} wait, with it {waiting}")
+        wrong += _nothing_else_waits(router) + violations(router)
+        if waiting and not wrong:
+            wrong += _receivable(router, found, held.claimed(waiting)) + _end(router, held, found)
+            found = contents(router)
+    if waiting and not wrong:
+        with anabranch.open(setup) as router:
+            if contents(router) != found or router.recover():
+                wrong.append("opened once more after all had ended, it holds something else")
+            wrong += _nothing_else_waits(router) + violations(router)
     return wrong
+
+
+def _nothing_else_waits(router: anabranch.Router) -> list[str]:
+    """A power failure leaves nothing in doubt but what a transaction manager has to end (rule T3)."""
+    waiting = router.recover()
+    return [f"in doubt: {known}" for known in router.in_doubt() if known.xid not in waiting]
+
+
+def _receivable(router: anabranch.Router, found: Contents, claimed: set[tuple[str, str]]) -> list[str]:
+    """All but what is claimed can be received, in order (rule X6); it is given back."""
+    wrong = []
+    for name, ids in found.items():
+        queue, taken = router.queue(name), []
+        while (message := queue.receive()) is not None:
+            taken.append(message)
+        if [identity_of(message.body) for message in taken] != [i for i in ids if (name, i) not in claimed]:
+            wrong.append(f"{len(taken)} messages of {name} can be received, not all that are free of {ids}")
+        for message in taken:
+            message.release()
+    return wrong
+
+
+def _end(router: anabranch.Router, held: Held, found: Contents) -> list[str]:
+    """Say the outcomes of all that wait; every other is committed."""
+    wanted = {(queue, identity) for queue, ids in found.items() for identity in ids}
+    for number, xid in enumerate(router.recover()):
+        if number % 2:
+            router.rollback(xid)
+            continue
+        operation = {**held.prepares[xid.global_id], "op": "tx"}
+        router.commit(xid)
+        wanted |= set(sends_of(operation))
+        wanted -= set(acks_of(operation))
+    after = contents(router)
+    got = {(queue, identity) for queue, ids in after.items() for identity in ids}
+    wrong = [f"ended, and wrong: {sorted(got ^ wanted)}"] if got != wanted else []
+    wrong += _receivable(router, after, set()) + violations(router)
+    return wrong + [f"still in doubt: {known}" for known in router.in_doubt()]
 
 
 def _compare(workload: Workload, found: Contents, marks: dict[str, Any]) -> list[str]:
