@@ -93,6 +93,14 @@ class Part:
         self.acks: list[Message] = []
         self.room: object = None
 
+    def unclaim(self) -> None:
+        """Nothing was prepared, or it failed: the messages are free again."""
+        if self.acks:
+            try:
+                self.store.unclaim(self.acks)
+            except (StoreFailedError, ClosedError, UnknownMessageError):
+                pass  # the store's leases and claims are gone with it, or a failed commit had freed them
+
 
 class Work:
     """A transaction on its way through the two phases. `phase` moves by single assignments, so that another thread can
@@ -245,12 +253,8 @@ class Coordinator:
 
     def vote(self, work: Work) -> None:
         """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
-        error it is rolled back."""
-        try:
-            self._prepare(work)
-        except KeyboardInterrupt:
-            shared().schedule(0, partial(self._take_over, work))
-            raise
+        error it is rolled back; whoever is interrupted in here calls `abandon_later`."""
+        self._prepare(work)
 
     def finish(self, work: Work) -> dict[int, list[Receipt]]:
         """Decide it and carry it out. Receipts and TransactionInDoubt as those of `commit`. After StoreFailedError
@@ -270,8 +274,12 @@ class Coordinator:
             try:
                 self._roll_back(work)
             except KeyboardInterrupt:
-                shared().schedule(0, partial(self._take_over, work))
+                self.abandon_later(work)
                 raise
+
+    def abandon_later(self, work: Work) -> None:
+        """The same, in the background."""
+        shared().schedule(0, partial(self._take_over, work))
 
     def hold(self, parts: Sequence[Part], xid: Xid) -> bytes:
         """The first phase of an external transaction: prepared until its outcome is said. Returns its id. Errors as
@@ -288,9 +296,14 @@ class Coordinator:
         return work.id
 
     def begin(self, parts: Sequence[Part], xid: Xid | None = None) -> Work:
-        """Nothing is written for it yet. Raises StoreFailedError if the decision log has failed."""
-        self._require_log()
-        work = Work(self._log.new_transaction(), sorted(parts, key=lambda part: part.store.name), xid)
+        """Nothing is prepared yet. Raises StoreFailedError if the decision log has failed; all is rolled back then."""
+        try:
+            self._require_log()
+            work = Work(self._log.new_transaction(), sorted(parts, key=lambda part: part.store.name), xid)
+        except Exception:
+            for part in parts:
+                part.unclaim()
+            raise
         self._active[work.id] = work
         return work
 

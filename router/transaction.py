@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..adapters.base import Headers, Message, Receipt, Store, checked
 from ..adapters.journal.background import shared
@@ -27,17 +27,19 @@ from ..policies.destination import Destination
 from ..policies.errors import (
     ClosedError,
     OutcomeUnknownError,
-    StoreFailedError,
     TransactionError,
     TransactionInDoubt,
-    UnknownMessageError,
 )
 from .addresses import Address, resolve_all
-from .coordinator import Part
+from .coordinator import Part, Work
 from .xid import Xid
 
 if TYPE_CHECKING:
     from .router import Router
+
+
+ACK: Final = -1
+"""In place of a send's place."""
 
 
 class Transaction:
@@ -53,7 +55,11 @@ class Transaction:
         self._parts: dict[bytes, Part] = {}
         """By store id, since a store that was closed for being idle comes back as another object."""
         self._order: list[tuple[Part, int]] = []
-        """Of each send: its part, and its place among the part's sends."""
+        """Of each send: its part, and its place among the part's sends; of each ack: its part, and ACK."""
+        self._savepoints: list[Savepoint] = []
+        """By the number of operations before each, which differ."""
+        self._work: Work | None = None
+        """Once it has voted."""
         self._operations = self._bytes = 0
         self._state = "open"
         self._entered = False
@@ -70,7 +76,8 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state != "open" and (kind is not None or not self._state.startswith("timed out")):
+        ended = self._state not in ("open", "voted")
+        if ended and (kind is not None or not self._state.startswith("timed out")):
             return
         if kind is None:
             self.commit()
@@ -79,7 +86,7 @@ class Transaction:
 
     @property
     def state(self) -> str:
-        """`open`, `prepared`, `committed`, `rolled back`, `in doubt`, or what else became of it."""
+        """`open`, `voted`, `prepared`, `committed`, `rolled back`, `in doubt`, or what else became of it."""
         return self._state
 
     def send(
@@ -120,7 +127,46 @@ class Transaction:
             self._router.require_own(message)
             message.store.claim(message)
             self._operations += 1
-            self._part(message.store, message.destination).acks.append(message)
+            part = self._part(message.store, message.destination)
+            self._order.append((part, ACK))
+            part.acks.append(message)
+
+    def savepoint(self) -> Savepoint:
+        """This point of the transaction, to which it can be rolled back."""
+        with self._lock:
+            self._require_open()
+            if not self._savepoints or self._savepoints[-1].operations != len(self._order):
+                self._savepoints.append(Savepoint(self, len(self._order)))
+            return self._savepoints[-1]
+
+    def roll_back_to(self, savepoint: Savepoint) -> None:
+        """See Savepoint.rollback."""
+        with self._lock:
+            self._require_open()
+            if not any(known is savepoint for known in self._savepoints):
+                raise TransactionError("this savepoint is gone: the transaction was rolled back to an earlier one")
+            while self._savepoints[-1] is not savepoint:
+                self._savepoints.pop()
+            try:
+                self._undo(savepoint.operations)
+            except BaseException:  # half undone it must not be committed
+                self._roll_back("rolled back")
+                raise
+
+    def _undo(self, operations: int) -> None:
+        """All but the first so many."""
+        freed: dict[bytes, Part] = {}
+        while len(self._order) > operations:
+            part, place = self._order.pop()
+            self._operations -= 1
+            if place == ACK:
+                free = freed.setdefault(part.store.store_id, Part(part.store, part.first))
+                free.acks.append(part.acks.pop())
+            else:
+                self._bytes -= len(part.sends.pop()[1].body)
+        self._parts = {store_id: part for store_id, part in self._parts.items() if part.sends or part.acks}
+        for part in freed.values():
+            part.unclaim()
 
     def _part(self, store: Store, destination: Destination) -> Part:
         part = self._parts.get(store.store_id)
@@ -154,7 +200,8 @@ class Transaction:
         other error: it was rolled back.
         """
         with self._lock:
-            self._require_open()
+            if self._state != "voted":
+                self._require_open()
             self._state = "committing"
             try:
                 receipts = self._commit()
@@ -166,6 +213,8 @@ class Transaction:
                 raise
             except Exception:
                 self._state = "rolled back"
+                if self._work is not None:
+                    self._router.coordinator.abandon(self._work)
                 raise
             except BaseException:  # of a signal handler: it may have struck anywhere
                 self._state = "of unknown outcome"
@@ -179,13 +228,16 @@ class Transaction:
         parts = list(self._parts.values())
         if not parts:
             return []
-        if len(parts) > 1:
+        if self._work is not None:
+            receipts = self._router.coordinator.finish(self._work)
+        elif len(parts) > 1:
             receipts = self._router.coordinator.commit(parts)
         else:
             receipts = {id(parts[0]): self._commit_in_one(parts[0])}
         return [
             receipts[id(part)][place] if receipts.get(id(part)) else Receipt(part.sends[place][0], 0)
             for part, place in self._order
+            if place != ACK
         ]
 
     def _commit_in_one(self, part: Part) -> list[Receipt]:
@@ -201,7 +253,7 @@ class Transaction:
         except OutcomeUnknownError:
             raise
         except Exception:
-            _unclaim(part)
+            part.unclaim()
             raise
 
     def prepare(self) -> None:
@@ -235,17 +287,43 @@ class Transaction:
                 self._opened.remove(self)
             self._state = "prepared" if self._parts else "committed"
 
-    def rollback(self) -> None:
-        """Forget the sends, free the acked messages. Nothing was written."""
+    def vote(self) -> None:
+        """The first phase alone, for who has to ask other resources before it commits: prepared, durable and unseen in
+        all its stores, be it only one. `commit` then fails for nothing but a broken disk, and the transaction does not
+        time out; `rollback` undoes it, and so does whatever ends the process or closes the router before `commit`. One
+        that has to outlive those has an xid, and is prepared with `prepare`. Errors are as those of `commit`.
+        """
         with self._lock:
             self._require_open()
+            self._state = "voting"
+            try:
+                if self._parts:
+                    self._work = self._router.coordinator.begin(list(self._parts.values()))
+                    self._router.coordinator.vote(self._work)
+                self._opened.keep(self)
+                self._state = "voted"
+            except BaseException as error:
+                self._state = "rolled back"
+                self._opened.remove(self)
+                if self._work is not None and not isinstance(error, Exception):
+                    self._router.coordinator.abandon_later(self._work)
+                raise
+
+    def rollback(self) -> None:
+        """Forget the sends, free the acked messages."""
+        with self._lock:
+            if self._state != "voted":
+                self._require_open()
             self._roll_back("rolled back")
 
     def _roll_back(self, state: str) -> None:
         self._state = state
         self._opened.remove(self)
+        if self._work is not None:
+            self._router.coordinator.abandon(self._work)
+            return
         for part in self._parts.values():
-            _unclaim(part)
+            part.unclaim()
 
     def expire(self) -> None:
         """Its time is over: rolled back, unless it is just being committed."""
@@ -257,12 +335,21 @@ class Transaction:
                 self._lock.release()
 
 
-def _unclaim(part: Part) -> None:
-    if part.acks:
-        try:
-            part.store.unclaim(part.acks)
-        except (StoreFailedError, ClosedError, UnknownMessageError):
-            pass  # the store's leases and claims are gone with it, or a failed commit had freed them
+class Savepoint:
+    """A point inside a transaction."""
+
+    __slots__ = ("_transaction", "operations")
+
+    def __init__(self, transaction: Transaction, operations: int) -> None:
+        self._transaction = transaction
+        self.operations = operations
+        """That were done before it."""
+
+    def rollback(self) -> None:
+        """Undo what the transaction has done since: sends are forgotten, acked messages free again at their old places.
+        May be called again; savepoints made after this one are gone. Raises TransactionError for one that is, and when
+        the transaction has ended."""
+        self._transaction.roll_back_to(self)
 
 
 class OpenTransactions:
@@ -273,14 +360,17 @@ class OpenTransactions:
         self._lock = threading.Lock()  # guards the fields
         self._since: dict[Transaction, float] = {}
         """Oldest first."""
+        self._kept: set[Transaction] = set()
+        """Those that voted: open still, but nothing times them out."""
         self._timer = False
 
     def add(self, transaction: Transaction) -> None:
         """Raises TransactionError at the limit."""
         with self._lock:
-            if len(self._since) >= self.options.max_open:
+            count = len(self._since) + len(self._kept)
+            if count >= self.options.max_open:
                 raise TransactionError(
-                    f"{len(self._since)} transactions are open; transactions.max_open is {self.options.max_open}: "
+                    f"{count} transactions are open; transactions.max_open is {self.options.max_open}: "
                     "commit or roll back some, or raise the limit"
                 )
             self._since[transaction] = time.monotonic()
@@ -292,11 +382,18 @@ class OpenTransactions:
         """It has ended."""
         with self._lock:
             self._since.pop(transaction, None)
+            self._kept.discard(transaction)
+
+    def keep(self, transaction: Transaction) -> None:
+        """It has voted: its time is not over before it ends."""
+        with self._lock:
+            self._kept.add(transaction)
+            self._since.pop(transaction, None)
 
     def by_xid(self, xid: Xid) -> Transaction | None:
         """The open external transaction of that name."""
         with self._lock:
-            return next((known for known in self._since if known.xid == xid), None)
+            return next((known for known in (*self._since, *self._kept) if known.xid == xid), None)
 
     def expire(self) -> None:
         """Roll back those whose time is over; come again for the next."""
