@@ -51,7 +51,7 @@ UNSYNCED_FILES_MAX: Final = 32
 class Log:
     """The journal's writing end. Threads: all of them. A forked child may only let go of it.
 
-    `_lead` guards all writing of the log's files and `_tail`, `_flight`, the head of `_queue`; `_sync_lock` guards
+    `_lead` guards all writing of the log's files and `_tail`, `_flight`, the heads of the queues; `_sync_lock` guards
     fdatasync and `durable_lsn`, so that of two syncs at once none misses the other's error (invariant 7).
     """
 
@@ -80,6 +80,9 @@ class Log:
         self._always = options.sync is Sync.ALWAYS
         self._periodic = options.sync is Sync.PERIODIC
         self._queue: deque[Ticket] = deque()
+        self._lazy: deque[Ticket] = deque()
+        """Tickets that need no sync go first, in batches of their own: they wait for no disk. What their callers did
+        before is written already, since they had to wait for what these tickets settle."""
         self._lead = threading.Lock()
         self._leader = 0
         self._flight: Flight | None = None
@@ -152,7 +155,7 @@ class Log:
             self._lead_queued()
             with self._lead:
                 # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
-                self._ended = not self._queue and self._flight is None
+                self._ended = not self._queue and not self._lazy and self._flight is None
         if self.failed is None:
             self.sync()
             self._mark()
@@ -187,7 +190,7 @@ class Log:
     def submit(self, ticket: Ticket) -> None:
         """Queue it. It will be written in the order of submission."""
         self._require_usable()
-        self._queue.append(ticket)
+        (self._lazy if ticket.lazy else self._queue).append(ticket)
 
     def _require_usable(self) -> None:
         """Refuse before anything is queued, so that what is refused has taken no effect."""
@@ -224,7 +227,6 @@ class Log:
     def flush(self) -> None:
         """Until all that is queued now is written. Raises StoreFailedError, ClosedError."""
         ticket = Ticket([], 0, sync=False)
-        ticket.lazy = True
         self.submit(ticket)
         self.wait(ticket)
 
@@ -238,7 +240,7 @@ class Log:
                     continue
                 with lead:
                     self._lead_once()
-                if self._queue:
+                if self._queue or self._lazy:
                     self._hand_on()
         except KeyboardInterrupt as interrupt:
             shared().schedule(0, self._lead_queued)  # others may wait for what this thread was about to write
@@ -264,7 +266,7 @@ class Log:
 
     def _hand_on(self) -> None:
         try:
-            self._queue[0].hint()
+            (self._lazy or self._queue)[0].hint()
         except IndexError:
             pass  # nobody waits
 
@@ -272,7 +274,7 @@ class Log:
         """Write until the queue is empty."""
         self._lead_due = False
         self._refuse_reentry()
-        while self._queue or self._flight is not None:
+        while self._queue or self._lazy or self._flight is not None:
             with self._lead:
                 self._lead_once()
 
@@ -312,9 +314,8 @@ class Log:
 
     def _take(self) -> tuple[list[Ticket], int]:
         """The tickets of the next batch, which stay at the head of the queue until they are done."""
-        queue = self._queue
-        while queue and queue[0].done:
-            queue.popleft()
+        self._drop_done()
+        queue = self._lazy or self._queue
         size, waiting = f.BATCH_HEADER.size, len(queue)
         if waiting == 1:
             ticket = queue[0]
@@ -327,6 +328,11 @@ class Log:
             tickets.append(ticket)
             size += ticket.size
         return tickets, size
+
+    def _drop_done(self) -> None:
+        for queue in (self._lazy, self._queue):
+            while queue and queue[0].done:
+                queue.popleft()
 
     def _dismiss(self, tickets: list[Ticket], error: BaseException) -> None:
         for ticket in tickets:
@@ -431,9 +437,7 @@ class Log:
             self._deliver(flight)
         for ticket in flight.tickets:
             ticket.finish(None)
-        queue = self._queue
-        while queue and queue[0].done:
-            queue.popleft()
+        self._drop_done()
         self._flight = None
         flight.data, flight.tickets = b"", []  # the index needs only the entries
         if not self._prepare_due and flight.tail.offset > flight.segment.capacity // 2:
