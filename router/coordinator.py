@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ..adapters.base import Message, Outgoing, Pending, Prepared, Receipt, Store
+from ..adapters.files import disk_errors
 from ..adapters.journal.background import shared
 from ..policies.config import TransactionOptions
 from ..policies.destination import Destination
@@ -48,8 +49,6 @@ FORGET_MAX: Final = 1000
 """So many are forgotten at once, without waiting."""
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
-
-_BEING_COMMITTED: Final = "it is being committed"
 
 COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
@@ -211,7 +210,8 @@ class Coordinator:
         self._log.close()
 
     def reopen(self) -> None:
-        """Read the decision log again, after it failed or was put aside. Raises CorruptionError, PlacementError."""
+        """Read the decision log again, after it failed or was put aside. Raises CorruptionError, PlacementError, and
+        StoreFailedError if the disk does not let it be read."""
         with self._forgetting:
             self._damage = StoreFailedError("it is being read again")  # half read it would deny what it has decided
             try:
@@ -219,14 +219,17 @@ class Coordinator:
             except (AnabranchError, OSError) as error:
                 log.warning("closing the decision log after a failure: %s", error)
             try:
-                self._log.open()
-            except (CorruptionError, PlacementError) as error:
+                with disk_errors("the decision log cannot be read"):
+                    self._log.open()
+            except AnabranchError as error:
                 self._damage = error
                 raise
+            with self._lock:  # the log says what is decided, and it may be another one now
+                self._unfinished.clear()
+                self._finished.clear()
             self._damage = None
         self.recover()
-        for store in self._stores.open_stores():
-            self.settle(store)
+        self._settle_open()
 
     @property
     def syncs(self) -> int:
@@ -300,9 +303,11 @@ class Coordinator:
         try:
             self._require_log()
             work = Work(self._log.new_transaction(), sorted(parts, key=lambda part: part.store.name), xid)
-        except Exception:
+        except Exception as error:
             for part in parts:
                 part.unclaim()
+            if isinstance(error, OutcomeUnknownError):  # of the epoch's record; that of the transaction is known
+                raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
             raise
         self._active[work.id] = work
         return work
@@ -388,17 +393,20 @@ class Coordinator:
     def _carry_out(self, decision: Decision, parts: Sequence[Part]) -> dict[int, list[Receipt]]:
         """The second phase; never raises, since it undoes nothing: a store that fails stays in doubt (rule T2)."""
         steps = []
+        left = []
         for part in parts:
             try:
                 steps.append((part, self._outcome(part.store, decision)))
             except AnabranchError as error:
-                self._leave(decision, part.store, error)
+                left.append((part.store, error))
         receipts: dict[int, list[Receipt]] = {}
         for part, step in steps:
             try:
                 receipts[id(part)] = step.wait() or []
             except AnabranchError as error:
-                self._leave(decision, part.store, error)
+                left.append((part.store, error))
+        if left:  # not before all have been told: once these have done it, the decision may be forgotten
+            self._leave(decision, left)
         self._done_with(decision)
         return receipts
 
@@ -408,13 +416,14 @@ class Coordinator:
         except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
             return _tell(self._stores.store_by_id(store.store_id), decision)
 
-    def _leave(self, decision: Decision, store: Store, error: AnabranchError) -> None:
-        log.warning(
-            "transaction %s: %s is decided; store %r has yet to carry it out: %s", decision.transaction.hex(),
-            _word(decision), store.name, error,
-        )  # fmt: skip
+    def _leave(self, decision: Decision, left: Sequence[tuple[Store, AnabranchError]]) -> None:
+        for store, error in left:
+            log.warning(
+                "transaction %s: %s is decided; store %r has yet to carry it out: %s", decision.transaction.hex(),
+                _word(decision), store.name, error,
+            )  # fmt: skip
         with self._lock:
-            self._unfinished.setdefault(decision.transaction, set()).add(store.store_id)
+            self._unfinished[decision.transaction] = {store.store_id for store, _ in left}
         self._retry_later()
 
     def _done_with(self, decision: Decision) -> None:
@@ -487,10 +496,10 @@ class Coordinator:
 
     def require_free(self, xid: Xid) -> None:
         """Raise TransactionError if a transaction of that name is prepared or decided."""
-        decision = self.decided(xid)
+        external, decision = self.external(xid), self.decided(xid)  # in the order of its life: it is in one of them
         if decision is not None and decision.by_hand:
             raise TransactionError(f"xid {xid} had its outcome by hand, {_word(decision)}; forget it first")
-        if decision is not None or self.external(xid) is not None:
+        if decision is not None or external is not None:
             raise TransactionError(f"xid {xid} is in use; commit or roll back that transaction first")
 
     def end(self, xid: Xid, commit: bool) -> None:
@@ -540,7 +549,7 @@ class Coordinator:
             return decision
         coordinator, epoch = transaction[:16], int.from_bytes(transaction[16:24], "big")
         if transaction in self._active:
-            return _BEING_COMMITTED
+            return "it is being committed"
         if transaction in self._log.externals:
             return "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
         if self._damage is not None or self._log.failed is not None:
@@ -550,8 +559,11 @@ class Coordinator:
                 f"it was prepared under another decision log ({coordinator.hex()}); put that back, or say the outcome "
                 "with resolve()"
             )
-        if epoch > max(self._log.epoch, self._log.epoch_before):
-            return "the decision log is older than it (restored from a backup?); say the outcome with resolve()"
+        if epoch not in self._log.epochs:
+            return (
+                "the decision log does not know of its time (restored from a backup?); put the right one back, or say "
+                "the outcome with resolve()"
+            )
         decision = self._log.decisions.get(transaction)  # it may have been decided while we looked
         return decision or Decision(transaction, False, list(prepared.participants))
 
@@ -607,16 +619,20 @@ class Coordinator:
         self._retry_due = False
         if self._closed:
             return
-        try:
-            self._retry_unfinished()
-            for store in self._stores.open_stores():
-                self._find_commits(store)
-                self.settle(store)
-        except AnabranchError as error:
-            log.debug("in doubt: %s", error)
-            self._retry_later()
+        self._retry_unfinished()
+        self._settle_open()
         if not self._retry_due:
             self._retry_seconds = RETRY_SECONDS
+
+    def _settle_open(self) -> None:
+        """A store that fails holds up no other (invariant 7)."""
+        for store in self._stores.open_stores():
+            try:
+                self._find_commits(store)
+                self.settle(store)
+            except AnabranchError as error:
+                log.debug("store %s: what is prepared in it waits: %s", store.name, error)
+                self._retry_later()
 
     def _retry_unfinished(self) -> None:
         """Tell the stores that have yet to carry out a decision."""
@@ -636,36 +652,34 @@ class Coordinator:
         for prepared in store.recover_prepared():
             ours = prepared.transaction in self._active or prepared.transaction in self._log.externals
             if not ours and isinstance(self.verdict(prepared), str):
-                for store_id in prepared.participants:
-                    if store_id != store.store_id and self._committed(store_id, prepared.transaction):
-                        log.warning(
-                            "transaction %s: store %r has committed it, so store %r does", prepared.transaction.hex(),
-                            self._stores.name_of(store_id), store.name,
-                        )  # fmt: skip
-                        store.commit_prepared(prepared.transaction).wait()
-                        break
+                other = self._committed_elsewhere(prepared, store)
+                if other is not None:
+                    log.warning(
+                        "transaction %s: store %r has committed it, so store %r does", prepared.transaction.hex(),
+                        other, store.name,
+                    )  # fmt: skip
+                    store.commit_prepared(prepared.transaction).wait()
 
-    def _committed(self, store_id: bytes, transaction: bytes) -> bool:
-        try:
-            return transaction in self._stores.store_by_id(store_id).committed()
-        except (AnabranchError, OSError):
-            return False
+    def _committed_elsewhere(self, prepared: Prepared, store: Store) -> str | None:
+        """The name of another participant that has committed it, among those that can be asked."""
+        for store_id in prepared.participants:
+            if store_id != store.store_id:
+                try:
+                    if prepared.transaction in self._stores.store_by_id(store_id).committed():
+                        return self._stores.name_of(store_id)
+                except (AnabranchError, OSError) as error:
+                    log.debug("store %s cannot be asked: %s", self._stores.name_of(store_id), error)
+        return None
 
     def in_doubt(self, stores: Iterable[Store]) -> list[InDoubt]:
         """What waits in these stores, and what is decided and not carried out everywhere."""
         where: dict[bytes, list[str]] = {}
         reasons: dict[bytes, str] = {}
-        for store in stores:
-            try:
-                found = store.recover_prepared()
-            except AnabranchError as error:
-                log.debug("store %s cannot say what is prepared in it: %s", store.name, error)
-                continue
-            for prepared in found:
+        for store, prepared in _prepared_in(stores):
+            if prepared.transaction not in self._active:
                 said = self.verdict(prepared)
-                if said != _BEING_COMMITTED:
-                    where.setdefault(prepared.transaction, []).append(store.name)
-                    reasons[prepared.transaction] = said if isinstance(said, str) else "its store carries it out soon"
+                where.setdefault(prepared.transaction, []).append(store.name)
+                reasons[prepared.transaction] = said if isinstance(said, str) else "its store carries it out soon"
         with self._lock:
             unfinished = {transaction: set(ids) for transaction, ids in self._unfinished.items()}
         for transaction, store_ids in unfinished.items():
@@ -693,12 +707,17 @@ class Coordinator:
         if external is not None:
             self._finish(external, commit, by_hand=True)
             return
-        for store in stores:
-            for prepared in store.recover_prepared():
-                if prepared.transaction == transaction and transaction not in self._active:
-                    self._log.new_transaction()  # there may be no log yet, or none that was used
-                    self._say(Decision(transaction, commit, list(prepared.participants), None, True))
-                    return
+        for store, prepared in _prepared_in(stores):
+            if prepared.transaction == transaction and transaction not in self._active:
+                other = None if commit else self._committed_elsewhere(prepared, store)
+                if other is not None:
+                    raise TransactionError(
+                        f"transaction {transaction.hex()} cannot be rolled back: store {other!r} has committed it, and "
+                        "the others follow by themselves"
+                    )
+                self._log.new_transaction()  # there may be no log yet, or none that was used
+                self._say(Decision(transaction, commit, list(prepared.participants), None, True))
+                return
         raise TransactionError(f"no transaction {transaction.hex()} is in doubt; in_doubt() lists those that are")
 
     def heuristics(self) -> list[Heuristic]:
@@ -718,7 +737,10 @@ class Coordinator:
                 raise TransactionError(
                     f"transaction {transaction.hex()} cannot be forgotten yet: a store has yet to carry it out"
                 )
-        self._make_durable([self._log.decisions[transaction]])
+        if not self._made_durable([self._log.decisions[transaction]]):
+            raise TransactionError(
+                f"transaction {transaction.hex()} cannot be forgotten yet: a store of it has failed; reopen that first"
+            )
         self._log.forget([transaction])
 
     @property
@@ -730,51 +752,83 @@ class Coordinator:
 
     def _forget_in_background(self) -> None:
         self._forget_due = False
+        if self._closed:
+            return
         try:
-            if not self._closed:
-                self.forget_finished()
-        except (AnabranchError, OSError) as error:
+            self.forget_finished()
+        except AnabranchError as error:
             log.debug("decisions are kept: %s", error)
-            with self._lock:
-                due, self._forget_due = not self._forget_due, True
-            if due:
-                shared().schedule(FORGET_SECONDS, self._forget_in_background)
+        with self._lock:
+            due = bool(self._finished) and not self._forget_due
+            self._forget_due = self._forget_due or due
+        if due:
+            shared().schedule(FORGET_SECONDS, self._forget_in_background)
 
     def forget_finished(self) -> None:
-        """What is carried out everywhere is made durable there, then forgotten (rule T5)."""
+        """What is carried out everywhere is made durable there, then forgotten (rule T5). Where a store cannot, its
+        decisions stay, and those of the others go."""
         with self._forgetting:
             with self._lock:
                 decisions = list(self._finished.values())
-            if not decisions:
-                return
-            self._make_durable(decisions)
-            self._log.forget([decision.transaction for decision in decisions])
+            durable = self._made_durable(decisions)
+            if durable:
+                self._log.forget([decision.transaction for decision in durable])
             with self._lock:
-                for decision in decisions:
+                for decision in durable:
                     self._finished.pop(decision.transaction, None)
 
-    def _make_durable(self, decisions: Sequence[Decision]) -> None:
-        by_store: dict[bytes, list[bytes]] = {}
+    def _made_durable(self, decisions: Sequence[Decision]) -> list[Decision]:
+        """Those that are durable in all their stores now. One given by hand may name a store that is gone for good."""
+        by_store: dict[bytes, list[Decision]] = {}
         for decision in decisions:
             for store_id in decision.participants:
-                by_store.setdefault(store_id, []).append(decision.transaction)
-        stores = []
-        for store_id, transactions in by_store.items():
+                by_store.setdefault(store_id, []).append(decision)
+        stores: dict[bytes, Store] = {}
+        missing: set[bytes] = set()
+        for store_id, told in by_store.items():
             try:
-                stores.append((self._stores.store_by_id(store_id), transactions))
+                store = self._stores.store_by_id(store_id)
+                _sync_outcomes(store, told)
+                stores[store_id] = store
             except PlacementError:
-                if not all(decision.by_hand for decision in decisions):
-                    raise
-        for store, transactions in stores:
-            store.sync()
-            waiting = {prepared.transaction for prepared in store.recover_prepared()}.intersection(transactions)
-            # Without its decision it would be rolled back. A store that failed since has it prepared again.
-            for transaction in waiting:
-                _tell(store, self._log.decisions[transaction]).wait()
-            if waiting:
-                store.sync()
-        for store, transactions in stores:
-            store.forget(transactions)
+                missing.add(store_id)
+            except (AnabranchError, OSError) as error:
+                log.debug("decisions of store %s are kept: %s", self._stores.name_of(store_id), error)
+        durable = [
+            decision
+            for decision in decisions
+            if all(id_ in stores or (decision.by_hand and id_ in missing) for id_ in decision.participants)
+        ]
+        forgotten = {decision.transaction for decision in durable}
+        for store_id, store in stores.items():
+            try:
+                store.forget([told.transaction for told in by_store[store_id] if told.transaction in forgotten])
+            except AnabranchError as error:  # it only remembers more than it needs to
+                log.debug("store %s: %s", store.name, error)
+        return durable
+
+
+def _sync_outcomes(store: Store, decisions: Sequence[Decision]) -> None:
+    """Make them durable in a store that has carried them out."""
+    store.sync()
+    prepared = {prepared.transaction for prepared in store.recover_prepared()}
+    again = [decision for decision in decisions if decision.transaction in prepared]
+    for decision in again:  # a store that failed since has it prepared again; without its decision it rolls back
+        _tell(store, decision).wait()
+    if again:
+        store.sync()
+
+
+def _prepared_in(stores: Iterable[Store]) -> Iterator[tuple[Store, Prepared]]:
+    """What is prepared in those that can say it."""
+    for store in stores:
+        try:
+            found = store.recover_prepared()
+        except AnabranchError as error:
+            log.debug("store %s cannot say what is prepared in it: %s", store.name, error)
+            continue
+        for prepared in found:
+            yield store, prepared
 
 
 def _tell(store: Store, decision: Decision) -> Pending[Any]:

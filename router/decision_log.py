@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -34,12 +35,14 @@ from ..adapters.journal.reader import BatchReader, records_of
 from ..adapters.journal.snapshot import Snapshot
 from ..policies.config import JournalOptions
 from ..policies.durability import Sync
-from ..policies.errors import AnabranchError, CorruptionError
+from ..policies.errors import AnabranchError, CorruptionError, StoreFailedError
 from .xid import Xid
 
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES: Final = 1 << 20
+EPOCHS_MAX: Final = 1000
+"""So many openings are remembered. What is still prepared from an earlier one waits for a word."""
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -84,9 +87,10 @@ class DecisionLog:
         self.id = b""
         """16 bytes; empty while there is no log."""
         self.epoch = 0
-        """Of this opening; 0 until it is first used."""
-        self.epoch_before = 0
-        """The highest epoch of earlier openings."""
+        """Of this opening; 0 until it is first used. Microseconds since 1970, so that of two copies of a log, one put
+        back and one that went on, neither takes the other's for its own."""
+        self.epochs: set[int] = set()
+        """All that this log has had: of a transaction of another it may have lost the decision."""
         self.decisions: dict[bytes, Decision] = {}
         self.externals: dict[bytes, External] = {}
         self._numbers = itertools.count(1)
@@ -103,7 +107,14 @@ class DecisionLog:
 
     def _open(self) -> None:
         self.id = self._directory.read_id()
-        self._log = the_log = self._new_log()
+        self._log = self._new_log()
+        try:
+            self._read(self._log)
+        except BaseException:
+            self._log = None  # half read it can neither be asked nor be closed
+            raise
+
+    def _read(self, the_log: Log) -> None:
         found = recovery.survey(the_log.files, self.id, None, None)
         recovery.settle(found, the_log.files)
         since = self._load_snapshot(found, the_log.files)
@@ -174,7 +185,7 @@ class DecisionLog:
             if self._log is None:
                 self._directory.create(SEGMENT_BYTES)
                 self._open()
-        epoch = self.epoch_before + 1
+        epoch = max(time.time_ns() // 1000, max(self.epochs, default=0) + 1)
         self._write(f.EPOCH, _encode(epoch), sync=True)
         self.epoch = epoch
 
@@ -198,7 +209,8 @@ class DecisionLog:
 
     def _write(self, kind: int, payload: bytes, sync: bool = False, said: object = None, lazy: bool = False) -> None:
         the_log = self._log
-        assert the_log is not None, "new_transaction makes the log"
+        if the_log is None:
+            raise StoreFailedError("the decision log is being read again; nothing was written")
         ticket = Ticket([(kind, payload, said)], f.RECORD_HEADER.size + len(payload), sync)
         ticket.lazy = lazy
         the_log.submit(ticket)
@@ -228,7 +240,9 @@ class DecisionLog:
             external = _decode_external(payload)
             self.externals[external.transaction] = external
         elif kind == f.EPOCH:
-            self.epoch_before = max(self.epoch_before, _decode_epoch(payload))
+            self.epochs.add(_decode_epoch(payload))
+            if len(self.epochs) > EPOCHS_MAX:
+                self.epochs.remove(min(self.epochs))
         elif kind == f.FORGOTTEN:
             for start in range(0, len(payload), TRANSACTION_BYTES):
                 transaction = payload[start : start + TRANSACTION_BYTES]
@@ -256,7 +270,7 @@ class DecisionLog:
             old = [s for s in the_log.table.segments if s.number < applied.segment.number]
             if not old:
                 return
-            carried = [(f.EPOCH, _encode(max(self.epoch, self.epoch_before)))]
+            carried = [(f.EPOCH, _encode(epoch)) for epoch in sorted(self.epochs)]
             carried += [(f.XA_PREPARED, _encode(external)) for external in list(self.externals.values())]
             carried += [(f.DECISION, _encode(decision)) for decision in list(self.decisions.values())]
             document = Snapshot(applied.lsn, 0, applied.segment.number, 0, [], [], [], [], carried).encode()

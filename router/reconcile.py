@@ -38,6 +38,8 @@ class Misplaced(NamedTuple):
     match: Match[StoreConfig] | None
     other: StoreRow | None = None
     """The store that the record has the destination in, where that is not the one that holds these messages."""
+    prepared: int = 0
+    """Transactions that are prepared in the store and may send there once they are committed."""
 
 
 class Reconciler:
@@ -178,9 +180,10 @@ class Reconciler:
             match = self._routes.route(destination)
             if match is not None and self._lies_at(row, match, destination):
                 continue
-            count = self._stores.open(row).depth(destination)
-            if count:
-                misplaced.append(Misplaced(destination, count, row, match))
+            store = self._stores.open(row)
+            count, prepared = store.depth(destination), len(store.recover_prepared())
+            if count or prepared:
+                misplaced.append(Misplaced(destination, count, row, match, prepared=prepared))
             else:
                 self._placement.forget_destination(destination)
         return misplaced
@@ -228,7 +231,10 @@ def _lines(found: Sequence[Misplaced], layout: Layout) -> list[str]:
     for item in found[:SHOWN_MAX]:
         config = layout.config_at(layout.path(item.row))
         target = f"store {item.match.target.name!r}" if item.match is not None else "no store"
-        line = f"  {item.destination}: {item.messages} message(s) in store {item.row.name!r}, routed to {target}"
+        held = f"{item.messages} message(s)"
+        if item.prepared:
+            held += f" and {item.prepared} prepared transaction(s)"
+        line = f"  {item.destination}: {held} in store {item.row.name!r}, routed to {target}"
         if item.other is not None:
             line += f", and recorded in store {item.other.name!r}, {layout.path(item.other)}"
         elif config is not None:

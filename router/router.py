@@ -47,6 +47,8 @@ class RouterStats:
 
     stores: Mapping[str, StoreStats]
     """By the store's name; a store of one destination is `name:destination`."""
+    decision_syncs: int = 0
+    """How often the decision log, which transactions over several stores need, waited for the disk since open."""
 
 
 class Router:
@@ -68,7 +70,7 @@ class Router:
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._open_stores)
         self.coordinator = Coordinator(config.directory / "decisions", config.transactions, self)
         self._open_stores.on_open = self.coordinator.settle
-        self._transactions = OpenTransactions(config.transactions)
+        self._transactions = OpenTransactions(config.transactions, lambda: self.coordinator.prepared)
         self._opened = False
         self._generation = fork_generation()
 
@@ -259,17 +261,16 @@ class Router:
         """Begin a transaction over any stores; see transaction.py. With an `xid` it is an external one, which can be
         prepared. Raises TransactionError for an xid that is in use, and at the limit of open transactions."""
         self.require_open()
-        if self.coordinator.prepared >= self.config.transactions.max_open:
-            raise TransactionError(
-                f"{self.coordinator.prepared} transactions are prepared and wait for their outcome; "
-                f"transactions.max_open is {self.config.transactions.max_open}: finish some (recover() lists them)"
-            )
-        if xid is not None:
-            xid = as_xid(xid)
-            if self._transactions.by_xid(xid) is not None:
-                raise TransactionError(f"xid {xid} is in use; commit or roll back that transaction first")
+        if xid is None:
+            return Transaction(self, self._transactions)
+        xid = as_xid(xid)
+        transaction = Transaction(self, self._transactions, xid)
+        try:
             self.coordinator.require_free(xid)
-        return Transaction(self, self._transactions, xid)
+        except TransactionError:
+            self._transactions.remove(transaction)
+            raise
+        return transaction
 
     def commit(self, xid: Xid, one_phase: bool = False) -> None:
         """Commit a prepared external transaction, or with `one_phase` one that is open and not prepared.
@@ -391,7 +392,8 @@ class Router:
     def stats(self) -> RouterStats:
         """Of every store that exists; those that are not open are opened for it."""
         self.require_open()
-        return RouterStats({name: self._open_stores.open(row).stats() for name, row in self._rows_by_name().items()})
+        stores = {name: self._open_stores.open(row).stats() for name, row in self._rows_by_name().items()}
+        return RouterStats(stores, self.coordinator.syncs)
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -81,8 +82,11 @@ class Transaction:
             return
         if kind is None:
             self.commit()
-        else:
+            return
+        try:
             self.rollback()
+        except TransactionError:
+            pass  # its time was over just now: the block's own error is the one to hear of
 
     @property
     def state(self) -> str:
@@ -125,6 +129,7 @@ class Transaction:
             self._require_open()
             self._require_room(1, 0)
             self._router.require_own(message)
+            self._require_same(message)
             message.store.claim(message)
             self._operations += 1
             part = self._part(message.store, message.destination)
@@ -172,7 +177,17 @@ class Transaction:
         part = self._parts.get(store.store_id)
         if part is None:
             part = self._parts[store.store_id] = Part(store, destination)
+        elif part.store is not store and not part.acks:
+            part.store = store  # opened again since
         return part
+
+    def _require_same(self, message: Message) -> None:
+        part = self._parts.get(message.store.store_id)
+        if part is not None and part.acks and part.store is not message.store:
+            raise TransactionError(
+                f"store {part.store.name!r} was reopened since this transaction acked {part.acks[0]!r}, whose lease is "
+                "gone with that; roll back and receive again"
+            )
 
     def _require_room(self, operations: int, size: int) -> None:
         options = self._options
@@ -355,8 +370,10 @@ class Savepoint:
 class OpenTransactions:
     """Of one router: how many there are, and which have been open for too long."""
 
-    def __init__(self, options: TransactionOptions) -> None:
+    def __init__(self, options: TransactionOptions, prepared: Callable[[], int]) -> None:
+        """`prepared` tells how many external ones wait for their outcome."""
         self.options = options
+        self._prepared = prepared
         self._lock = threading.Lock()  # guards the fields
         self._since: dict[Transaction, float] = {}
         """Oldest first."""
@@ -365,14 +382,18 @@ class OpenTransactions:
         self._timer = False
 
     def add(self, transaction: Transaction) -> None:
-        """Raises TransactionError at the limit."""
+        """Raises TransactionError at the limit, and for the xid of another."""
         with self._lock:
-            count = len(self._since) + len(self._kept)
-            if count >= self.options.max_open:
+            known = len(self._since) + len(self._kept)
+            prepared = self._prepared()
+            if known + prepared >= self.options.max_open:
                 raise TransactionError(
-                    f"{count} transactions are open; transactions.max_open is {self.options.max_open}: "
-                    "commit or roll back some, or raise the limit"
+                    f"{known} transactions are open and {prepared} prepared; transactions.max_open is "
+                    f"{self.options.max_open}: commit or roll back some (recover() lists the prepared ones), or raise "
+                    "the limit"
                 )
+            if transaction.xid is not None and self._by_xid(transaction.xid) is not None:
+                raise TransactionError(f"xid {transaction.xid} is in use; commit or roll back that transaction first")
             self._since[transaction] = time.monotonic()
             start, self._timer = not self._timer, True
         if start:
@@ -393,7 +414,10 @@ class OpenTransactions:
     def by_xid(self, xid: Xid) -> Transaction | None:
         """The open external transaction of that name."""
         with self._lock:
-            return next((known for known in (*self._since, *self._kept) if known.xid == xid), None)
+            return self._by_xid(xid)
+
+    def _by_xid(self, xid: Xid) -> Transaction | None:
+        return next((known for known in (*self._since, *self._kept) if known.xid == xid), None)
 
     def expire(self) -> None:
         """Roll back those whose time is over; come again for the next."""
