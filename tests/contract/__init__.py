@@ -7,10 +7,10 @@
                 yield disk
 
 `disk.py` is what a store's author writes; `contract.py` collects the tests, which are grouped by what they ask of a
-store: sending, receiving, settling, limits, lifecycle, threads.
+store: sending, receiving, settling, preparing (transactions over several stores), limits, lifecycle, threads.
 """
 
 import pytest
 
-for _module in ("disk", "sending", "receiving", "settling", "limits", "lifecycle", "threads"):
+for _module in ("disk", "sending", "receiving", "settling", "preparing", "limits", "lifecycle", "threads"):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")

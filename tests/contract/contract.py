@@ -9,6 +9,7 @@ from anabranch.adapters.base import Store
 from .disk import Disk
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
+from .preparing import PreparingContract
 from .receiving import ReceivingContract
 from .sending import SendingContract
 from .settling import SettlingContract
@@ -16,7 +17,13 @@ from .threads import ThreadsContract
 
 
 class StoreContract(
-    SendingContract, ReceivingContract, SettlingContract, LimitsContract, LifecycleContract, ThreadsContract
+    SendingContract,
+    ReceivingContract,
+    SettlingContract,
+    PreparingContract,
+    LimitsContract,
+    LifecycleContract,
+    ThreadsContract,
 ):
     """Inherit it, and give a fixture `disk`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
@@ -71,6 +72,14 @@ def drain(store: Store, destination: Destination = A) -> list[bytes]:
         found.append(message.body)
         message.ack()
     return found
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until it holds, for what others do without telling."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.002)
 
 
 def assert_whole(store: Store) -> None:
