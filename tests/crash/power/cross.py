@@ -27,6 +27,9 @@ DECISIONS_BYTES = 8192
 class Partner(Worker):
     """A worker whose operations are promised when they return if they are of several stores or of one that syncs."""
 
+    def __init__(self, router: anabranch.Router, marks: Marks, name: str) -> None:
+        super().__init__(router, marks, name, vouched=False)
+
     def _did(self, operation: Operation, promised: bool) -> None:
         pairs = sends_of(operation) + acks_of(operation)
         stores = {queue.partition(".")[0] for queue, _ in pairs} or {operation.get("q", "").partition(".")[0]}
