@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from anabranch.policies.config import Config, JournalOptions, Options, StoreConfig, dump_yaml, load, loads
+from anabranch.policies.config import (
+    Config,
+    JournalOptions,
+    Options,
+    StoreConfig,
+    TransactionOptions,
+    dump_yaml,
+    load,
+    loads,
+)
 from anabranch.policies.destination import Destination
 from anabranch.policies.durability import Sync
 from anabranch.policies.errors import ConfigError
@@ -156,6 +165,32 @@ def test_a_dumped_configuration_loads_as_itself(drawn: list[tuple[list[str], boo
     assert loads(dump_yaml(config), BASE) == config
 
 
+def test_transactions() -> None:
+    text = "directory: d\ntransactions: {sync: never, timeout: 90s, max_bytes: 1MiB}\nstores: [{name: a, match: [a]}]\n"
+    config = loads(text, BASE)
+    options = TransactionOptions(sync=Sync.NEVER, timeout=90, max_bytes=2**20)
+    assert config.transactions == options
+    assert (options.max_open, options.max_operations) == (10_000, 100_000)
+    assert loads(dump_yaml(config), BASE) == config
+    assert Config("/srv/app/d", config.stores, transactions=options) == config
+    assert Config("/d", config.stores).transactions == TransactionOptions()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("{sync: periodic}", "sync: expected always or never"),
+        ("{timeout: 0}", "timeout: expected at least 1ms"),
+        ("{max_open: 0}", "max_open: "),
+        ("{max_bytes: 2GiB}", "max_bytes: expected at least 1B and at most 1GiB"),
+        ("{max_opened: 1}", "max_opened: unknown key; did you mean 'max_open'?"),
+    ],
+)
+def test_wrong_options_of_transactions(options: str, says: str) -> None:
+    line, message = one(f"directory: d\ntransactions:\n  {options}\nstores: [{{name: a, match: [a]}}]\n")
+    assert (line, message.startswith(f"transactions.{says}")) == (3, True), message
+
+
 # Errors --------------------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +265,7 @@ def test_all_errors_of_a_file_at_once() -> None:
             "store 'X': index_directory: /srv/app/data is where the stores without a directory of their own are; "
             "choose another",
         ),
-        (19, "extra: unknown key; allowed: directory, stores, defaults"),
+        (19, "extra: unknown key; allowed: directory, stores, transactions, defaults"),
     ]
 
 

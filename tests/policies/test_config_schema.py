@@ -9,7 +9,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from anabranch.policies.config import JournalOptions, json_schema, loads
+from anabranch.policies.config import JournalOptions, TransactionOptions, json_schema, loads
+from anabranch.policies.config_options import Model
 
 from .test_config import GOOD
 
@@ -38,15 +39,19 @@ def test_a_good_file_validates() -> None:
         "{directory: d, stores: [{name: a, match: [a], journal: {segment_size: 32M}}]}",
         "{directory: d, stores: [{name: a, match: [a], journal: {sync_interval: soon}}]}",
         "{directory: d, stores: [{name: a, match: [a]}], defaults: {jurnal: {}}}",
+        "{directory: d, stores: [{name: a, match: [a]}], transactions: {sync: periodic}}",
+        "{directory: d, stores: [{name: a, match: [a]}], transactions: {timeout: soon}}",
+        "{directory: d, stores: [{name: a, match: [a]}], transactions: {max_opened: 1}}",
     ],
 )
 def test_a_bad_file_does_not(text: str) -> None:
     assert not validator().is_valid(yaml.safe_load(text))
 
 
-def test_every_option_is_described() -> None:
-    options = json_schema()["$defs"]["JournalOptions"]["properties"]
-    assert set(options) == set(JournalOptions.model_fields)
+@pytest.mark.parametrize("model", [JournalOptions, TransactionOptions])
+def test_every_option_is_described(model: type[Model]) -> None:
+    options = json_schema()["$defs"][model.__name__]["properties"]
+    assert set(options) == set(model.model_fields)
     assert all(option["description"] for option in options.values())
 
 
@@ -62,15 +67,19 @@ def test_third_parties_options_and_their_environment_variables() -> None:
 DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 
 
-def test_the_documentation_says_every_option_with_its_default() -> None:
-    for name, default in JournalOptions().model_dump(mode="json").items():
+@pytest.mark.parametrize("model", [JournalOptions, TransactionOptions])
+def test_the_documentation_says_every_option_with_its_default(model: type[Model]) -> None:
+    for name, default in model().model_dump(mode="json").items():
         shown = "none" if default is None else f"`{default}`"
-        assert f"| `{name}` | {shown} | {JournalOptions.model_fields[name].description}" in DOCUMENTATION
+        description = " ".join((model.model_fields[name].description or "").split())
+        assert f"| `{name}` | {shown} | {description}" in DOCUMENTATION
 
 
 def test_the_documentations_examples_are_good() -> None:
-    example = DOCUMENTATION.partition("```yaml\n")[2].partition("```")[0]
-    assert [store.name for store in loads(example, Path("/")).stores] == ["custom", "telemetry", "rest"]
-    validator().validate(yaml.safe_load(example))
+    stores, transactions = (code.partition("```")[0] for code in DOCUMENTATION.split("```yaml\n")[1:])
+    assert [store.name for store in loads(stores, Path("/")).stores] == ["custom", "telemetry", "rest"]
+    assert loads(transactions, Path("/")).transactions.timeout == 60
+    for example in (stores, transactions):
+        validator().validate(yaml.safe_load(example))
     for code in DOCUMENTATION.split("```python\n")[2:]:
         exec(code.partition("```")[0], {"__name__": "example"})
