@@ -66,6 +66,12 @@ def violations(router: anabranch.Router) -> list[str]:
     return [line for store in router._open_stores.values() for line in store.check()]
 
 
+def nothing_else_waits(router: anabranch.Router) -> list[str]:
+    """A crash leaves nothing in doubt but what a transaction manager has to end (rule T3)."""
+    waiting = router.recover()
+    return [f"in doubt: {known}" for known in router.in_doubt() if known.xid not in waiting]
+
+
 class Marks:
     """Where a workload says what it does. Threads: all. Each mark is one write."""
 
@@ -84,14 +90,17 @@ class Marks:
         self.write("ACK", operation)
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Of a file of marks, but a torn last one."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
 def read_marks(path: Path) -> tuple[list[Operation], list[Operation]]:
-    """(promised, maybe) of a file of marks; a torn last line counts for nothing."""
+    """(promised, maybe) of a file of marks."""
     tried: dict[str, int] = {}
     promised: list[Operation] = []
-    for line in path.read_bytes().decode().splitlines(keepends=True):
+    for line in whole_lines(path):
         word, _, text = line.partition(" ")
-        if not line.endswith("\n"):
-            continue
         if word == "TRY":
             tried[text] = tried.get(text, 0) + 1
         elif word == "ACK":

@@ -5,7 +5,8 @@
 Each round forks a worker, which opens the directory (recovering from the round before), retries what was left of
 unknown outcome, works, and dies by SIGKILL at a random moment: at work, while it recovers, while it makes the
 directory. Now and then another process opens what is left, sometimes without its index, and compares it with the
-marks. A directory serves some rounds under one sync policy, then a fresh one takes over.
+marks: transactions over several stores took effect everywhere or nowhere, external ones wait unless they had an
+outcome. A directory serves some rounds under one sync policy, then a fresh one takes over.
 """
 
 from __future__ import annotations
@@ -27,7 +28,18 @@ from pathlib import Path
 import anabranch
 import anabranch.adapters.journal
 
-from .ledger import Marks, Operation, compare, contents, read_marks, violations
+from .ledger import (
+    Held,
+    Marks,
+    Operation,
+    compare,
+    contents,
+    nothing_else_waits,
+    read_marks,
+    violations,
+    whole_lines,
+)
+from .power.cross import opened
 from .power.worker import Worker
 
 THREADS = 8
@@ -39,6 +51,7 @@ VERIFY_SECONDS = 60
 def config(directory: Path, seed: int) -> anabranch.Config:
     """A policy and limits that depend on the directory's seed alone."""
     chance = random.Random(seed)
+    other = chance.choice(list(anabranch.Sync))
     options = anabranch.JournalOptions(
         sync=(anabranch.Sync.ALWAYS, anabranch.Sync.PERIODIC, anabranch.Sync.NEVER)[seed % 3],
         sync_interval=0.05,
@@ -53,6 +66,7 @@ def config(directory: Path, seed: int) -> anabranch.Config:
         [
             anabranch.StoreConfig("rest", [">"], journal=options),
             anabranch.StoreConfig("each", ["queue://own.>"], per_destination=True, journal=options),
+            anabranch.StoreConfig("other", ["queue://other.>"], journal=options.model_copy(update={"sync": other})),
         ],
     )
 
@@ -62,6 +76,7 @@ class Thread(Worker):
 
     def run(self, chance: random.Random) -> None:
         shared, private = f"shared.{chance.randrange(3)}", f"own.{self.name[-1]}"
+        waiting: list[Operation] = []
         while True:
             queue = chance.choice((shared, shared, private))
             what = chance.random()
@@ -69,11 +84,19 @@ class Thread(Worker):
                 self.send(queue, chance.choice((20, 400, 3000)), named=chance.random() < 0.5)
             elif what < 0.42:
                 self.send(queue, 700, count=chance.randrange(2, 12), named=chance.random() < 0.5)
-            elif what < 0.85:
+            elif what < 0.75:
                 self.ack(queue, chance.choice((1, 1, 1, 6)))
-            elif what < 0.95:
+            elif what < 0.80:
                 self.transaction({shared: 1, f"audit.{self.name[-1]}": 1}, {shared: 1}, 300)
                 self.ack(f"audit.{self.name[-1]}", 2)
+            elif what < 0.90:
+                self.transaction({shared: 1, private: 1, "other.all": 2}, {queue: 1, "other.all": 1}, 300)
+                self.transaction({queue: 1}, {"other.all": 1, private: 1}, 20)
+            elif what < 0.95:
+                self.sent += 1
+                waiting.append(self.prepare(f"x{self.name}n{self.sent}", [shared, "other.all"], [private, "other.all"]))
+                if len(waiting) > 2 or chance.random() < 0.6:
+                    self.end(waiting.pop(chance.randrange(len(waiting))), chance.random() < 0.7)
             elif what < 0.99:
                 for message in self.receive(queue, 2):
                     message.release()
@@ -86,8 +109,10 @@ def work(directory: Path, seed: int, turn: int) -> None:
     base = directory.parent
     promised, maybe = read_marks(base / "marks")
     marks = Marks(base / "marks")
-    with anabranch.open(config(directory, seed)) as router:
+    held = Held.of(whole_lines(base / "marks"))
+    with opened(config(directory, seed)) as router:
         worker = Thread(router, marks, "retry")
+        worker.end_left(held, 0.3, random.Random(f"{seed} {turn}"))
         for operation in maybe:
             if operation["op"] == "send":
                 retry(worker, operation, {identity for other in promised for identity in other.get("ids", ())})
@@ -118,11 +143,14 @@ def guarded(failed: threading.Event, run: Callable[[], None]) -> None:
 def verify(directory: Path, seed: int, without_index: bool) -> list[str]:
     """What is wrong with what is left; empty if nothing is."""
     promised, maybe = read_marks(directory.parent / "marks")
+    held = Held.of(whole_lines(directory.parent / "marks"))
     if without_index:
         for index in directory.rglob("index.mdb"):
             index.unlink()
-    with anabranch.open(config(directory, seed)) as router:
-        wrong = compare(contents(router), promised, maybe) + violations(router)
+    with opened(config(directory, seed)) as router:
+        found = contents(router)
+        wrong = compare(found, promised, maybe) + violations(router) + nothing_else_waits(router)
+        wrong += held.compare((xid.global_id for xid in router.recover()), found)
         if not maybe or without_index:
             router.reclaim()
             wrong += violations(router)

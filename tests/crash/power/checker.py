@@ -22,6 +22,7 @@ from ..ledger import (
     compare,
     contents,
     identity_of,
+    nothing_else_waits,
     sends_of,
     violations,
 )
@@ -40,7 +41,7 @@ def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
         found = contents(router)
         wrong = _compare(workload, found, marks) + violations(router)
         waiting = {xid.global_id for xid in router.recover()}
-        wrong += held.compare(waiting, found) + _nothing_else_waits(router)
+        wrong += held.compare(waiting, found) + nothing_else_waits(router)
         if wrong:
             return wrong
         wrong += _receivable(router, found, held.claimed(waiting))
@@ -54,7 +55,7 @@ def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
             wrong.append(f"without its index it holds {again}, with it {found}")
         if waiting != {xid.global_id for xid in router.recover()}:
             wrong.append(f"without its index {router.recover()} wait, with it {waiting}")
-        wrong += _nothing_else_waits(router) + violations(router)
+        wrong += nothing_else_waits(router) + violations(router)
         if waiting and not wrong:
             wrong += _receivable(router, found, held.claimed(waiting)) + _end(router, held, found)
             found = contents(router)
@@ -62,14 +63,8 @@ def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
         with anabranch.open(setup) as router:
             if contents(router) != found or router.recover():
                 wrong.append("opened once more after all had ended, it holds something else")
-            wrong += _nothing_else_waits(router) + violations(router)
+            wrong += nothing_else_waits(router) + violations(router)
     return wrong
-
-
-def _nothing_else_waits(router: anabranch.Router) -> list[str]:
-    """A power failure leaves nothing in doubt but what a transaction manager has to end (rule T3)."""
-    waiting = router.recover()
-    return [f"in doubt: {known}" for known in router.in_doubt() if known.xid not in waiting]
 
 
 def _receivable(router: anabranch.Router, found: Contents, claimed: set[tuple[str, str]]) -> list[str]:

@@ -17,10 +17,9 @@ import anabranch
 from anabranch.router import coordinator, decision_log
 from anabranch.router.router import Router
 
-from ..ledger import Held, Marks, Operation, acks_of, body_of, identity_of, sends_of
+from ..ledger import Held, Marks, Operation, acks_of, sends_of, whole_lines
 from .worker import Worker, Workload, config
 
-FORMAT = 7
 DECISIONS_BYTES = 8192
 
 
@@ -35,51 +34,21 @@ class Partner(Worker):
         stores = {queue.partition(".")[0] for queue, _ in pairs} or {operation.get("q", "").partition(".")[0]}
         super()._did(operation, promised or len(stores) > 1 or stores <= {"always"} or "xid" in operation)
 
-    def prepare(self, xid: str, sends: Sequence[str], acks: Sequence[str], size: int = 200) -> Operation:
-        """An external transaction of a message to each of `sends` and from each of `acks`, prepared."""
-        operation: Operation = {"op": "prepare", "xid": xid, "send": [], "ack": []}
-        tx = self.router.transaction(xid=anabranch.Xid(FORMAT, xid))
-        for queue in sends:
-            identity = f"{xid}.{len(operation['send'])}"  # its own producer: others' sends may overtake it
-            tx.send(queue, body_of(identity, size))
-            operation["send"].append([queue, identity])
-        for queue in acks:
-            for message in self.receive(queue):
-                tx.ack(message)
-                operation["ack"].append([queue, identity_of(message.body)])
-        self.marks.trying(operation)
-        tx.prepare()
-        self.marks.promised(operation)
-        return operation
 
-    def end(self, prepared: Operation, commit: bool) -> None:
-        """Its outcome."""
-        xid = prepared["xid"]
-        operation = {**prepared, "op": "tx"} if commit else {"op": "rollback", "xid": xid}
-        self.marks.trying(operation)
-        (self.router.commit if commit else self.router.rollback)(anabranch.Xid(FORMAT, xid))
-        self.marks.promised(operation)
-
-    def end_left(self, left: float, chance: random.Random) -> None:
-        """Say the outcomes of what an earlier process left prepared; the one that it had begun to say, if it had. So
-        many of the others are left again."""
-        held = Held.of(Path(os.environ["CRASHSIM_MARKS"]).read_text().splitlines())
-        for xid in self.router.recover():
-            said = held.outcomes.get(xid.global_id)
-            if said is not None or chance.random() >= left:
-                commit = said["op"] == "tx" if said is not None else chance.random() < 0.5
-                self.end(held.prepares[xid.global_id], commit)
-
-
-def opened(directory: Path, workload: Workload) -> anabranch.Router:
+def opened(setup: anabranch.Config) -> anabranch.Router:
     """A router that forgets decisions soon, and whose decision log has small segments."""
     vars(coordinator)["FORGET_SECONDS"] = 0.05
     vars(decision_log)["SEGMENT_BYTES"] = 64 * 1024
-    router = Router(config(directory, workload.options))
+    router = Router(setup)
     vars(decision_log)["SEGMENT_BYTES"] = DECISIONS_BYTES  # less than options may say
     the_log = router.coordinator._log
     the_log._options = the_log._options.model_copy(update={"segment_size": DECISIONS_BYTES})
     return router.open()
+
+
+def held() -> Held:
+    """What the marks so far say of external transactions."""
+    return Held.of(whole_lines(Path(os.environ["CRASHSIM_MARKS"])))
 
 
 def in_threads(router: anabranch.Router, names: Sequence[str], work: Callable[[Partner], None]) -> None:
@@ -122,7 +91,7 @@ def across(*stores: str) -> Callable[[Path, Workload], None]:
                 if turn % 5 == 4:
                     worker.router.reclaim()
 
-        with opened(directory, workload) as router:
+        with opened(config(directory, workload.options)) as router:
             in_threads(router, ("a", "b", "c", "d"), work)
 
     return run
@@ -131,9 +100,9 @@ def across(*stores: str) -> Callable[[Path, Workload], None]:
 def external(directory: Path, workload: Workload) -> None:
     """Two threads prepare transactions, end most of them, and leave some over three openings; another works beside."""
     for opening in range(3):
-        with opened(directory, workload) as router:
+        with opened(config(directory, workload.options)) as router:
             worker = Partner(router, Marks(), f"o{opening}")
-            worker.end_left(0.3, random.Random(opening))
+            worker.end_left(held(), 0.3, random.Random(opening))
 
             def work(worker: Partner, opening: int = opening) -> None:
                 chance = random.Random(worker.name)
@@ -155,15 +124,15 @@ def external(directory: Path, workload: Workload) -> None:
 
 def decisions(directory: Path, workload: Workload) -> None:
     """The decision log rolls over and is reclaimed, with an external transaction held all the while."""
-    held: Operation = {}
+    kept: Operation = {}
     sent = 0
     for opening in range(2):
-        with opened(directory, workload) as router:
+        with opened(config(directory, workload.options)) as router:
             worker = Partner(router, Marks(), "d")
             worker.sent = sent
             if not opening:
                 worker.send("always.held", 10)
-                held = worker.prepare("held", ["always.q", "never.q"], ["always.held"])
+                kept = worker.prepare("held", ["always.q", "never.q"], ["always.held"])
             for turn in range(40):
                 worker.transaction({"always.q": 1, "never.q": 1}, {"always.q": 1} if turn % 2 else {}, 30)
                 if turn % 9 == 8:
@@ -173,7 +142,7 @@ def decisions(directory: Path, workload: Workload) -> None:
                 if turn % 4 == 3:
                     worker.transaction({}, {"always.q": 2, "never.q": 3}, 0)
             if opening:
-                worker.end(held, True)
+                worker.end(kept, True)
             sent = worker.sent
 
 
@@ -181,10 +150,10 @@ def reopened(directory: Path, workload: Workload) -> None:
     """Closed and opened often, each time with something prepared and with decisions that are not forgotten."""
     sent = 0
     for opening in range(6):
-        with opened(directory, workload) as router:
+        with opened(config(directory, workload.options)) as router:
             worker = Partner(router, Marks(), "o")
             worker.sent = sent
-            worker.end_left(0.5, random.Random(opening))
+            worker.end_left(held(), 0.5, random.Random(opening))
             for turn in range(4):
                 worker.transaction({"periodic.q": 1, "never.q": 1}, {"periodic.q": turn % 2}, 800)
                 worker.prepare(f"x{opening}{turn}", ["never.r", "always.r"], ["never.q"])
@@ -197,7 +166,7 @@ def killed_across(router: Callable[[], anabranch.Router], turn: int, die: Callab
     fuse.daemon = True
     fuse.start()
     here = router()
-    Partner(here, Marks(), f"k{turn}").end_left(0.3, random.Random(turn))
+    Partner(here, Marks(), f"k{turn}").end_left(held(), 0.3, random.Random(turn))
 
     def work(worker: Partner) -> None:
         chance, step = random.Random(worker.name), 0

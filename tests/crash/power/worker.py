@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anabranch
 
-from ..ledger import Marks, Operation, body_of, identity_of
+from ..ledger import Held, Marks, Operation, body_of, identity_of
 
 SEGMENT = 64 * 1024
+FORMAT = 7
+"""Of the workloads' xids."""
 
 
 @dataclass(frozen=True)
@@ -116,3 +119,37 @@ class Worker:
         self.marks.trying(operation)
         target.delete() if delete else target.purge()
         self._did(operation, False)
+
+    def prepare(self, xid: str, sends: Sequence[str], acks: Sequence[str], size: int = 200) -> Operation:
+        """An external transaction of a message to each of `sends` and from each of `acks`, prepared."""
+        operation: Operation = {"op": "prepare", "xid": xid, "send": [], "ack": []}
+        tx = self.router.transaction(xid=anabranch.Xid(FORMAT, xid))
+        for queue in sends:
+            identity = f"{xid}.{len(operation['send'])}"  # its own producer: others' sends may overtake it
+            tx.send(queue, body_of(identity, size))
+            operation["send"].append([queue, identity])
+        for queue in acks:
+            for message in self.receive(queue):
+                tx.ack(message)
+                operation["ack"].append([queue, identity_of(message.body)])
+        self.marks.trying(operation)
+        tx.prepare()
+        self.marks.promised(operation)
+        return operation
+
+    def end(self, prepared: Operation, commit: bool) -> None:
+        """Its outcome."""
+        xid = prepared["xid"]
+        operation = {**prepared, "op": "tx"} if commit else {"op": "rollback", "xid": xid}
+        self.marks.trying(operation)
+        (self.router.commit if commit else self.router.rollback)(anabranch.Xid(FORMAT, xid))
+        self.marks.promised(operation)
+
+    def end_left(self, held: Held, left: float, chance: random.Random) -> None:
+        """Say the outcomes of what an earlier process left prepared; the one that it had begun to say, if it had. So
+        many of the others are left again."""
+        for xid in self.router.recover():
+            said = held.outcomes.get(xid.global_id)
+            if said is not None or chance.random() >= left:
+                commit = said["op"] == "tx" if said is not None else chance.random() < 0.5
+                self.end(held.prepares[xid.global_id], commit)

@@ -270,7 +270,7 @@ def main(arguments: list[str]) -> None:
     name, directory, *turn = arguments
     workload = WORKLOADS[name]
     if turn:
-        KILLED[name](lambda: opened(Path(directory), workload), int(turn[0]))
+        KILLED[name](lambda: opened(config(Path(directory), workload.options)), int(turn[0]))
     else:
         workload.run(Path(directory), workload)
 
