@@ -78,6 +78,9 @@ class Ticket:
         """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
         if error is not None:
             self.error = error
+            for operation in self.operations:
+                if operation[0] == f.PREPARE:  # the error's traceback may hold the branch for long
+                    operation[1].reservation = None
         self.reservation = None
         future = self.future
         if future is not None and not self.done:

@@ -1,6 +1,7 @@
 """Who holds which message, and which message is delivered next (rule X6).
 
-D1  A message that nobody holds is in exactly one place: beyond its destination's cursor, in `ready`, or in `returned`.
+D1  A message that nobody holds is in exactly one place: beyond its destination's cursor, in `ready`, or in `returned`;
+    in a second one after an interruption, or if it came back before it was fetched: `lease` gives it once.
 D2  A message that somebody holds is in none of them: LEASED by a receiver, CLAIMED by a transaction, or LEAVING while
     its ack or its return is under way.
 D3  Holds are memory alone: restoring the index does not touch them.
@@ -81,11 +82,15 @@ class Delivery:
         return len(self.held) >= self._max_leases
 
     def _fetch(self, state: DestinationState, index: Index) -> bool:
-        places = index.fetch(state, state.cursor, FETCH)
-        if places:
-            state.ready.extend(places)
+        """Look some ahead; False if nobody holds none. What a transaction prepared before this open has claimed is
+        passed over: a rollback brings it back, after a commit nothing would tell that it is dead."""
+        held = self.held
+        while places := index.fetch(state, state.cursor, FETCH):
+            state.ready.extend(place for place in places if place[0] not in held)
             state.cursor = places[-1][0]
-        return bool(places)
+            if state.ready:
+                return True
+        return False
 
     def take(self, store: Store, messages: Sequence[Message], before: int, after: int) -> list[Operation]:
         """Move all from one hold to another, or none. Returns their acks. Raises UnknownMessageError."""

@@ -42,7 +42,7 @@ from .limits import Room
 from .log import Log
 from .reader import Replayer
 from .reclaim import Reclaimer
-from .transactions import Step, new_branch, outcome_ticket, read_branch, summary
+from .transactions import Step, branch_of, new_branch, outcome_ticket, read_payload, summary
 
 log = logging.getLogger(__name__)
 
@@ -166,15 +166,16 @@ class JournalStore:
 
     def _take_over(self, found: recovery.Survey, index: Index, replayer: Replayer) -> None:
         """From reading to writing: the one durable step of recovery (rule J5), then a checkpoint."""
+        prepared = [read_payload(*known, found.table()) for known in index.prepared()]
         self._log.window.add(dict(index.duplicates()))
         recovery.take_over(found, self._log, replayer.seq, max(replayer.snapshot or (0, 0), found.snapshot))
         self._applier.start()
-        for transaction, place in index.prepared():
-            branch = read_branch(transaction, place, self._log.table, self._state)
+        for payload in prepared:
+            branch = branch_of(payload, self._state)
             self._delivery.restore(branch.acks)
             if self._room is not None:
                 branch.reservation = self._room.hold(branch.operations)
-            self._log.prepared[transaction] = branch
+            self._log.prepared[branch.transaction] = branch
 
     def close(self) -> None:
         if not self._opened:

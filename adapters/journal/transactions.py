@@ -65,13 +65,8 @@ def new_branch(transaction: bytes, participants: Sequence[bytes], operations: li
     return Branch(transaction, tuple(participants), operations, size, payload)
 
 
-def read_branch(
-    transaction: bytes,
-    place: tuple[int, int, int],
-    table: SegmentTable,
-    state_of: Callable[[Destination], DestinationState],
-) -> Branch:
-    """A prepared branch from its record at a place (LSN, offset, length). Raises CorruptionError."""
+def read_payload(transaction: bytes, place: tuple[int, int, int], table: SegmentTable) -> bytes:
+    """The payload of a PREPARE record at a place (LSN, offset, length). Raises CorruptionError."""
     lsn, offset, length = place
     segment = table.find(lsn)
     if segment is None:
@@ -82,6 +77,12 @@ def read_branch(
             str(segment.path), offset, f"the prepared transaction {transaction.hex()} does not read back; restore the "
             "file from a backup",
         )  # fmt: skip
+    return payload
+
+
+def branch_of(payload: bytes, state_of: Callable[[Destination], DestinationState]) -> Branch:
+    """The branch that a PREPARE record's payload tells."""
+    transaction = payload[:TRANSACTION_BYTES]
     said = _decode(payload[TRANSACTION_BYTES:])
     states = [state_of(Destination(Kind(kind), name)) for kind, name in said.destinations]
     operations: list[Operation] = []

@@ -297,6 +297,31 @@ class PreparingContract:
         assert (drain(store), drain(store, B)) == ([b"2"], [b"b"])
         assert_whole(store)
 
+    @anywhere
+    @pytest.mark.parametrize("commit", [True, False])
+    def test_who_receives_while_it_is_prepared(self, disk: Disk, store: Store, place: str, commit: bool) -> None:
+        """What is fetched ahead for others is never what a branch has claimed, neither before nor after its end."""
+        store.send_many(A, [str(n).encode() for n in range(8)])
+        messages = [claim(store) for _ in range(6)]
+        store.unclaim([messages[n] for n in (0, 2, 5)])
+        name = prepare(store, 1, (), [messages[n] for n in (1, 3, 4)])
+        store = carried(disk, store, place)
+        first = take(store)
+        assert first.body == b"0"
+        if commit:
+            store.commit_prepared(name).wait()
+            left = [b"2", b"5", b"6", b"7"]
+        else:
+            store.rollback_prepared(name).wait()
+            left = [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
+        again = [take(store) for _ in left]
+        assert [message.body for message in again] == left
+        assert store.receive(A) is None
+        store.release([*again[::2], first])
+        assert drain(store) == [b"0", *left[::2]]
+        store.ack(again[1::2])
+        assert_whole(store)
+
     # Told twice, or to nobody
 
     @anywhere
