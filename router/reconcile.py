@@ -128,6 +128,7 @@ class Reconciler:
         store = self._stores.load(row)
         try:
             held = {d: count for d in store.destinations() if (count := store.depth(d))}
+            prepared = store.recover_prepared()
         finally:
             store.close()
         strays, rows, name = [], [], row.name
@@ -140,7 +141,7 @@ class Reconciler:
                 continue
             name = self._layout.name(match.target, destination)
             rows.append(DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text))
-        if rows and not strays:
+        if (rows or prepared) and not strays:
             self._placement.record_store(StoreRow(row.store_id, row.path, row.kind, name), rows)
             log.warning(
                 "store %s in %s was not in the placement record; it is recorded again, with %d destination(s)",

@@ -1,0 +1,106 @@
+"""What the tests of transactions over several stores share: three stores, a disk that fails where a test says, and the
+directory as a killed process leaves it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.adapters.base import Message
+
+NEVER = anabranch.Sync.NEVER
+SYNCED = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600)
+OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, sync=NEVER)
+"""No checkpoint while a directory is copied."""
+
+
+def config(
+    directory: Path, options: anabranch.JournalOptions = OPTIONS, b: anabranch.JournalOptions | None = None, **more: Any
+) -> anabranch.Config:
+    """Stores `a`, `b`, `c` for the queues a.>, b.>, c.>, and one for each queue of each.>. `more` are the options of
+    transactions; they do not sync here where no test asks for it."""
+    more = {"sync": NEVER, **more}
+    return anabranch.Config(
+        directory,
+        [
+            anabranch.StoreConfig("a", ["queue://a.>"], journal=options),
+            anabranch.StoreConfig("b", ["queue://b.>"], journal=b or options),
+            anabranch.StoreConfig("c", ["queue://c.>"], journal=options),
+            anabranch.StoreConfig("each", ["queue://each.>"], per_destination=True, journal=options),
+        ],
+        transactions=anabranch.TransactionOptions(**more),
+    )
+
+
+def take(router: anabranch.Router, name: str) -> Message:
+    """Receive one that must be there."""
+    message = router.queue(name).receive()
+    assert message is not None
+    return message
+
+
+def bodies(router: anabranch.Router, *names: str) -> list[list[bytes]]:
+    """What the queues hold, in order."""
+    return [[message.body for message in router.queue(name).browse()] for name in names]
+
+
+def drain(router: anabranch.Router, name: str) -> list[bytes]:
+    """Receive and ack until nothing is left."""
+    found = []
+    while (message := router.queue(name).receive()) is not None:
+        found.append(message.body)
+        message.ack()
+    return found
+
+
+def crashed(router: anabranch.Router, copy: Path) -> Path:
+    """The data directory as it is when the process is killed now. What runs meanwhile must not write."""
+    shutil.copytree(router.config.directory, copy, ignore=shutil.ignore_patterns("*.lock"))
+    return copy
+
+
+class Faults:
+    """Errors of the disk in the files whose path contains a text, from `fail` to `mend`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._failing: list[tuple[str, str, int]] = []
+        self._before: list[tuple[str, str, Callable[[], object]]] = []
+        self._pwrite, self._fdatasync = os.pwrite, os.fdatasync
+        monkeypatch.setattr(os, "pwrite", self._pwrite_or_fail)
+        monkeypatch.setattr(os, "fdatasync", self._fdatasync_or_fail)
+
+    def fail(self, call: str, part: str, error: int = errno.EIO) -> None:
+        """`call` is pwrite, fdatasync, or grow: a pwrite that allocates."""
+        self._failing.append((call, part, error))
+
+    def mend(self) -> None:
+        self._failing.clear()
+
+    def before(self, call: str, part: str, act: Callable[[], object]) -> None:
+        """Do something once, before the next such call."""
+        self._before.append((call, part, act))
+
+    def _meet(self, call: str, fd: int) -> None:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        for entry in list(self._before):
+            if entry[0] == call and entry[1] in path:
+                self._before.remove(entry)
+                entry[2]()
+        for name, part, error in self._failing:
+            if name == call and part in path:
+                raise OSError(error, os.strerror(error))
+
+    def _pwrite_or_fail(self, fd: int, data: Any, offset: int) -> int:
+        self._meet("pwrite" if any(memoryview(data)[:64]) else "grow", fd)
+        return self._pwrite(fd, data, offset)
+
+    def _fdatasync_or_fail(self, fd: int) -> None:
+        self._meet("fdatasync", fd)
+        self._fdatasync(fd)

@@ -1,0 +1,407 @@
+"""The data manager for the transaction package: commits with a real database, votes, failures, crashes between."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+import transaction
+import zope.sqlalchemy
+from sqlalchemy.orm import Session, sessionmaker
+from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
+from zope.interface.verify import verifyObject
+
+import anabranch
+from anabranch import StoreFullError, TransactionError, Xid
+
+NEVER = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
+SMALL = NEVER.model_copy(update={"max_messages": 2})
+
+
+def config(directory: Path) -> anabranch.Config:
+    return anabranch.Config(
+        directory,
+        [
+            anabranch.StoreConfig("orders", ["queue://orders"], journal=NEVER),
+            anabranch.StoreConfig("audit", ["queue://audit"], journal=SMALL),
+        ],
+    )
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[anabranch.Router]:
+    with anabranch.open(config(tmp_path / "data")) as router:
+        yield router
+        transaction.abort()
+
+
+def bodies(router: anabranch.Router, name: str) -> list[bytes]:
+    return [message.body for message in router.queue(name).browse()]
+
+
+def take(router: anabranch.Router, name: str) -> anabranch.Message:
+    message = router.queue(name).receive()
+    assert message is not None
+    return message
+
+
+class Other:
+    """Another resource, which says when it was asked and fails where told."""
+
+    def __init__(self, key: str, fails_in: str = "", during: Any = None) -> None:
+        self.key, self.fails_in, self.during = key, fails_in, during
+        self.seen: list[str] = []
+        self.transaction_manager = transaction.manager
+
+    def _step(self, name: str) -> None:
+        self.seen.append(name)
+        if name == self.fails_in:
+            if self.during is not None:
+                self.during()
+            raise RuntimeError(f"no {name}")
+
+    def sortKey(self) -> str:  # noqa: N802
+        return self.key
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("abort", "tpc_begin", "commit", "tpc_vote", "tpc_finish", "tpc_abort"):
+            return lambda transaction: self._step(name)
+        raise AttributeError(name)
+
+
+BEFORE, AFTER = "a", "~"
+
+
+def test_it_is_what_the_package_calls_a_data_manager(router: anabranch.Router) -> None:
+    ours = router.join()
+    assert verifyObject(ISavepointDataManager, ours)
+    assert verifyObject(IDataManagerSavepoint, ours.savepoint())
+    assert isinstance(ours.sortKey(), str) and ours.sortKey() < "~sqlalchemy"
+    assert ours.transaction_manager is transaction.manager
+
+
+class TestCommit:
+    def test_over_two_stores_it_is_seen_as_one(self, router: anabranch.Router) -> None:
+        router.queue("orders").send(b"old")
+        with transaction.manager:
+            ours = router.join()
+            ours.ack(take(router, "orders"))
+            ours.send("queue://orders,queue://audit", b"new")
+            assert bodies(router, "audit") == []
+        assert (bodies(router, "orders"), bodies(router, "audit")) == ([b"new"], [b"new"])
+
+    def test_an_abort_frees_what_was_acked_in_order(self, router: anabranch.Router) -> None:
+        router.queue("orders").send_many([b"1", b"2", b"3"])
+        with pytest.raises(ValueError, match="changed my mind"), transaction.manager:
+            ours = router.join()
+            ours.ack(take(router, "orders"))
+            ours.ack(take(router, "orders"))
+            ours.send("audit", b"never")
+            raise ValueError("changed my mind")
+        assert bodies(router, "audit") == []
+        assert [take(router, "orders").body for _ in range(3)] == [b"1", b"2", b"3"]
+
+    def test_a_doomed_one_is_not_committed(self, router: anabranch.Router) -> None:
+        router.join().send("audit", b"never")
+        transaction.doom()
+        with pytest.raises(transaction.interfaces.DoomedTransaction):
+            transaction.commit()
+        transaction.abort()
+        assert bodies(router, "audit") == []
+
+    def test_one_that_does_nothing_writes_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
+        with transaction.manager:
+            router.join()
+        with transaction.manager:
+            router.join(xid=Xid(1, "nothing"))
+        assert not (tmp_path / "data" / "decisions").exists()
+        assert router.recover() == []
+
+    def test_joined_twice_it_is_the_same_until_the_transaction_ends(self, router: anabranch.Router) -> None:
+        first = router.join()
+        assert router.join() is first
+        first.send("audit", b"1")
+        transaction.commit()
+        second = router.join()
+        assert second is not first
+        assert first.state == "committed"
+        with pytest.raises(TransactionError, match="committed; begin another"):
+            first.send("audit", b"too late")
+
+    def test_another_xid_than_it_has(self, router: anabranch.Router) -> None:
+        router.join(xid=Xid(1, "a"))
+        assert router.join(xid=Xid(1, "a")) is router.join()
+        with pytest.raises(TransactionError, match="joined already"):
+            router.join(xid=Xid(1, "b"))
+
+    def test_of_a_manager_of_ones_own(self, router: anabranch.Router) -> None:
+        manager = transaction.TransactionManager(explicit=True)
+        with pytest.raises(transaction.interfaces.NoTransaction):
+            router.join(manager)
+        with manager:
+            router.join(manager).send("audit", b"1")
+            assert not transaction.get()._resources  # the thread's own has nothing to do with it
+        assert bodies(router, "audit") == [b"1"]
+
+    def test_a_failed_transaction_is_not_joined(self, router: anabranch.Router) -> None:
+        transaction.get().join(Other(AFTER, "tpc_vote"))
+        with pytest.raises(RuntimeError):
+            transaction.commit()
+        with pytest.raises(transaction.interfaces.TransactionFailedError):
+            router.join(xid=Xid(1, "x"))
+        transaction.abort()
+        router.join(xid=Xid(1, "x"))  # its name is free: nothing was left open
+
+    def test_two_routers_in_one(self, router: anabranch.Router, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path / "other")) as other:
+            with transaction.manager:
+                router.join().send("audit", b"1")
+                other.join().send("orders", b"2")
+            assert (bodies(router, "audit"), bodies(other, "orders")) == ([b"1"], [b"2"])
+
+    def test_one_takes_part_in_one_transaction(self, router: anabranch.Router) -> None:
+        ours = router.join()
+        with pytest.raises(TransactionError, match="another transaction"):
+            ours.tpc_begin(transaction.TransactionManager().begin())
+
+
+class TestVote:
+    def test_a_full_store_votes_no_and_nobody_commits(self, router: anabranch.Router) -> None:
+        router.queue("audit").send_many([b"1", b"2"])
+        router.queue("orders").send(b"old")
+        other = Other(AFTER)
+        with pytest.raises(StoreFullError), transaction.manager:
+            transaction.get().join(other)
+            ours = router.join()
+            ours.ack(take(router, "orders"))
+            ours.send("audit", b"3")
+        assert "tpc_vote" not in other.seen and "tpc_finish" not in other.seen
+        assert take(router, "orders").body == b"old"
+
+    @pytest.mark.parametrize("step", ["tpc_begin", "commit", "tpc_vote"])
+    @pytest.mark.parametrize("key", [BEFORE, AFTER])
+    @pytest.mark.parametrize("xid", [None, Xid(1, "x")], ids=["ours", "external"])
+    def test_another_says_no_and_ours_is_rolled_back(
+        self, router: anabranch.Router, step: str, key: str, xid: Xid | None
+    ) -> None:
+        router.queue("orders").send(b"old")
+        with pytest.raises(RuntimeError, match=step), transaction.manager:
+            transaction.get().join(Other(key, step))
+            ours = router.join(xid=xid)
+            ours.ack(take(router, "orders"))
+            ours.send("audit", b"never")
+        assert bodies(router, "audit") == []
+        assert take(router, "orders").body == b"old"
+        assert (router.in_doubt(), router.recover()) == ([], [])
+
+    def test_what_has_voted_is_seen_by_nobody(self, router: anabranch.Router) -> None:
+        router.queue("orders").send(b"old")
+        seen: list[Any] = []
+
+        def look() -> None:
+            seen.extend([bodies(router, "audit"), router.queue("orders").receive(), router.in_doubt()])
+
+        with pytest.raises(RuntimeError), transaction.manager:
+            transaction.get().join(Other(AFTER, "tpc_vote", look))
+            ours = router.join()
+            ours.ack(take(router, "orders"))
+            ours.send("audit", b"never")
+        assert seen == [[], None, []]
+
+    def test_timed_out_it_votes_no(self, tmp_path: Path) -> None:
+        options = anabranch.TransactionOptions(timeout=0.01)
+        with anabranch.open(anabranch.Config(tmp_path / "d", [anabranch.StoreConfig("a", [">"])], options)) as router:
+            ours = router.join()
+            ours.send("q", b"1")
+            while ours.state == "open":
+                pass
+            with pytest.raises(TransactionError, match="timed out"):
+                transaction.commit()
+            transaction.abort()
+            assert bodies(router, "q") == []
+
+
+class TestFinish:
+    def test_another_fails_before_ours(self, router: anabranch.Router) -> None:
+        with pytest.raises(RuntimeError), transaction.manager:
+            transaction.get().join(Other(BEFORE, "tpc_finish"))
+            router.join().send("audit", b"never")
+        assert bodies(router, "audit") == []
+
+    @pytest.mark.parametrize("xid", [None, Xid(1, "x")], ids=["ours", "external"])
+    def test_another_fails_after_ours_which_stands(self, router: anabranch.Router, xid: Xid | None) -> None:
+        with pytest.raises(RuntimeError), transaction.manager:
+            transaction.get().join(Other(AFTER, "tpc_finish"))
+            router.join(xid=xid).send("audit", b"it stands")
+        assert bodies(router, "audit") == [b"it stands"]
+
+    def test_the_router_was_closed_since_the_vote(self, tmp_path: Path) -> None:
+        router = anabranch.open(config(tmp_path / "data"))
+        other = Other(BEFORE, "tpc_finish", router.close)
+        with pytest.raises(RuntimeError), transaction.manager:
+            transaction.get().join(other)
+            router.join().send("audit", b"never")
+        with anabranch.open(config(tmp_path / "data")) as router:
+            assert (bodies(router, "audit"), router.in_doubt()) == ([], [])
+
+    def test_a_store_was_reopened_since_the_vote(self, router: anabranch.Router) -> None:
+        """Nobody rolls back what has voted: its outcome is on its way."""
+        ours = router.join()
+        ours.send("queue://orders,queue://audit", b"1")
+        this = transaction.get()
+        ours.tpc_begin(this)
+        ours.commit(this)
+        ours.tpc_vote(this)
+        router.reopen("audit")
+        assert bodies(router, "audit") == []
+        ours.tpc_finish(this)
+        assert (bodies(router, "orders"), bodies(router, "audit")) == ([b"1"], [b"1"])
+
+
+def test_savepoints(router: anabranch.Router) -> None:
+    router.queue("orders").send_many([b"1", b"2"])
+    with transaction.manager:
+        ours = router.join()
+        ours.ack(take(router, "orders"))
+        ours.send("orders", b"3")
+        point = transaction.savepoint()
+        ours.ack(take(router, "orders"))
+        ours.send("audit", b"never")
+        point.rollback()
+        assert take(router, "orders").body == b"2"  # free again at once
+    assert (bodies(router, "orders"), bodies(router, "audit")) == ([b"2", b"3"], [])
+
+
+# A real database ------------------------------------------------------------------------------------------------------
+
+TABLES = sqlalchemy.MetaData()
+SOLD = sqlalchemy.Table("sold", TABLES, sqlalchemy.Column("name", sqlalchemy.String, primary_key=True))
+
+
+def sessions(directory: Path) -> sessionmaker[Session]:
+    engine = sqlalchemy.create_engine(f"sqlite:///{directory}/sold.sqlite")
+    TABLES.create_all(engine)
+    made = sessionmaker(engine)
+    zope.sqlalchemy.register(made)
+    return made
+
+
+def sell(router: anabranch.Router, session: Session, name: str, xid: Xid | None = None) -> None:
+    session.execute(SOLD.insert().values(name=name))
+    zope.sqlalchemy.mark_changed(session)
+    router.join(xid=xid).send("queue://orders,queue://audit", name.encode())
+
+
+def sold(directory: Path) -> list[str]:
+    with sqlalchemy.create_engine(f"sqlite:///{directory}/sold.sqlite").connect() as connection:
+        return list(connection.execute(sqlalchemy.select(SOLD.c.name)).scalars())
+
+
+class TestDatabase:
+    def test_both_commit(self, router: anabranch.Router, tmp_path: Path) -> None:
+        made = sessions(tmp_path)
+        with transaction.manager:
+            sell(router, made(), "train")
+            assert (sold(tmp_path), bodies(router, "audit")) == ([], [])
+        assert (sold(tmp_path), bodies(router, "audit")) == (["train"], [b"train"])
+
+    def test_the_database_refuses(self, router: anabranch.Router, tmp_path: Path) -> None:
+        made = sessions(tmp_path)
+        with transaction.manager:
+            sell(router, made(), "train")
+        with pytest.raises(sqlalchemy.exc.IntegrityError), transaction.manager:
+            router.join().send("orders", b"again")
+            sell(router, made(), "train")
+        assert (sold(tmp_path), bodies(router, "orders")) == (["train"], [b"train"])
+
+    def test_the_database_fails_in_its_vote_after_ours(self, router: anabranch.Router, tmp_path: Path) -> None:
+        """SQLite commits in its vote; here it cannot, since another connection reads."""
+        made = sessions(tmp_path)
+        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/sold.sqlite")
+        with engine.connect() as reader:
+            session = made()
+            session.execute(sqlalchemy.text("PRAGMA busy_timeout = 1"))
+            reader.exec_driver_sql("BEGIN")
+            reader.execute(sqlalchemy.select(SOLD.c.name)).all()
+            with pytest.raises(sqlalchemy.exc.OperationalError, match="locked"), transaction.manager:
+                sell(router, session, "train")
+            session.close()
+        assert (sold(tmp_path), bodies(router, "orders"), bodies(router, "audit")) == ([], [], [])
+
+    def test_a_store_refuses_and_the_database_has_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
+        made = sessions(tmp_path)
+        router.queue("audit").send_many([b"1", b"2"])
+        with pytest.raises(StoreFullError), transaction.manager:
+            sell(router, made(), "train")
+        assert (sold(tmp_path), bodies(router, "orders")) == ([], [])
+
+
+KILLED = textwrap.dedent(
+    """
+    import os, pathlib, signal, sys
+    import transaction
+    import anabranch
+    from tests.router import test_datamanager as t
+
+    directory, step, key, xid = sys.argv[1:]
+    directory = pathlib.Path(directory)
+    with anabranch.open(t.config(directory / "data")) as router:
+        router.queue("orders").send(b"old")
+        with transaction.manager:
+            transaction.get().join(t.Other(key, step, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+            ours = router.join(xid=anabranch.Xid(1, xid) if xid else None)
+            ours.ack(t.take(router, "orders"))
+            t.sell(router, t.sessions(directory)(), "train", ours.xid)
+    """
+)
+
+
+def killed(directory: Path, step: str, key: str, xid: str = "") -> None:
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, str(directory), step, key, xid],
+        cwd=root, env={"PYTHONPATH": f"{root}:{root / 'src'}", "PATH": ""}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == -signal.SIGKILL, run.stderr
+
+
+class TestKilled:
+    """The other's key decides where in the commit the process ends: ours votes first, then the database commits in its
+    vote, then ours finishes."""
+
+    def test_after_our_vote_it_is_rolled_back(self, tmp_path: Path) -> None:
+        killed(tmp_path, "tpc_vote", "b")
+        with anabranch.open(config(tmp_path / "data")) as router:
+            assert (sold(tmp_path), bodies(router, "audit"), router.in_doubt()) == ([], [], [])
+            assert take(router, "orders").body == b"old"
+
+    @pytest.mark.parametrize(
+        ("key", "committed"), [("b", False), ("~~", True)], ids=["before-the-database", "after-the-database"]
+    )
+    def test_with_an_xid_it_is_held_and_the_database_tells(self, tmp_path: Path, key: str, committed: bool) -> None:
+        """How to be exact with a database of one phase: name the transaction by what it inserts, look that up."""
+        killed(tmp_path, "tpc_vote", key, "train")
+        with anabranch.open(config(tmp_path / "data")) as router:
+            assert router.recover() == [Xid(1, "train")]
+            assert router.queue("orders").receive() is None  # claimed still
+            for xid in router.recover():
+                (router.commit if xid.global_id in sold(tmp_path) else router.rollback)(xid)
+            assert sold(tmp_path) == (["train"] if committed else [])
+            assert bodies(router, "audit") == ([b"train"] if committed else [])
+            assert bodies(router, "orders") == ([b"train"] if committed else [b"old"])
+
+    def test_after_our_finish_it_stands(self, tmp_path: Path) -> None:
+        killed(tmp_path, "tpc_finish", "~~")
+        with anabranch.open(config(tmp_path / "data")) as router:
+            assert (sold(tmp_path), bodies(router, "audit"), bodies(router, "orders")) == (
+                ["train"],
+                [b"train"],
+                [b"train"],
+            )
