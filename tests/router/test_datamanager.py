@@ -35,11 +35,16 @@ def config(directory: Path) -> anabranch.Config:
     )
 
 
+@pytest.fixture(autouse=True)
+def _no_transaction_is_left() -> Iterator[None]:
+    yield
+    transaction.abort()
+
+
 @pytest.fixture
 def router(tmp_path: Path) -> Iterator[anabranch.Router]:
     with anabranch.open(config(tmp_path / "data")) as router:
         yield router
-        transaction.abort()
 
 
 def bodies(router: anabranch.Router, name: str) -> list[bytes]:
@@ -286,7 +291,7 @@ SOLD = sqlalchemy.Table("sold", TABLES, sqlalchemy.Column("name", sqlalchemy.Str
 
 
 def sessions(directory: Path) -> sessionmaker[Session]:
-    engine = sqlalchemy.create_engine(f"sqlite:///{directory}/sold.sqlite")
+    engine = sqlalchemy.create_engine(f"sqlite:///{directory}/sold.sqlite", poolclass=sqlalchemy.NullPool)
     TABLES.create_all(engine)
     made = sessionmaker(engine)
     zope.sqlalchemy.register(made)
@@ -332,7 +337,6 @@ class TestDatabase:
             reader.execute(sqlalchemy.select(SOLD.c.name)).all()
             with pytest.raises(sqlalchemy.exc.OperationalError, match="locked"), transaction.manager:
                 sell(router, session, "train")
-            session.close()
         assert (sold(tmp_path), bodies(router, "orders"), bodies(router, "audit")) == ([], [], [])
 
     def test_a_store_refuses_and_the_database_has_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
