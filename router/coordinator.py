@@ -572,7 +572,9 @@ class Coordinator:
         with self._lock:  # before we ask: what is decided from now on is somebody else's to tell this store
             expected = {t for t, left in self._unfinished.items() if store.store_id in left}
         waiting: set[bytes] = set()
-        for prepared in store.recover_prepared():
+        # In the order of their decisions, as they were seen before: an external one is older than its decision.
+        place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
+        for prepared in sorted(store.recover_prepared(), key=lambda p: place.get(p.transaction, len(place))):
             transaction = prepared.transaction
             said = self.verdict(prepared)
             if isinstance(said, str):
