@@ -2,161 +2,27 @@
 
     python -m tests.crash.faults [--kind eio] [--only 17]
 
-The calls are those of the os module and the commits of LMDB; background jobs run where the script says, so that call
-number k is the same in every run. Kinds: `eio`, `enospc`; `short`, a write that writes half, then ENOSPC; `crash`, the
-process is gone before the call (every later call fails too, and the directory is looked at as it is then).
+Kinds: `eio`, `enospc`; `short`, a write that writes half, then ENOSPC; `crash`, the process is gone before the call
+(every later call fails too, and the directory is looked at as it is then). calls.py says what counts as a call.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import gc
-import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
-from unittest import mock
-
-import lmdb
 
 import anabranch
-from anabranch.adapters.journal import JournalStore, background
+from anabranch.adapters.journal import JournalStore
 
+from .calls import KINDS, Crash, Faults, Jobs, simulated
 from .ledger import Operation, body_of, compare, contents, identity_of, violations
-
-CALLS = ("open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir")
-KINDS = ("eio", "enospc", "short", "crash")
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-@dataclass
-class Faults:
-    """Counts the calls and spoils number `at`."""
-
-    root: Path
-    kind: str = ""
-    at: int = 0
-    count: int = 0
-    log: list[str] = field(default_factory=list)
-    dead: bool = False
-    hit: str = ""
-    """What was spoilt."""
-    failed_syncs: set[str] = field(default_factory=set)
-    retried: list[str] = field(default_factory=list)
-    """Syncs that were tried again after they had failed."""
-    on: bool = True
-
-    def call(self, name: str, real: Callable[..., Any], target: str, *arguments: Any) -> Any:
-        if self.dead:
-            raise Crash
-        if not self.on:
-            return real(*arguments)
-        self.count += 1
-        self.log.append(f"{name} {target}")
-        if name in ("fsync", "fdatasync") and target in self.failed_syncs:
-            self.retried.append(target)
-        if self.count != self.at:
-            return real(*arguments)
-        self.hit = self.log[-1]
-        if self.kind == "crash":
-            self.dead = True
-            raise Crash
-        if self.kind == "short" and name == "pwrite":
-            fd, data, offset = arguments
-            self.at += 1
-            self.kind = "enospc"
-            return real(fd, memoryview(data)[: max(1, len(data) // 2)], offset)
-        if name in ("fsync", "fdatasync") and target.endswith(".seg"):
-            self.failed_syncs.add(target)
-        number = errno.EIO if self.kind == "eio" else errno.ENOSPC
-        if name == "commit":
-            kind = lmdb.Error if self.kind == "eio" else lmdb.DiskError
-            raise kind(f"mdb_txn_commit: {os.strerror(number)}")
-        raise OSError(number, os.strerror(number), target)
-
-    def name(self, target: Any) -> str:
-        """What a call is about, short."""
-        if isinstance(target, int):
-            target = str(Path(f"/proc/self/fd/{target}").readlink())
-        return str(os.fspath(target)).removeprefix(str(self.root))
-
-    @contextlib.contextmanager
-    def patched(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for name in CALLS:
-                stack.enter_context(mock.patch.object(os, name, self._wrapped(name, getattr(os, name))))
-            stack.enter_context(mock.patch.object(lmdb, "open", self._lmdb_open(lmdb.open)))
-            yield
-
-    def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(target: Any, *arguments: Any, **named: Any) -> Any:
-            text = self.name(target)
-            if text.startswith("/dev/") or text.endswith((".lock", ".pyc")) or "/data" not in text:
-                return real(target, *arguments, **named)
-            return self.call(name, lambda *a: real(*a, **named), text, target, *arguments)
-
-        return call
-
-    def _lmdb_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda path, **named: _Environment(self, real(path, **named), self.name(path))
-
-
-class _Environment:
-    """An LMDB environment whose commits can fail."""
-
-    def __init__(self, faults: Faults, real: Any, name: str) -> None:
-        self._faults, self._real, self._name = faults, real, name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def begin(self, write: bool = False, **named: Any) -> Any:
-        txn = self._real.begin(write=write, **named)
-        return _Transaction(self._faults, txn, self._name) if write else txn
-
-
-class _Transaction:
-    def __init__(self, faults: Faults, real: Any, name: str) -> None:
-        self._faults, self._real, self._name = faults, real, name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def __enter__(self) -> _Transaction:
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        self._real.abort() if kind else self.commit()
-
-    def commit(self) -> None:
-        try:
-            self._faults.call("commit", self._real.commit, self._name)
-        except BaseException:
-            self._real.abort()
-            raise
-
-
-class Jobs(background.Background):
-    """Background work that waits until the script lets it run."""
-
-    def schedule(self, delay: float, job: Callable[[], None]) -> None:
-        self._jobs.append((delay, 0, job))
-
-    def run(self) -> None:
-        """All that waits, in order, whatever its delay; what they schedule in turn is left for the next time."""
-        waiting, self._jobs = self._jobs, []
-        for _, _, job in waiting:
-            job()
 
 
 class Script:
@@ -290,12 +156,12 @@ def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[
     """Run the script with call number `at` spoilt; what is wrong, in the store's behaviour and in what it leaves."""
     directory = base / "data"
     faults, jobs = Faults(base, kind, at), Jobs()
-    with mock.patch.object(background, "_shared", jobs):
+    with simulated(jobs, f"{kind} {at}"):
         script = Script(directory, jobs)
         with faults.patched():
             with contextlib.suppress(Crash):
                 script.run(lives)
-            wrong = script.wrong
+            wrong = script.wrong + jobs.raised
             if not faults.dead:
                 faults.on = False
                 wrong += _behaviour(script, faults)

@@ -1,0 +1,398 @@
+"""Transactions over 2 to 4 stores: every call is the last one, or fails, and every state that a power failure leaves.
+
+    python -m tests.crash.transactions [--stores N] [--kind K] [--only CALL] [--backward] [--share 1/10]
+
+Kinds: those of faults.py (`eio`, `enospc`, `short`, `crash`), and `power`, which needs no call to fail: the program
+runs once, and the directories are built that a power failure could have left at each of its calls (disk.py).
+`--backward` lets the stores of a transaction prepare in the opposite order.
+
+What has to hold (invariants 1 to 4 and 7, rules T2 to T5): a transaction is in all its stores or in none; what its
+caller was told stands; an external one waits until told; queues keep their order, nothing is there twice; only one
+store fails, the others work on, and no sync is tried again; in the end nothing is in doubt and no decision is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import anabranch
+from anabranch.adapters.journal import format as f
+from anabranch.router import coordinator, decision_log
+
+from .calls import KINDS, Crash, Faults, Jobs, simulated
+from .disk import Lanes, Recorder, State, build, differences, states
+from .ledger import body_of, contents, violations
+from .programs import DONE, LAST, UNDONE, Script, Step, configured, scripted, stores_of
+
+DECISIONS_BYTES: Final = f.HEADER_BYTES + 1024
+"""Of a segment of the decision log: small, so that it rolls over every few decisions."""
+
+
+@contextlib.contextmanager
+def small_decision_log() -> Iterator[None]:
+    """Smaller than options may ask for."""
+    options = decision_log.JournalOptions.model_construct
+    with (
+        mock.patch.object(decision_log, "SEGMENT_BYTES", DECISIONS_BYTES),
+        mock.patch.object(decision_log, "JournalOptions", options),
+    ):
+        yield
+
+
+# What is found
+
+
+def externals_of(router: anabranch.Router) -> set[str]:
+    return {str(xid) for xid in router.recover()}
+
+
+def in_doubt(router: anabranch.Router) -> list[str]:
+    """What waits for something else than its transaction manager."""
+    return [f"in doubt: {found}" for found in router.in_doubt() if found.xid is None or found.outcome is not None]
+
+
+def receivable(router: anabranch.Router, found: dict[str, list[str]], claimed: set[tuple[str, str]]) -> list[str]:
+    """Everything can be received, in order, but what a prepared transaction has claimed."""
+    wrong = []
+    for queue, ids in found.items():
+        target = router.queue(queue)
+        received = []
+        while (message := target.receive()) is not None:
+            received.append(message)
+        got = [message.body.split(b"|", 1)[0].decode() for message in received]
+        wanted = [identity for identity in ids if (queue, identity) not in claimed]
+        if got != wanted:
+            wrong.append(f"{queue} gives {got}, not {wanted}")
+        for message in received:
+            message.release()
+    return wrong
+
+
+def probe(router: anabranch.Router, names: Sequence[str], number: int) -> list[str]:
+    """A transaction over these stores works."""
+    body = body_of(f"p.{number}")
+    try:
+        with router.transaction() as tx:
+            for store in names:
+                tx.send(f"{store}.probe", body)
+        for store in names:
+            message = router.queue(f"{store}.probe").receive()
+            if message is None or message.body != body:
+                return [f"a transaction over {names} left {message} in {store}"]
+            message.ack()
+    except anabranch.AnabranchError as error:
+        return [f"a transaction over {names} fails: {type(error).__name__}: {error}"]
+    return []
+
+
+def looked_at(router: anabranch.Router, script: Script, moment: int = LAST, power: bool = False) -> list[str]:
+    """What is wrong in an open router, whose stores are all well."""
+    wrong = in_doubt(router)
+    found, externals = contents(router), externals_of(router)
+    wrong += script.account.judge(found, externals, moment, power)
+    claimed = {pair for entry in script.account.entries if entry.xid in externals for pair in entry.acks}
+    if not script.passed_over:
+        wrong += receivable(router, found, claimed)
+    return wrong + violations(router)
+
+
+def decisions_left(router: anabranch.Router) -> list[str]:
+    """Decisions that nobody needs any more are forgotten (rule T5)."""
+    router.coordinator.forget_finished()
+    return [f"never forgotten: {said}" for said in router.coordinator._log.decisions.values()]
+
+
+def left(directory: Path, script: Script, jobs: Jobs, moment: int = LAST, power: bool = False) -> list[str]:
+    """What a new process finds; what the next one finds without the indexes; that externals can still be told."""
+    config = configured(directory, script.stores)
+    script.passed_over = False
+    with anabranch.open(config) as router:
+        wrong = looked_at(router, script, moment, power)
+        found, externals = contents(router), externals_of(router)
+        jobs.run()
+        wrong += decisions_left(router)
+    for index in directory.rglob("index.mdb"):
+        index.unlink()
+    with anabranch.open(config) as router:
+        again = (contents(router), externals_of(router))
+        if again != (found, externals):
+            wrong.append(f"opened again without its indexes it holds {again}, before {(found, externals)}")
+        wrong += in_doubt(router) + violations(router)
+        wrong += told(router, script, externals, moment, power)
+        jobs.run()
+        wrong += probe(router, [store.name for store in stores_of(router)], 1) + decisions_left(router)
+    return wrong + jobs.raised
+
+
+def told(router: anabranch.Router, script: Script, externals: set[str], moment: int, power: bool) -> list[str]:
+    """Externals that waited get their outcome: one is committed, the next rolled back."""
+    kept = [(entry, list(entry.history), entry.told) for entry in script.account.entries]
+    for number, xid in enumerate(router.recover()):
+        commit = number % 2 == 0
+        (router.commit if commit else router.rollback)(xid)
+        for entry in script.account.entries:
+            if entry.xid == str(xid):
+                entry.history = [(0, frozenset({DONE if commit else UNDONE}))]
+                entry.told = LAST + number
+    wrong = script.account.judge(contents(router), externals_of(router), moment, power) if externals else []
+    for entry, history, when in kept:  # another state of the same run is judged with them
+        entry.history, entry.told = history, when
+    return wrong
+
+
+# A call fails, or is the last one
+
+
+def trial(
+    base: Path, program: Sequence[Step], stores: int, kind: str, at: int, backward: bool = False
+) -> tuple[Faults, list[str]]:
+    """Run the program with call number `at` spoilt; what is wrong, while it runs and in what it leaves."""
+    directory, killed = base / "data", base / "killed" / "data"
+    faults, jobs = Faults(base, kind, at), Jobs(backward)
+    try:
+        with simulated(jobs, f"{kind} {at}"), small_decision_log():
+            script = Script(directory, stores, jobs, hit=lambda: faults.hit)
+            script.reopened = faults.failed_syncs.clear  # what is written again may be synced again
+            with faults.patched():
+                with contextlib.suppress(Crash):
+                    script.run(program)
+                wrong = script.wrong
+                if not faults.dead:
+                    faults.on = False
+                    wrong += behaviour(script, faults)
+                faults.dead = True  # what the abandoned objects still try to do does not reach the disk
+            if directory.exists():
+                shutil.copytree(directory, killed)
+            script.router = None
+            wrong += jobs.raised
+        jobs = Jobs()
+        with simulated(jobs, f"after {kind} {at}"), small_decision_log():
+            wrong += left(killed, script, jobs)
+    finally:
+        gc.collect()  # closes their files
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(killed, ignore_errors=True)
+    return faults, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
+
+
+def behaviour(script: Script, faults: Faults) -> list[str]:
+    """The fault is over. A failed store stays failed, the others work, all is well once it is opened again."""
+    wrong = [f"sync of {target} was tried again after it had failed" for target in faults.retried]
+    if script.router is None:
+        script.open()
+    router = script.open_router
+    router.in_doubt()  # opens them all
+    names = [store.name for store in stores_of(router)]
+    failed = [store.name for store in stores_of(router) if store.stats().failed]
+    undecided = router.coordinator._log.failed is not None
+    if len(failed) + undecided > 1:
+        wrong.append(f"failed: {failed}{' and the decision log' if undecided else ''}")
+    well = [name for name in names if name not in failed]
+    for name in names:
+        one = probe(router, [name], 2)
+        if name in well and one:
+            wrong += one
+        if name not in well and not any("StoreFailedError" in line for line in one):
+            wrong.append(f"failed store {name} says {one}")
+    if len(well) > 1:
+        several = probe(router, well, 3)
+        if several and not undecided:
+            wrong += several
+        if undecided and not any("StoreFailedError" in line for line in several):
+            wrong.append(f"without a decision log {well} say {several}")
+    for name in failed:
+        script.attempt("reopen", lambda name=name: router.reopen(name))
+    if undecided:
+        script.attempt("reopen_decisions", router.reopen_decisions)
+    for message in script.leased:
+        with contextlib.suppress(anabranch.AnabranchError):
+            message.release()
+    for _ in range(3):
+        script.jobs.run()
+    wrong += looked_at(router, script)
+    if len(names) > 1:
+        wrong += probe(router, names, 4)
+    return wrong
+
+
+# Power failures
+
+
+@dataclass
+class Recording:
+    """A program that ran, and all its calls."""
+
+    script: Script
+    recorder: Recorder
+    lanes: list[Lanes] = field(default_factory=list)
+
+
+def record(base: Path, program: Sequence[Step], stores: int, backward: bool = False) -> Recording:
+    """Run the program; check that its calls make the directory that it left."""
+    directory = base / "data"
+    faults, jobs, recorder = Faults(base), Jobs(backward), Recorder(base)
+    faults.watch = recorder.watch
+    with simulated(jobs, "record"), small_decision_log(), contextlib.ExitStack() as stack:
+        script = Script(directory, stores, jobs, now=recorder.now)
+        recording = Recording(script, recorder)
+        prepare = coordinator.Coordinator._prepare
+
+        def prepared(self: Any, work: Any) -> None:
+            first = recorder.now()
+            prepare(self, work)
+            recording.lanes.append(Lanes(first, recorder.now()))
+
+        stack.enter_context(mock.patch.object(coordinator.Coordinator, "_prepare", prepared))
+        with faults.patched():
+            script.run(program)
+            faults.dead = True
+        if script.errors or script.wrong or jobs.raised:
+            raise AssertionError(f"without faults: {script.errors + script.wrong + jobs.raised}")
+        script.router = None
+    whole = State((1 << recorder.now()) - 1, None, recorder.now(), "whole")
+    build(recorder.calls, whole, base / "replayed")
+    wrong = differences(directory, base / "replayed" / "data")
+    shutil.rmtree(base / "replayed")
+    gc.collect()
+    shutil.rmtree(directory)
+    if wrong:
+        raise AssertionError(f"what was recorded is not what is there: {wrong}")
+    return recording
+
+
+def distinct(recording: Recording) -> tuple[int, list[State]]:
+    """How many states there are, and those that differ: each at the last point at which it may be found, by when the
+    most was promised."""
+    found: dict[tuple[int, tuple[int, str] | None], State] = {}
+    number = 0
+    for state in states(recording.recorder.calls, recording.lanes):
+        number += 1
+        known = found.get((state.kept, state.torn))
+        if known is None or known.point <= state.point:
+            found[state.kept, state.torn] = state
+    return number, list(found.values())
+
+
+def power_trial(base: Path, recording: Recording, state: State) -> list[str]:
+    """What is wrong in the directory of one state."""
+    place = base / "state"
+    jobs = Jobs()
+    try:
+        build(recording.recorder.calls, state, place)
+        with simulated(jobs, f"{state.point} {state.what}"), small_decision_log():
+            wrong = left(place / "data", recording.script, jobs, state.point, power=True)
+    except Exception as error:
+        wrong = [f"{type(error).__name__}: {error}"]
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    before = recording.recorder.calls[state.point - 1] if state.point else None
+    where = f"{before.kind} {before.path}" if before else "nothing"
+    return [f"power after {state.point}, {where}, {state.what}: {line}" for line in wrong]
+
+
+# Campaigns
+
+
+def scratch() -> Any:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is simulated needs no disk
+    return tempfile.TemporaryDirectory(prefix="transactions-", dir=memory)
+
+
+def campaign(
+    stores: int,
+    kinds: Sequence[str],
+    report: Callable[[str], None],
+    only: int = 0,
+    backward: bool = False,
+    share: int = 1,
+) -> int:
+    """Every call, every kind, or every `share`-th of them; how many trials went wrong."""
+    program = scripted(stores)
+    bad = 0
+    with scratch() as place:
+        base = Path(place)
+        gc.collect()
+        gc.freeze()  # each trial collects what it made, and nothing else
+        faults, wrong = trial(base, program, stores, "", 0, backward)
+        bad += bool(wrong)
+        report(f"{stores} stores, {faults.count} calls; {wrong[:3] or 'all is well without faults'}")
+        for kind in kinds:
+            if kind == "power":
+                bad += _power(base, program, stores, report, only, backward, share)
+                continue
+            trials = 0
+            for at in [only] if only else range(1, faults.count + 1, share):
+                if kind == "short" and not faults.log[at - 1].startswith("pwrite"):
+                    continue
+                trials += 1
+                try:
+                    _, wrong = trial(base, program, stores, kind, at, backward)
+                except Exception as error:
+                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
+                bad += bool(wrong)
+                for line in wrong[:3]:
+                    report(line)
+            report(f"{stores} stores, {kind}: {trials} trials, {bad} wrong so far")
+    return bad
+
+
+def _power(
+    base: Path,
+    program: Sequence[Step],
+    stores: int,
+    report: Callable[[str], None],
+    only: int,
+    backward: bool,
+    share: int,
+) -> int:
+    recording = record(base, program, stores, backward)
+    number, different = distinct(recording)
+    if only:
+        different = [state for state in different if state.point == only]
+    checked = different[::share]
+    bad = 0
+    for state in checked:
+        wrong = power_trial(base, recording, state)
+        bad += bool(wrong)
+        for line in wrong[:3]:
+            report(line)
+    report(
+        f"{stores} stores, power: {recording.recorder.now()} points, {number} states, {len(different)} distinct, "
+        f"{len(checked)} checked, {bad} wrong"
+    )
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Spoil every call of transactions over several stores.")
+    parser.add_argument("--stores", type=int, choices=(2, 3, 4), action="append")
+    parser.add_argument("--kind", choices=(*KINDS, "power"), action="append")
+    parser.add_argument("--only", type=int, default=0, help="this call alone (power: states at this point)")
+    parser.add_argument("--backward", action="store_true", help="stores prepare in the opposite order")
+    parser.add_argument("--share", default="1/1", help="1/10: every tenth")
+    arguments = parser.parse_args()
+    bad = 0
+    for stores in arguments.stores or (2, 3, 4):
+        bad += campaign(
+            stores,
+            arguments.kind or (*KINDS, "power"),
+            lambda line: print(line, flush=True),
+            arguments.only,
+            arguments.backward,
+            int(arguments.share.partition("/")[2]),
+        )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
