@@ -119,7 +119,8 @@ def test_dead_messages_stay_dead(disk: JournalDisk) -> None:
     store.ack([take(store) for _ in range(49)])
     fill(store, 300, 1000, B)
     drain(store, B)
-    assert store.reclaim() > 0
+    store.reclaim()  # unless the background was quicker
+    assert len(segments_of(store)) <= 3
     kept.release()
     again = rebuilt(disk, store, closed=True)
     assert [m.seq for m in again.browse(A)] == [kept.seq]
