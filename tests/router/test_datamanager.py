@@ -291,7 +291,8 @@ SOLD = sqlalchemy.Table("sold", TABLES, sqlalchemy.Column("name", sqlalchemy.Str
 
 
 def sessions(directory: Path) -> sessionmaker[Session]:
-    engine = sqlalchemy.create_engine(f"sqlite:///{directory}/sold.sqlite", poolclass=sqlalchemy.NullPool)
+    url, options = f"sqlite:///{directory}/sold.sqlite", {"timeout": 0.01}
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, connect_args=options)
     TABLES.create_all(engine)
     made = sessionmaker(engine)
     zope.sqlalchemy.register(made)
@@ -331,12 +332,10 @@ class TestDatabase:
         made = sessions(tmp_path)
         engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/sold.sqlite")
         with engine.connect() as reader:
-            session = made()
-            session.execute(sqlalchemy.text("PRAGMA busy_timeout = 1"))
             reader.exec_driver_sql("BEGIN")
             reader.execute(sqlalchemy.select(SOLD.c.name)).all()
             with pytest.raises(sqlalchemy.exc.OperationalError, match="locked"), transaction.manager:
-                sell(router, session, "train")
+                sell(router, made(), "train")
         assert (sold(tmp_path), bodies(router, "orders"), bodies(router, "audit")) == ([], [], [])
 
     def test_a_store_refuses_and_the_database_has_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
