@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from ..adapters.base import TRANSACTION_BYTES, Headers, Message, Progress, Receipt, Store, StoreStats
 from ..adapters.files import disk_errors, make_directory, sweep_unfinished
@@ -22,6 +23,7 @@ from ..policies.errors import (
     AnabranchError,
     ClosedError,
     ConfigError,
+    MissingExtraError,
     NoRouteError,
     PlacementError,
     TransactionError,
@@ -35,8 +37,12 @@ from .placement import DestinationRow, Placement, StoreRow
 from .queue import Queue
 from .reconcile import Reconciler
 from .stores import OpenStores
+from .tpc import Connection
 from .transaction import OpenTransactions, Transaction
 from .xid import Xid, as_xid
+
+if TYPE_CHECKING:
+    from .datamanager import DataManager
 
 log = logging.getLogger(__name__)
 
@@ -271,6 +277,29 @@ class Router:
             self._transactions.remove(transaction)
             raise
         return transaction
+
+    def join(self, manager: Any = None, xid: Xid | None = None) -> DataManager:
+        """Take part in the current transaction of the `transaction` package, of its thread's manager or of the one
+        given; see datamanager.py. Joined already, it is the same data manager again.
+
+        With an `xid` it outlives a process that ends in the middle of the commit. Raises MissingExtraError without the
+        extra `transaction`, and what `transaction` raises.
+        """
+        try:
+            from . import datamanager
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in {"transaction", "zope"}:
+                raise
+            raise MissingExtraError(
+                "the transaction package is not installed; install it with: pip install 'anabranch[transaction]'"
+            ) from error
+        self.require_open()
+        return datamanager.join(self, manager, xid)
+
+    def connection(self) -> Connection:
+        """Transactions under the names of Python's DB-API (PEP 249); see tpc.py."""
+        self.require_open()
+        return Connection(self)
 
     def commit(self, xid: Xid, one_phase: bool = False) -> None:
         """Commit a prepared external transaction, or with `one_phase` one that is open and not prepared.
