@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from anabranch.adapters.base import Message, Outgoing, Prepared, Receipt, Store
+from anabranch.adapters.base import Headers, Message, Outgoing, Prepared, Receipt, Store
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
     ClosedError,
@@ -186,7 +186,7 @@ class PreparingContract:
     @anywhere
     def test_what_it_sends_is_as_it_was_given(self, disk: Disk, store: Store, place: str) -> None:
         odd = Destination.parse("topic://ü/..%2f")
-        headers = {"text": "ü", "int": -1, "float": 0.5, "bytes": b"\0", "none": None, "true": True}
+        headers: Headers = {"text": "ü", "int": -1, "float": 0.5, "bytes": b"\0", "none": None, "true": True}
         sent = [
             (A, Outgoing(b"", headers, "an id")),
             (A, Outgoing(b"x" * 200_000, None, "ü")),
@@ -314,6 +314,7 @@ class PreparingContract:
         else:
             store.rollback_prepared(name).wait()
             left = [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
+        assert store.depth(A) == len(left) + 1
         again = [take(store) for _ in left]
         assert [message.body for message in again] == left
         assert store.receive(A) is None
@@ -438,9 +439,10 @@ class PreparingContract:
         kept = prepare(store, 1, to(A, b"2", b"3"))
         given_back = prepare(store, 2, to(B, b"x", b"y"))
         store = carried(disk, store, place)
-        for call in (lambda: store.send(A, b"x"), lambda: store.reserve(to(A, b"x"))):
-            with pytest.raises(StoreFullError, match="max_messages is 5"):
-                call()
+        with pytest.raises(StoreFullError, match="max_messages is 5"):
+            store.send(A, b"x")
+        with pytest.raises(StoreFullError, match="max_messages is 5"):
+            store.reserve(to(A, b"x"))
         store.rollback_prepared(given_back).wait()
         store.send(B, b"4")
         store.commit_prepared(kept).wait()
@@ -480,7 +482,7 @@ class PreparingContract:
         assert store.depth(A) == 3
 
     @anywhere
-    def test_max_bytes(self, disk: Disk, place: str) -> None:
+    def test_a_prepared_branch_keeps_its_bytes(self, disk: Disk, place: str) -> None:
         store = disk.create(max_bytes=3000)
         name = prepare(store, 1, to(A, b"x" * 1000, b"x" * 1000))
         store = carried(disk, store, place)
@@ -502,7 +504,7 @@ class PreparingContract:
         with pytest.raises(ClosedError):
             store.recover_prepared()
 
-    def test_stats(self, store: Store) -> None:
+    def test_stats_of_a_branch(self, store: Store) -> None:
         store.send_many(A, [b"1", b"2"])
         name = prepare(store, 1, to(B, b"x", b"y", b"z"), [claim(store)])
         stats = store.stats()
