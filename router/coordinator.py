@@ -232,6 +232,11 @@ class Coordinator:
         self._settle_open()
 
     @property
+    def damage(self) -> BaseException | None:
+        """Why the decision log cannot be used; None if it can."""
+        return self._damage or self._log.failed
+
+    @property
     def syncs(self) -> int:
         """How often the decision log waited for the disk."""
         return self._log.syncs

@@ -17,7 +17,7 @@ from ...policies.errors import (
     TraceError,
 )
 
-COMMANDS = ("init", "check", "route", "schema", "stats", "explain", "recommend", "demo")
+COMMANDS = ("init", "check", "route", "schema", "stats", "transactions", "explain", "recommend", "demo")
 """Each is the name of a module here that holds a click command called `command`. The order is that of `--help`."""
 
 BAD_INPUT = (DestinationError, NoRouteError, PlacementError, TraceError)

@@ -1,0 +1,148 @@
+"""`anabranch transactions`: what waits for an outcome, and outcomes given by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .output import config_option, echo_json, json_option, working
+
+if TYPE_CHECKING:
+    from ..coordinator import Heuristic, InDoubt
+    from ..router import Router
+
+
+@click.command()
+@config_option
+@click.option("--commit", "commit", metavar="ID", help="Decide by hand: this one is committed.")
+@click.option("--rollback", "rollback", metavar="ID", help="Decide by hand: this one is rolled back.")
+@click.option("--forget", "forget", metavar="ID", help="Drop the record of an outcome that was given by hand.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    config_path: Path,
+    commit: str | None,
+    rollback: str | None,
+    forget: str | None,
+    as_json: bool,
+) -> None:
+    """List the transactions that wait for an outcome, or give one by hand.
+
+    ID is a transaction's id or its xid, as they are listed. What is decided, and what nobody can have committed, is
+    settled by looking: the stores are opened for it, so no other process may have them open. What is left belongs to a
+    transaction manager that has not said the outcome, to a store that cannot be used, or to a decision log that is
+    lost. Ask there before you decide: an outcome by hand is never taken back, and is kept until it is told to be
+    forgotten, so that the manager can find it.
+
+    Exit code 1 also where the decision log is damaged.
+
+    \b
+    Example:
+      anabranch transactions --config stores.yaml
+      anabranch transactions --commit 1:order-17:messages
+      anabranch transactions --forget 1:order-17:messages --json
+    """
+    from ...policies.config import load
+    from ...policies.errors import PlacementError
+    from ..router import Router
+
+    if sum(given is not None for given in (commit, rollback, forget)) > 1:
+        raise click.UsageError("--commit, --rollback and --forget exclude each other; give one, for one transaction")
+    config = load(config_path)
+    if not config.directory.exists():
+        raise PlacementError(
+            f"{config.directory}, the data directory of {config_path}, does not exist yet; it is made at the first use"
+        )
+    with working(f"Opening {config.directory.name}") as progress:
+        router = Router(config).open(lambda what, done, total: progress(done, total))
+    with router:
+        if forget is not None:
+            done = _forget(router, forget)
+        elif commit is not None:
+            done = _decide(router, commit, "commit")
+        elif rollback is not None:
+            done = _decide(router, rollback, "rollback")
+        else:
+            _list(ctx, router, as_json)
+            return
+    if as_json:
+        echo_json(done)
+    elif "forgotten" in done:
+        click.echo(f"{done['transaction']}: forgotten")
+    else:
+        waits = f"; to be carried out yet in {', '.join(done['waits_for'])}" if done["waits_for"] else ""
+        click.echo(f"{done['transaction']}: {done['outcome']}, by hand{waits}")
+
+
+def _list(ctx: click.Context, router: Router, as_json: bool) -> None:
+    waiting, by_hand, damage = router.in_doubt(), router.heuristics(), router.coordinator.damage
+    if as_json:
+        echo_json(
+            {
+                "directory": str(router.config.directory),
+                "decision_log": str(damage) if damage is not None else "ok",
+                "in_doubt": [_row(one) | {"stores": list(one.stores), "reason": one.reason} for one in waiting],
+                "by_hand": [_row(one) for one in by_hand],
+            }
+        )
+    else:
+        _print(router, waiting, by_hand)
+    if damage is not None:
+        click.echo(f"Error: the decision log cannot be used: {damage}", err=True)
+        ctx.exit(1)
+
+
+def _row(one: InDoubt | Heuristic) -> dict[str, Any]:
+    return {
+        "transaction": one.transaction,
+        "xid": one.xid._asdict() if one.xid is not None else None,
+        "outcome": one.outcome,
+    }
+
+
+def _print(router: Router, waiting: list[InDoubt], by_hand: list[Heuristic]) -> None:
+    if not waiting:
+        click.echo(f"No transaction of {router.config.directory} waits for an outcome.")
+    for one in waiting:
+        click.echo(one.transaction)
+        if one.xid is not None:
+            click.echo(f"  xid      {one.xid}")
+        click.echo(f"  stores   {', '.join(one.stores) or 'none that can be opened'}")
+        click.echo(f"  outcome  {one.outcome or 'none yet'}")
+        click.echo(f"  waits    {one.reason}")
+    if by_hand:
+        click.echo("Outcomes given by hand, kept until --forget:")
+    for known in by_hand:
+        name = f"  ({known.xid})" if known.xid is not None else ""
+        click.echo(f"  {known.transaction}  {known.outcome}{name}")
+
+
+def _decide(router: Router, text: str, outcome: str) -> dict[str, Any]:
+    transaction = _named(text, router.in_doubt())
+    router.resolve(transaction, outcome)
+    left = [one for one in router.in_doubt() if one.transaction == transaction]
+    return {
+        "transaction": transaction,
+        "outcome": outcome,
+        "waits_for": [store for one in left for store in one.stores],
+    }
+
+
+def _forget(router: Router, text: str) -> dict[str, Any]:
+    transaction = _named(text, router.heuristics())
+    router.forget(transaction)
+    return {"transaction": transaction, "forgotten": True}
+
+
+def _named(text: str, known: list[InDoubt] | list[Heuristic]) -> str:
+    """The id of the transaction that is called so, by its id or by its xid."""
+    from ...policies.errors import TransactionError
+
+    for one in known:
+        if text in (one.transaction, str(one.xid)):
+            return one.transaction
+    names = ", ".join(str(one.xid or one.transaction) for one in known[:10])
+    raise TransactionError(f"{text!r} names none of these transactions; there are: {names or 'none'}")
