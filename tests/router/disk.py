@@ -16,9 +16,9 @@ import anabranch
 from anabranch.adapters.base import Message
 
 NEVER = anabranch.Sync.NEVER
-SYNCED = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600)
-OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, sync=NEVER)
-"""No checkpoint while a directory is copied."""
+SYNCED = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, pool_files=0)
+OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, pool_files=0, sync=NEVER)
+"""No checkpoint while a directory is copied, and no file made ahead that a full disk would still have."""
 
 
 def config(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -270,14 +270,7 @@ class TestMisuse:
             tx.send("b.q", b"x")
             getattr(tx, end)()
             assert tx.state == state
-            calls: list[Callable[[], object]] = [
-                tx.commit,
-                tx.rollback,
-                lambda tx=tx: tx.send("a.q", b"x"),
-                lambda tx=tx: tx.ack(message),
-                tx.__enter__,
-            ]
-            for call in calls:
+            for call in (tx.commit, tx.rollback, partial(tx.send, "a.q", b"x"), partial(tx.ack, message), tx.__enter__):
                 with pytest.raises(TransactionError, match=f"this transaction is {state}; begin another"):
                     call()
         assert bodies(cross, "a.q", "b.q") == [[b"x"], [b"x"]]
