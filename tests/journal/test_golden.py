@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +19,13 @@ from anabranch.adapters.journal.destinations import DestinationState
 from anabranch.adapters.journal.duplicates import DuplicateWindow
 from anabranch.adapters.journal.files import File
 from anabranch.adapters.journal.index import Checkpoint
-from anabranch.adapters.journal.reader import BatchReader, records_of
+from anabranch.adapters.journal.reader import BatchReader, Record, records_of
 from anabranch.adapters.journal.segment import Segment
+from anabranch.adapters.journal.transactions import branch_of, new_branch
 from anabranch.policies.destination import Destination
+from anabranch.policies.durability import Sync
+from anabranch.router.decision_log import Decision, DecisionLog, External
+from anabranch.router.xid import Xid
 
 from .golden import make
 
@@ -55,36 +61,85 @@ CHECKPOINT = Checkpoint(
 )
 
 
+TRANSACTION = b"the router's id." + (1_700_000_000_000_000).to_bytes(8, "big") + (258).to_bytes(8, "big")
+OLDER = TRANSACTION[:-8] + bytes(8)
+
+
 def golden(name: str) -> bytes:
     return bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
 
 
-def every_record() -> tuple[Tail, list[Ticket]]:
-    """A batch in which each type of record occurs."""
+def document(**fields: Any) -> bytes:
+    """A snapshot's payload."""
+    said: dict[str, Any] = {
+        "lsn": 99, "seq": 50, "first_needed": 3, "next_destination": 3,
+        "kept": [snapshot.KeptSegment(1, 7, 1, 60, 64000, b"")], "destinations": [(2, 1, "prices")],
+        "duplicates": [(2, 49, b"id-a")],
+    }  # fmt: skip
+    return snapshot.Snapshot(**(said | fields)).encode()
+
+
+def tail_of(header: f.SegmentHeader) -> Tail:
+    return Tail(Segment(header, Path("000000000003.seg")), f.HEADER_BYTES, 99, 50)
+
+
+def read(path: Path, data: bytes) -> list[Record]:
+    """The records of the batch that `data` is."""
+    path.write_bytes(HEADER.encode() + data)
+    (batch,) = BatchReader(File(path, os.O_RDONLY), HEADER.seed, f.HEADER_BYTES, 99)
+    records = list(records_of(batch))
+    assert (batch.header.base_lsn, batch.header.count, batch.header.watermark) == (100, len(records), 98)
+    return records
+
+
+def messages_and_acks() -> list[Operation]:
     orders = DestinationState(1, Destination.parse("queue://orders.ü"), declared=False)
     prices = DestinationState(2, Destination.parse("topic://prices"), declared=True)
     plain = f.MESSAGE.pack(2, f.DEFAULT_PRIORITY, 0, 0, 0, 1_700_000_000_001, 0)
     headers = msgspec.msgpack.encode({"sku": "T-1"})
     start = f.MESSAGE.pack(1, f.DEFAULT_PRIORITY, 0, 4, len(headers), 1_700_000_000_000, 0)
-    document = snapshot.Snapshot(
-        lsn=99,
-        seq=50,
-        first_needed=3,
-        next_destination=3,
-        kept=[snapshot.KeptSegment(1, 7, 1, 60, 64000, b"")],
-        destinations=[(2, 1, "prices")],
-        duplicates=[(2, 49, b"id-a")],
-    ).encode()
-    operations: list[Operation] = [
+    return [
         (f.SEND, orders, start + b"id-1" + headers + b"body", (1, b"id-1")),
         (f.SEND, prices, plain, None),
         (f.ACK, prices, 48),
         (f.ACK_RANGE, prices, 10, 20),
-        (f.SNAPSHOT, document),
-        (f.DESTINATION_GONE, prices),
     ]
-    segment = Segment(HEADER, Path("000000000003.seg"))
-    return Tail(segment, f.HEADER_BYTES, 99, 50), [Ticket(operations, 0, False)]
+
+
+def branches() -> list[Operation]:
+    """One that is committed, one that is rolled back, one that stays prepared."""
+    operations = messages_and_acks()[:3]
+    ids = [STORE_ID, b"another store id"]
+    committed, rolled_back = new_branch(TRANSACTION, ids, operations, 0), new_branch(OLDER, ids, operations[2:], 0)
+    left = new_branch(OLDER[:-1] + b"\1", ids, operations[1:2], 0)
+    return [
+        (f.PREPARE, committed),
+        (f.PREPARE, rolled_back),
+        (f.PREPARE, left),
+        (f.COMMIT, committed),
+        (f.ROLLBACK, rolled_back),
+    ]
+
+
+def every_record() -> list[Operation]:
+    gone = DestinationState(2, Destination.parse("topic://prices"), declared=True)
+    said = document(committed=[OLDER])
+    return [*messages_and_acks(), *branches(), (f.SNAPSHOT, said), (f.DESTINATION_GONE, gone)]
+
+
+def every_decision() -> list[tuple[int, bytes]]:
+    """What a decision log holds: type and payload."""
+    ids = [STORE_ID, b"another store id"]
+    xid = Xid(7, "global/ü", "branch")
+    said: list[tuple[int, Any]] = [
+        (f.EPOCH, 1_700_000_000_000_000),
+        (f.XA_PREPARED, External(OLDER, ids, xid)),
+        (f.DECISION, Decision(TRANSACTION, True, ids)),
+        (f.DECISION, Decision(OLDER, False, ids, xid, True)),
+    ]
+    packed = [(kind, msgspec.msgpack.encode(what)) for kind, what in said]
+    carried = snapshot.Snapshot(102, 0, 3, 0, [], [], [], [], packed[:2]).encode()
+    return [*packed, (f.FORGOTTEN, TRANSACTION + OLDER), (f.SNAPSHOT, carried)]
 
 
 def test_segment_header() -> None:
@@ -94,20 +149,88 @@ def test_segment_header() -> None:
 
 
 def test_batch(tmp_path: Path) -> None:
-    data = golden("batch")
-    assert encode(*every_record(), DuplicateWindow(10), 98).data == data
-    (tmp_path / "golden.seg").write_bytes(HEADER.encode() + data)
-    (batch,) = BatchReader(File(tmp_path / "golden.seg", 0), HEADER.seed, f.HEADER_BYTES, 99)
-    assert (batch.header.base_lsn, batch.header.count, batch.header.watermark) == (100, 7, 98)
-    kinds = [record.kind for record in records_of(batch)]
-    assert kinds == [f.DESTINATION, f.SEND, f.SEND, f.ACK, f.ACK_RANGE, f.SNAPSHOT, f.DESTINATION_GONE]
+    data = golden("records")
+    assert encode(tail_of(HEADER), [Ticket(every_record(), 0, False)], DuplicateWindow(10), 98).data == data
+    records = read(tmp_path / "golden.seg", data)
+    kinds = [record.kind for record in records]
+    assert kinds == [
+        f.DESTINATION, f.SEND, f.SEND, f.ACK, f.ACK_RANGE, f.PREPARE, f.PREPARE, f.PREPARE, f.SEND, f.ACK, f.COMMIT,
+        f.ROLLBACK, f.SNAPSHOT, f.DESTINATION_GONE,
+    ]  # fmt: skip
     assert set(kinds) == f.RECORD_TYPES
+    assert snapshot.decode(records[12].payload).committed == [OLDER]
+
+
+def test_what_a_prepare_says() -> None:
+    """The branch reads back as it was prepared, whatever numbers its destinations have by then."""
+    states: dict[Destination, DestinationState] = {}
+
+    def state_of(destination: Destination) -> DestinationState:
+        return states.setdefault(destination, DestinationState(70 + len(states), destination, declared=False))
+
+    (_, prepared), *_ = branches()
+    branch = branch_of(prepared.payload, state_of)
+    orders, prices = state_of(Destination.parse("queue://orders.ü")), state_of(Destination.parse("topic://prices"))
+    assert (orders.id, prices.id) == (70, 71)
+    assert branch.transaction == TRANSACTION
+    assert branch.participants == (STORE_ID, b"another store id")
+    (_, to, rest, key), (_, to_other, _, no_key), (_, acked_of, seq) = branch.operations
+    assert (to, key, to_other, no_key) == (orders, (70, b"id-1"), prices, None)
+    assert f.MESSAGE.unpack_from(rest)[0] == 70
+    assert (acked_of, seq, branch.acks) == (prices, 48, [(prices, 48)])
+    again = new_branch(TRANSACTION, branch.participants, branch.operations, 0)
+    assert again.payload == prepared.payload
+
+
+def test_a_batch_from_before_transactions(tmp_path: Path) -> None:
+    """The first bytes of version 1: a snapshot said nothing of transactions."""
+    records = read(tmp_path / "golden.seg", golden("batch"))
+    assert [record.kind for record in records] == [
+        f.DESTINATION, f.SEND, f.SEND, f.ACK, f.ACK_RANGE, f.SNAPSHOT, f.DESTINATION_GONE
+    ]  # fmt: skip
+    taken = snapshot.decode(records[5].payload)
+    assert taken == snapshot.decode(document())
+    assert (taken.committed, taken.carried) == ([], [])
+
+
+def test_a_newer_snapshot_is_read_by_what_was_before() -> None:
+    """Fields come at the end: a reader that knows fewer passes over them."""
+
+    class Known(msgspec.Struct, array_like=True):
+        lsn: int
+        seq: int
+
+    taken = msgspec.msgpack.decode(document(committed=[OLDER]), type=Known)
+    assert (taken.lsn, taken.seq) == (99, 50)
+
+
+def test_decision_log(tmp_path: Path) -> None:
+    data = golden("decisions")
+    operations: list[Operation] = [(kind, payload, None) for kind, payload in every_decision()]
+    assert encode(tail_of(HEADER), [Ticket(operations, 0, False)], DuplicateWindow(0), 98).data == data
+    records = read(tmp_path / "golden.seg", data)
+    assert [(record.kind, record.payload) for record in records] == every_decision()
+    log = DecisionLog(tmp_path / "none", Sync.ALWAYS)
+    for record in records[:4]:
+        log._note(record.kind, record.payload)
+    said = log.decisions[TRANSACTION]
+    assert (said.commit, said.participants, said.xid, said.by_hand) == (
+        True,
+        [STORE_ID, b"another store id"],
+        None,
+        False,
+    )
+    assert log.decisions[OLDER] == Decision(OLDER, False, said.participants, Xid(7, "global/ü", "branch"), True)
+    assert (log.externals, log.epochs) == ({}, {1_700_000_000_000_000})
+    log._note(records[4].kind, records[4].payload)
+    assert log.decisions == {}
+    assert snapshot.decode(records[5].payload).carried == every_decision()[:2]
 
 
 @pytest.mark.parametrize("kind", ["send", "ack"])
 def test_the_short_ways_make_the_same_bytes(kind: str) -> None:
     """A batch of one send or one ack is built by code of its own; beside a duplicate it is not."""
-    tail, _ = every_record()
+    tail = tail_of(HEADER)
     state = DestinationState(2, Destination.parse("topic://prices"), declared=True)
     rest = f.MESSAGE.pack(2, 4, 0, 0, 0, 1, 0) + b"body"
     operation: Operation = (f.SEND, state, rest, None) if kind == "send" else (f.ACK, state, 48)
@@ -146,3 +269,28 @@ def test_a_data_directory(tmp_path: Path, with_index: bool) -> None:
         for name in ("closed", "killed"):
             last = expected[f"queue://{name}.orders"][-1]["seq"]
             assert router.queue(f"{name}.orders").send(b"new").seq > last
+
+
+@pytest.mark.parametrize("without", ["nothing", "the indexes"])
+def test_a_data_directory_with_transactions(tmp_path: Path, without: str) -> None:
+    """Killed in the middle of transactions over two stores: one decided and not carried out, one undecided, one that
+    waits for its manager; a decision log that had begun a new segment."""
+    with tarfile.open(GOLDEN / "transactions.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    if without == "the indexes":
+        for path in (tmp_path / "data").rglob("index.mdb"):
+            path.unlink()
+    expected = json.loads((GOLDEN / "transactions.json").read_text())
+    for _ in range(2):
+        with anabranch.open(make.transactions_config(tmp_path / "data")) as router:
+            assert make.waiting(router) == expected
+            for store in list(router._open_stores.values()):
+                assert list(store.check()) == []
+    with anabranch.open(make.transactions_config(tmp_path / "data")) as router:
+        router.commit(anabranch.Xid(*make.HELD))
+        assert (router.recover(), router.in_doubt()) == ([], [])
+        (known,) = router.heuristics()
+        router.forget(known.transaction)
+        assert router.queue("audit.log").send(b"again", message_id="tx-1000").duplicate
+        new = [message for message in router.queue("audit.log").browse() if message.message_id == "tx-1000"]
+        assert [message.body for message in new] == [b"ack 1000"]

@@ -1,4 +1,5 @@
-"""Writes data.tar.xz and data.json: `python -m tests.journal.golden.make`. Once for each format version."""
+"""Writes data.tar.xz and data.json, or transactions.tar.xz and transactions.json:
+`python -m tests.journal.golden.make data|transactions`. Once for each format version."""
 
 from __future__ import annotations
 
@@ -6,12 +7,18 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import sys
 import tarfile
 import tempfile
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anabranch
+from anabranch.policies.errors import StoreFullError
+from anabranch.router import decision_log
 
 HERE = Path(__file__).parent
 
@@ -53,6 +60,71 @@ def write(router: anabranch.Router, store: str) -> None:
     orders.send(b"x" * 70_000)
 
 
+HELD = (7, "held until told", "branch")
+STORES = ("orders", "audit")
+
+
+def transactions_config(directory: Path) -> anabranch.Config:
+    """Of the data directory with transactions over two stores."""
+    options = anabranch.JournalOptions(segment_size=64 * 1024, pool_files=0)
+    stores = [anabranch.StoreConfig(name, [f"queue://{name}.>"], journal=options) for name in STORES]
+    return anabranch.Config(directory, stores)
+
+
+def write_transactions(router: anabranch.Router) -> None:
+    """Every record of a transaction, in the stores and in a decision log of several segments; then the process dies in
+    the middle of one, while another one is decided and not carried out, and a third one waits for its manager."""
+
+    def begin(number: int, xid: tuple[int, str, str] | None = None) -> anabranch.Transaction:
+        transaction = router.transaction(xid=anabranch.Xid(*xid) if xid else None)
+        message = router.queue("orders.new").receive()
+        assert message is not None
+        transaction.ack(message)
+        transaction.send("queue://audit.log", f"ack {number}".encode(), {"n": number}, f"tx-{number}")
+        transaction.send("queue://orders.done", b"", {"n": number})
+        return transaction
+
+    router.queue("orders.new").send_many([f"order {n}".encode() for n in range(210)])
+    router.queue("audit.log").send(b"first")
+    for number in range(190):  # long names, so that the decision log begins anew and carries on what is in force
+        begin(number, (1, f"{number:064}", "b" * 64)).prepare()
+        xid = router.recover()[-1]
+        (router.rollback if number % 10 == 9 else router.commit)(xid)
+        if number == 20:
+            begin(1000, HELD).prepare()
+        if number == 40:
+            begin(1001, (7, "by hand", "")).prepare()
+            (waiting,) = [known for known in router.in_doubt() if known.xid and known.xid.global_id == "by hand"]
+            router.resolve(waiting.transaction, "rollback")
+        if number == 170:
+            router.queue("audit.log").purge()
+            router.queue("orders.done").purge()
+    begin(1002).commit()
+    audit = router.store_for(anabranch.Destination.parse("audit.log"))
+
+    def full(_: bytes) -> None:
+        raise StoreFullError("there is no room for an outcome")
+
+    audit.commit_prepared = full  # type: ignore[method-assign,assignment]
+    begin(1003).commit()
+
+    def killed(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    router.coordinator._log.decide = killed  # type: ignore[method-assign,assignment]
+    begin(1004).commit()
+
+
+def waiting(router: anabranch.Router) -> dict[str, Any]:
+    """What transactions have left, and what the stores hold."""
+    return {
+        "recover": [list(xid) for xid in router.recover()],
+        "in doubt": [[known.transaction, known.outcome, list(known.stores)] for known in router.in_doubt()],
+        "by hand": [[known.transaction, known.outcome] for known in router.heuristics()],
+        "content": content(router),
+    }
+
+
 def content(router: anabranch.Router) -> dict[str, list[dict[str, Any]]]:
     """All that can be seen, as JSON holds it."""
     return {
@@ -78,23 +150,55 @@ def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if member.name.endswith(".lock") else member
 
 
+def in_child(work: Callable[[], None]) -> None:
+    """Do it in a process of its own, which SIGKILL ends."""
+    if os.fork() == 0:
+        try:
+            work()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.wait()
+
+
+def keep(data: Path, name: str, say: Callable[[Path], Any]) -> None:
+    """Pack a data directory, and what `say` says of a copy of it."""
+    with tarfile.open(HERE / f"{name}.tar.xz", "w:xz") as archive:
+        archive.add(data, "data", filter=anonymous)
+    copy = data.with_name("copy")
+    shutil.copytree(data, copy)
+    (HERE / f"{name}.json").write_text(json.dumps(say(copy), indent=1) + "\n")
+
+
+def make_data(data: Path) -> None:
+    with anabranch.open(config(data)) as router:
+        write(router, "closed")
+        router.queue("each.A b/ü").send(b"of its own")
+        router.queue("each." + "long" * 40).send(b"of its own, too")
+    in_child(lambda: write(anabranch.open(config(data)), "killed"))
+
+    def say(copy: Path) -> Any:
+        with anabranch.open(config(copy)) as router:
+            return content(router)
+
+    keep(data, "data", say)
+
+
+def make_transactions(data: Path) -> None:
+    decision_log.SEGMENT_BYTES = 64 * 1024  # type: ignore[misc]
+    in_child(lambda: write_transactions(anabranch.open(transactions_config(data))))
+
+    def say(copy: Path) -> Any:
+        with anabranch.open(transactions_config(copy)) as router:
+            return waiting(router)
+
+    keep(data, "transactions", say)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        data = Path(scratch) / "data"
-        with anabranch.open(config(data)) as router:
-            write(router, "closed")
-            router.queue("each.A b/ü").send(b"of its own")
-            router.queue("each." + "long" * 40).send(b"of its own, too")
-        if os.fork() == 0:
-            write(anabranch.open(config(data)), "killed")
-            os.kill(os.getpid(), 9)
-        os.wait()
-        with tarfile.open(HERE / "data.tar.xz", "w:xz") as archive:
-            archive.add(data, "data", filter=anonymous)
-        copy = Path(scratch) / "copy"
-        shutil.copytree(data, copy)
-        with anabranch.open(config(copy)) as router:
-            (HERE / "data.json").write_text(json.dumps(content(router), indent=1) + "\n")
+        {"data": make_data, "transactions": make_transactions}[sys.argv[1]](Path(scratch) / "data")
 
 
 if __name__ == "__main__":
