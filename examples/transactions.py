@@ -12,7 +12,7 @@ from anabranch import Config, StoreConfig
 
 
 def pack(router: anabranch.Router) -> None:
-    """Takes one order. A transaction's destinations live in one store, here `shop`."""
+    """Takes one order. All of it lives in one store here, `shop`; orders_and_audit.py has two."""
     order = router.queue("shop.orders").receive()
     assert order is not None
     try:

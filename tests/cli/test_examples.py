@@ -17,6 +17,18 @@ SAYS = {
         "shop.parcels: ['parcel for a train']\n"
         "shop.audit: ['packed a train']\n"
     ),
+    "orders_and_audit": (
+        "rolled back: an empty order\n"
+        "in two stores:\n"
+        "  orders.accepted: []\n"
+        "  orders.packed: ['a train']\n"
+        "  audit.orders: ['accepted a train', 'packed a train']\n"
+        "prepared: order-2\n"
+        "after its commit:\n"
+        "  orders.accepted: ['a doll']\n"
+        "  orders.packed: ['a train']\n"
+        "  audit.orders: ['accepted a train', 'packed a train', 'a doll']\n"
+    ),
     "recommend_from_activemq": "Peak 23.1 MB in one store, 3.1 MB as recommended:\n",
 }
 

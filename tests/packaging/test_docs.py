@@ -29,6 +29,21 @@ def test_the_smallest_program_of_the_readme_runs(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_the_programs_of_the_page_on_transactions_run(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "transactions.md").read_text()
+    programs = [
+        block for block in re.findall(r"(?:^(?:    .*)?\n)+", page, re.MULTILINE) if "import anabranch" in block
+    ]
+    assert len(programs) == 2
+    for number, program in enumerate(programs):
+        (tmp_path / str(number)).mkdir()
+        lines = "\n".join(line[4:] for line in program.splitlines())
+        run = subprocess.run(
+            [sys.executable, "-c", lines], capture_output=True, text=True, cwd=tmp_path / str(number), check=False
+        )
+        assert run.returncode == 0, run.stderr
+
+
 def test_every_rule_that_the_code_cites_is_written_down() -> None:
     text = (ROOT / "docs" / "invariants.md").read_text()
     rules = set(re.findall(r"\*\*([IJGXTDM]\d+)\b", text))
