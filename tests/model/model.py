@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from anabranch.policies.destination import Destination
 
-READY, LEASED, CLAIMED = "ready", "leased", "claimed"
+READY, LEASED, CLAIMED, PREPARED = "ready", "leased", "claimed", "prepared"
 
 
 @dataclass(slots=True)
@@ -70,7 +70,8 @@ class Model:
         return len(self.queues.pop(destination, []))
 
     def restart(self) -> None:
-        """Leases and claims end with the process."""
+        """Leases and claims end with the process, but for those of a prepared transaction."""
         for queue in self.queues.values():
             for expected in queue:
-                expected.state = READY
+                if expected.state != PREPARED:
+                    expected.state = READY
