@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from ..adapters.base import Message, Outgoing, Pending, Prepared, Receipt, Store
+from ..adapters.base import TRANSACTION_BYTES, Message, Outgoing, Pending, Prepared, Receipt, Store
 from ..adapters.files import disk_errors
 from ..adapters.journal.background import shared
 from ..policies.config import TransactionOptions
@@ -82,7 +82,7 @@ class Heuristic:
 class Part:
     """What a transaction does in one store."""
 
-    __slots__ = ("acks", "first", "room", "sends", "store")
+    __slots__ = ("acks", "first", "room", "sends", "store", "work")
 
     def __init__(self, store: Store, first: Destination) -> None:
         self.store = store
@@ -91,14 +91,25 @@ class Part:
         self.sends: list[tuple[Destination, Outgoing]] = []
         self.acks: list[Message] = []
         self.room: object = None
+        self.work: Work | None = None
+        """The transaction that it has become part of."""
 
     def unclaim(self) -> None:
         """Nothing was prepared, or it failed: the messages are free again."""
         if self.acks:
             try:
                 self.store.unclaim(self.acks)
+            except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
+                self._unclaim_each()
+            except (StoreFailedError, ClosedError):
+                pass  # the store's leases and claims are gone with it
+
+    def _unclaim_each(self) -> None:
+        for message in self.acks:
+            try:
+                self.store.unclaim([message])
             except (StoreFailedError, ClosedError, UnknownMessageError):
-                pass  # the store's leases and claims are gone with it, or a failed commit had freed them
+                pass
 
 
 class Work:
@@ -250,18 +261,14 @@ class Coordinator:
         transaction is rolled back.
         """
         work = self.begin(parts)
-        try:
-            self._prepare(work)
-            return self._decide(work, Decision(work.id, True, work.participants))
-        except KeyboardInterrupt:
-            shared().schedule(0, partial(self._take_over, work))
-            raise
+        self._prepare(work)
+        return self._decide(work, Decision(work.id, True, work.participants))
 
     # The same in two steps, for who has other resources to ask between them: begin and vote, then finish or abandon.
 
     def vote(self, work: Work) -> None:
         """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
-        error it is rolled back; whoever is interrupted in here calls `abandon_later`."""
+        error it is rolled back."""
         self._prepare(work)
 
     def finish(self, work: Work) -> dict[int, list[Receipt]]:
@@ -270,37 +277,21 @@ class Coordinator:
         self._require_log()
         if self._active.get(work.id) is not work:
             raise TransactionError("this transaction was rolled back when the router was closed; begin another")
-        try:
-            return self._decide(work, Decision(work.id, True, work.participants))
-        except KeyboardInterrupt:
-            shared().schedule(0, partial(self._take_over, work))
-            raise
+        return self._decide(work, Decision(work.id, True, work.participants))
 
     def abandon(self, work: Work) -> None:
         """Roll it back, unless that is done. Never raises but for a signal."""
         if self._active.get(work.id) is work:
-            try:
-                self._roll_back(work)
-            except KeyboardInterrupt:
-                self.abandon_later(work)
-                raise
-
-    def abandon_later(self, work: Work) -> None:
-        """The same, in the background."""
-        shared().schedule(0, partial(self._take_over, work))
+            self._roll_back(work)
 
     def hold(self, parts: Sequence[Part], xid: Xid) -> bytes:
         """The first phase of an external transaction: prepared until its outcome is said. Returns its id. Errors as
         those of `commit`."""
         work = self.begin(parts, xid)
-        try:
-            self._prepare(work)
-            work.phase = "deciding"
-            self._hand_over(work, lambda: self._log.hold(External(work.id, work.participants, xid)))
-            self._active.pop(work.id, None)
-        except KeyboardInterrupt:
-            shared().schedule(0, partial(self._take_over, work))
-            raise
+        self._prepare(work)
+        work.phase = "deciding"
+        self._hand_over(work, lambda: self._log.hold(External(work.id, work.participants, xid)))
+        self._end(work)
         return work.id
 
     def begin(self, parts: Sequence[Part], xid: Xid | None = None) -> Work:
@@ -314,8 +305,14 @@ class Coordinator:
             if isinstance(error, OutcomeUnknownError):  # of the epoch's record; that of the transaction is known
                 raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
             raise
+        for part in parts:
+            part.work = work
         self._active[work.id] = work
         return work
+
+    def _end(self, work: Work) -> None:
+        work.phase = "ended"
+        self._active.pop(work.id, None)
 
     def _require_log(self) -> None:
         if self._closed:
@@ -375,7 +372,7 @@ class Coordinator:
         self._hand_over(work, lambda: self._log.decide(decision))
         work.phase = "decided"
         receipts = self._carry_out(decision, work.parts)
-        self._active.pop(work.id, None)
+        self._end(work)
         return receipts
 
     def _hand_over(self, work: Work, write: Callable[[], None]) -> None:
@@ -383,7 +380,7 @@ class Coordinator:
         try:
             write()
         except OutcomeUnknownError as error:
-            self._active.pop(work.id, None)
+            self._end(work)
             raise TransactionInDoubt(
                 f"transaction {work.id.hex()} over {', '.join(map(repr, work.stores))} is in doubt: the decision log "
                 f"failed while it wrote the decision: {error}. Its stores keep it prepared; see to the disk and call "
@@ -437,10 +434,10 @@ class Coordinator:
             if decision.transaction in self._unfinished or decision.by_hand:
                 return
             self._finished[decision.transaction] = decision
-            due, now = not self._forget_due, len(self._finished) == FORGET_MAX
-            self._forget_due = True
-        if now or due:
-            shared().schedule(0 if now else FORGET_SECONDS, self._forget_in_background)
+            now = len(self._finished) == FORGET_MAX
+            if now or not self._forget_due:
+                shared().schedule(0 if now else FORGET_SECONDS, self._forget_in_background)
+                self._forget_due = True  # not before: Ctrl-C between the two would leave it due for ever
 
     def _roll_back(self, work: Work) -> None:
         """Nothing is decided, so nothing needs to be written to undo it: a store that fails here rolls back when it is
@@ -457,33 +454,50 @@ class Coordinator:
                 failed = True
         for part, step in steps:
             try:
-                if not step.wait() and part.acks:
-                    part.store.unclaim(part.acks)
-            except UnknownMessageError:
-                pass  # an interrupted rollback had come so far
+                if not step.wait():  # not prepared there, or an interrupted rollback had come so far
+                    part.unclaim()
             except AnabranchError:
                 failed = True
-        self._active.pop(work.id, None)
+        self._end(work)
         if failed:
             self._retry_later()
 
-    def _take_over(self, work: Work) -> None:
-        """From a thread that was interrupted: to the end that it could still reach."""
-        if self._closed or self._active.get(work.id) is not work:
+    def take_over(self, parts: Sequence[Part]) -> None:
+        """From a thread that was interrupted with these, perhaps before it began, perhaps after it was done: to the end
+        that it could still reach. For a background thread, which no signal strikes."""
+        if self._closed or not parts:
             return
-        if work.phase in ("preparing", "rolling back"):
+        work = parts[0].work
+        if work is None:
+            for part in parts:
+                self._free(part)
+        elif work.phase in ("preparing", "rolling back"):
             self._roll_back(work)
-            return
-        try:  # the decision may be in the log's queue, or on disk; the same once more changes nothing
-            if work.xid is not None:
-                self._log.hold(External(work.id, work.participants, work.xid))
-            else:
-                decision = Decision(work.id, True, work.participants)
-                self._log.decide(decision)
-                self._carry_out(decision, work.parts)
+        elif work.phase != "ended" and self._active.get(work.id) is work:
+            try:
+                self._take_over_decided(work)
+            except AnabranchError as error:
+                log.warning("transaction %s, which was interrupted, is in doubt: %s", work.id.hex(), error)
+            self._end(work)
+
+    def _free(self, part: Part) -> None:
+        """Of a transaction that was never begun here; of one store alone, its commit may be in the store's queue."""
+        try:
+            part.store.rollback_prepared(bytes(TRANSACTION_BYTES)).wait()  # of none: all before it is written then
         except AnabranchError as error:
-            log.warning("transaction %s, which was interrupted, is in doubt: %s", work.id.hex(), error)
-        self._active.pop(work.id, None)
+            log.debug("store %s: %s", part.store.name, error)
+        part.unclaim()
+
+    def _take_over_decided(self, work: Work) -> None:
+        if work.xid is None:  # the decision may be in the log's queue, or on disk; once more changes nothing
+            decision = Decision(work.id, True, work.participants)
+            self._log.decide(decision)
+            self._carry_out(decision, work.parts)
+            return
+        self._log.flush()
+        # Not held once more: its manager may have said the outcome since.
+        if work.id not in self._log.externals and work.id not in self._log.decisions:
+            self._roll_back(work)
 
     # External transactions
 
@@ -530,6 +544,24 @@ class Coordinator:
 
     def _say(self, decision: Decision) -> None:
         self._require_log()
+        try:
+            self._say_and_tell(decision)
+        except KeyboardInterrupt:
+            shared().schedule(0, partial(self._tell_if_said, decision))
+            raise
+
+    def _tell_if_said(self, decision: Decision) -> None:
+        """From a thread that was interrupted. If it had not come to say it, that waits to be said again."""
+        try:
+            self._log.flush()
+            if not self._closed and decision.transaction in self._log.decisions:
+                with self._lock:
+                    self._unfinished[decision.transaction] = set(decision.participants)
+                self._retry_unfinished()
+        except AnabranchError as error:
+            log.warning("transaction %s waits: %s", decision.transaction.hex(), error)
+
+    def _say_and_tell(self, decision: Decision) -> None:
         try:
             self._log.decide(decision)
         except OutcomeUnknownError as error:
@@ -616,14 +648,15 @@ class Coordinator:
         with self._lock:
             if self._retry_due or self._closed:
                 return
-            self._retry_due = True
             seconds = self._retry_seconds
+            shared().schedule(seconds, self._retry)
+            self._retry_due = True  # not before, as in _done_with
             self._retry_seconds = min(2 * seconds, RETRY_SECONDS_MAX)
-        shared().schedule(seconds, self._retry)
 
     def _retry(self) -> None:
         """In the background: everything that waits is tried again."""
-        self._retry_due = False
+        with self._lock:
+            self._retry_due = False
         if self._closed:
             return
         self._retry_unfinished()
@@ -758,7 +791,8 @@ class Coordinator:
     # Forgetting
 
     def _forget_in_background(self) -> None:
-        self._forget_due = False
+        with self._lock:
+            self._forget_due = False
         if self._closed:
             return
         try:
@@ -766,10 +800,9 @@ class Coordinator:
         except AnabranchError as error:
             log.debug("decisions are kept: %s", error)
         with self._lock:
-            due = bool(self._finished) and not self._forget_due
-            self._forget_due = self._forget_due or due
-        if due:
-            shared().schedule(FORGET_SECONDS, self._forget_in_background)
+            if self._finished and not self._forget_due:
+                shared().schedule(FORGET_SECONDS, self._forget_in_background)
+                self._forget_due = True
 
     def forget_finished(self) -> None:
         """What is carried out everywhere is made durable there, then forgotten (rule T5). Where a store cannot, its

@@ -203,6 +203,11 @@ class DecisionLog:
         """An external transaction is prepared in all its participants. Errors are as those of `decide`."""
         self._write(f.XA_PREPARED, _encode(external), said=external)
 
+    def flush(self) -> None:
+        """On return all that was handed over before is written and counts, whoever handed it over."""
+        if self._log is not None:
+            self._log.flush()
+
     def forget(self, transactions: list[bytes]) -> None:
         """Their outcomes are durable in all participants. Not synced: what is not forgotten is settled once more."""
         self._write(f.FORGOTTEN, b"".join(transactions), lazy=True)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .router import Router
 
 
+UNKNOWN: Final = "of unknown outcome"
 ACK: Final = -1
 """In place of a send's place."""
 
@@ -77,10 +78,19 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            self._leave(kind is not None)
+        except KeyboardInterrupt:
+            if self._state in ("open", "voted"):  # it had not come so far as to end it
+                self._interrupted()
+            raise
+
+    def _leave(self, failed: bool) -> None:
+        """The block is over."""
         ended = self._state not in ("open", "voted")
-        if ended and (kind is not None or not self._state.startswith("timed out")):
+        if ended and (failed or not self._state.startswith("timed out")):
             return
-        if kind is None:
+        if not failed:
             self.commit()
             return
         try:
@@ -130,11 +140,28 @@ class Transaction:
             self._require_room(1, 0)
             self._router.require_own(message)
             self._require_same(message)
-            message.store.claim(message)
-            self._operations += 1
-            part = self._part(message.store, message.destination)
-            self._order.append((part, ACK))
-            part.acks.append(message)
+            before = len(self._order)
+            try:
+                message.store.claim(message)
+                part = self._part(message.store, message.destination)
+                part.acks.append(message)
+                self._order.append((part, ACK))
+                self._operations += 1
+            except KeyboardInterrupt:
+                self._take_back(message, before)
+                raise
+
+    def _take_back(self, message: Message, operations: int) -> None:
+        """Leave nothing of an ack that was interrupted anywhere: the message is free, or leased still."""
+        part = self._part(message.store, message.destination)
+        part.acks = [acked for acked in part.acks if acked is not message]
+        if not part.acks and not part.sends:
+            del self._parts[message.store.store_id]
+        del self._order[operations:]
+        self._operations = operations
+        alone = Part(message.store, message.destination)
+        alone.acks.append(message)
+        alone.unclaim()
 
     def savepoint(self) -> Savepoint:
         """This point of the transaction, to which it can be rolled back."""
@@ -160,18 +187,21 @@ class Transaction:
 
     def _undo(self, operations: int) -> None:
         """All but the first so many."""
-        freed: dict[bytes, Part] = {}
+        acked = [part for part, place in self._order[operations:] if place == ACK]
+        for part in self._parts.values():  # first: what was interrupted before is in its part still
+            count = sum(other is part for other in acked)
+            if count:
+                free = Part(part.store, part.first)
+                free.acks = part.acks[-count:]
+                free.unclaim()
         while len(self._order) > operations:
             part, place = self._order.pop()
             self._operations -= 1
             if place == ACK:
-                free = freed.setdefault(part.store.store_id, Part(part.store, part.first))
-                free.acks.append(part.acks.pop())
+                part.acks.pop()
             else:
                 self._bytes -= len(part.sends.pop()[1].body)
         self._parts = {store_id: part for store_id, part in self._parts.items() if part.sends or part.acks}
-        for part in freed.values():
-            part.unclaim()
 
     def _part(self, store: Store, destination: Destination) -> Part:
         part = self._parts.get(store.store_id)
@@ -217,27 +247,40 @@ class Transaction:
         with self._lock:
             if self._state != "voted":
                 self._require_open()
-            self._state = "committing"
             try:
-                receipts = self._commit()
-            except OutcomeUnknownError:
-                self._state = "of unknown outcome"
+                return self._commit_and_end()
+            except KeyboardInterrupt:
+                self._interrupted()
                 raise
-            except TransactionInDoubt:
-                self._state = "in doubt"
-                raise
-            except Exception:
-                self._state = "rolled back"
-                if self._work is not None:
-                    self._router.coordinator.abandon(self._work)
-                raise
-            except BaseException:  # of a signal handler: it may have struck anywhere
-                self._state = "of unknown outcome"
-                raise
-            finally:
-                self._opened.remove(self)
-            self._state = "committed"
-            return receipts
+
+    def _commit_and_end(self) -> list[Receipt]:
+        self._state = "committing"
+        try:
+            receipts = self._commit()
+        except OutcomeUnknownError:
+            self._state = UNKNOWN
+            raise
+        except TransactionInDoubt:
+            self._state = "in doubt"
+            raise
+        except Exception:
+            self._state = "rolled back"
+            if self._work is not None:
+                self._router.coordinator.abandon(self._work)
+            raise
+        finally:
+            self._opened.remove(self)
+        self._state = "committed"
+        return receipts
+
+    def _interrupted(self) -> None:
+        """A signal handler's exception may have struck anywhere: another thread brings it to an end."""
+        self._state = UNKNOWN
+        shared().schedule(0, self._clean_up)
+
+    def _clean_up(self) -> None:
+        self._opened.remove(self)
+        self._router.coordinator.take_over(list(self._parts.values()))
 
     def _commit(self) -> list[Receipt]:
         parts = list(self._parts.values())
@@ -285,22 +328,26 @@ class Transaction:
                     "only a transaction with an xid can be prepared, since nobody could name it after a restart; begin "
                     "it with router.transaction(xid=...)"
                 )
-            self._state = "preparing"
             try:
-                if self._parts:
-                    self._router.coordinator.hold(list(self._parts.values()), self.xid)
-            except TransactionInDoubt:
-                self._state = "in doubt"
+                self._hold(self.xid)
+            except KeyboardInterrupt:
+                self._interrupted()
                 raise
-            except Exception:
-                self._state = "rolled back"
-                raise
-            except BaseException:
-                self._state = "of unknown outcome"
-                raise
-            finally:
-                self._opened.remove(self)
-            self._state = "prepared" if self._parts else "committed"
+
+    def _hold(self, xid: Xid) -> None:
+        self._state = "preparing"
+        try:
+            if self._parts:
+                self._router.coordinator.hold(list(self._parts.values()), xid)
+        except TransactionInDoubt:
+            self._state = "in doubt"
+            raise
+        except Exception:
+            self._state = "rolled back"
+            raise
+        finally:
+            self._opened.remove(self)
+        self._state = "prepared" if self._parts else "committed"
 
     def vote(self) -> None:
         """The first phase alone, for who has to ask other resources before it commits: prepared, durable and unseen in
@@ -310,18 +357,20 @@ class Transaction:
         """
         with self._lock:
             self._require_open()
-            self._state = "voting"
             try:
+                self._state = "voting"
                 if self._parts:
                     self._work = self._router.coordinator.begin(list(self._parts.values()))
                     self._router.coordinator.vote(self._work)
                 self._opened.keep(self)
                 self._state = "voted"
-            except BaseException as error:
+            except Exception:
                 self._state = "rolled back"
                 self._opened.remove(self)
-                if self._work is not None and not isinstance(error, Exception):
-                    self._router.coordinator.abandon_later(self._work)
+                raise
+            except KeyboardInterrupt:
+                self._interrupted()
+                self._state = "rolled back"
                 raise
 
     def rollback(self) -> None:
@@ -329,7 +378,12 @@ class Transaction:
         with self._lock:
             if self._state != "voted":
                 self._require_open()
-            self._roll_back("rolled back")
+            try:
+                self._roll_back("rolled back")
+            except KeyboardInterrupt:
+                self._interrupted()
+                self._state = "rolled back"
+                raise
 
     def _roll_back(self, state: str) -> None:
         self._state = state
@@ -414,7 +468,8 @@ class OpenTransactions:
     def by_xid(self, xid: Xid) -> Transaction | None:
         """The open external transaction of that name."""
         with self._lock:
-            return self._by_xid(xid)
+            known = self._by_xid(xid)
+        return known if known is not None and known.state != UNKNOWN else None  # what becomes of that, the log says
 
     def _by_xid(self, xid: Xid) -> Transaction | None:
         return next((known for known in (*self._since, *self._kept) if known.xid == xid), None)

@@ -119,9 +119,14 @@ class Delivery:
                     self.held[message.seq] = (message.note, hold)
 
     def give_back(self, messages: Iterable[Message], index: Index) -> None:
-        """What was LEAVING is free, each at its old place. Under the index lock, all that is pending applied."""
+        """What was LEAVING is free, each at its old place. Under the index lock, all that is pending applied.
+
+        Who gave a message back cannot do anything with it any more, be it held again by somebody else.
+        """
         for message in messages:
-            self._free(message.note, message.seq, index)
+            if message.note is not None:
+                self._free(message.note, message.seq, index)
+                message.note = None
 
     def unlease(self, state: DestinationState, place: Place, index: Index) -> None:
         """Whoever leased it was interrupted before the message was read: it is free, at its old place."""

@@ -394,24 +394,31 @@ class JournalStore:
         self._acks += len(operations)
 
     def release(self, messages: Sequence[Message]) -> None:
-        self._log.ensure_usable()
-        self._delivery.take(self, messages, LEASED, LEAVING)
-        self._applier.check()
-        with self._applier.lock:
-            index = self._applier.current()
-            self._delivery.give_back(messages, index)
+        self._give_back(messages, LEASED)
 
     def claim(self, message: Message) -> None:
         self._log.ensure_usable()
         self._delivery.take(self, [message], LEASED, CLAIMED)
 
     def unclaim(self, messages: Sequence[Message]) -> None:
+        self._give_back(messages, CLAIMED)
+
+    def _give_back(self, messages: Sequence[Message], hold: int) -> None:
+        """All or none of them, wherever Ctrl-C strikes."""
         self._log.ensure_usable()
-        self._delivery.take(self, messages, CLAIMED, LEAVING)
-        self._applier.check()
-        with self._applier.lock:
-            index = self._applier.current()
-            self._delivery.give_back(messages, index)
+        try:
+            self._delivery.take(self, messages, hold, LEAVING)
+            self._applier.check()
+            with self._applier.lock:
+                index = self._applier.current()
+                try:
+                    self._delivery.give_back(messages, index)
+                except KeyboardInterrupt:
+                    self._delivery.give_back(messages, index)  # the rest; nobody can have leased any of them yet
+                    raise
+        except KeyboardInterrupt:
+            self._delivery.put_back(messages, hold)  # unless they are all given back
+            raise
 
     def commit(
         self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None
@@ -420,16 +427,16 @@ class JournalStore:
         operations, size = self._send_operations(sends)
         size += f.ACK_BYTES * len(acks)
         reservation = self._room.reserve(operations) if self._room is not None else None
-        operations += self._delivery.take(self, acks, CLAIMED, LEAVING)
-        ticket = Ticket(operations, size, bool(sync))
-        ticket.reservation = reservation
-        del reservation
         try:
+            operations += self._delivery.take(self, acks, CLAIMED, LEAVING)
+            ticket = Ticket(operations, size, bool(sync))
+            ticket.reservation = reservation
+            del reservation
             done = self._commit(ticket)
-        except OutcomeUnknownError:
+        except (UnknownMessageError, OutcomeUnknownError):
             raise
-        except AnabranchError:
-            self._delivery.put_back(acks, CLAIMED)
+        except (AnabranchError, KeyboardInterrupt):
+            self._delivery.put_back(acks, CLAIMED)  # what it has reached is not held any more
             raise
         self._sends += len(sends)
         self._acks += len(acks)

@@ -32,6 +32,12 @@ def main() -> None:
             message = router.queue("orders.custom").receive(timeout=0)
             assert message is not None and message.body == b"one", message
             message.ack()
+            try:
+                router.join()
+            except anabranch.AnabranchError as error:
+                assert "anabranch[transaction]" in str(error), error
+            else:
+                raise AssertionError("join() without the transaction package")
             assert [message.body for message in router.queue("telemetry").browse(limit=None)] == [b"two", b"three"]
     loaded = [name for name in EXTRAS if name in sys.modules]
     assert not loaded, f"the core loaded {loaded}"

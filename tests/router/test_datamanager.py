@@ -19,7 +19,9 @@ from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
 from zope.interface.verify import verifyObject
 
 import anabranch
-from anabranch import StoreFullError, TransactionError, Xid
+from anabranch import StoreFailedError, StoreFullError, TransactionError, TransactionInDoubt, Xid
+
+from .disk import Faults
 
 NEVER = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 SMALL = NEVER.model_copy(update={"max_messages": 2})
@@ -58,19 +60,20 @@ def take(router: anabranch.Router, name: str) -> anabranch.Message:
 
 
 class Other:
-    """Another resource, which says when it was asked and fails where told."""
+    """Another resource, which says when it was asked, and at one step does something, then fails if it should."""
 
-    def __init__(self, key: str, fails_in: str = "", during: Any = None) -> None:
-        self.key, self.fails_in, self.during = key, fails_in, during
+    def __init__(self, key: str, at: str = "", during: Any = None, fails: bool = True) -> None:
+        self.key, self.at, self.during, self.fails = key, at, during, fails
         self.seen: list[str] = []
         self.transaction_manager = transaction.manager
 
     def _step(self, name: str) -> None:
         self.seen.append(name)
-        if name == self.fails_in:
+        if name == self.at:
             if self.during is not None:
                 self.during()
-            raise RuntimeError(f"no {name}")
+            if self.fails:
+                raise RuntimeError(f"no {name}")
 
     def sortKey(self) -> str:  # noqa: N802
         return self.key
@@ -268,6 +271,93 @@ class TestFinish:
         assert bodies(router, "audit") == []
         ours.tpc_finish(this)
         assert (bodies(router, "orders"), bodies(router, "audit")) == ([b"1"], [b"1"])
+
+
+class TestDisk:
+    """The disk fails between our vote and our finish."""
+
+    @pytest.fixture(autouse=True)
+    def _synced(self, router: anabranch.Router) -> None:
+        router.queue("orders").send(b"old")
+
+    def commit(self, router: anabranch.Router, meanwhile: Any, xid: Xid | None = None) -> None:
+        with transaction.manager:
+            transaction.get().join(Other(BEFORE, "tpc_finish", meanwhile, fails=False))
+            ours = router.join(xid=xid)
+            ours.ack(take(router, "orders"))
+            ours.send("queue://orders,queue://audit", b"new")
+
+    @pytest.mark.parametrize("xid", [None, Xid(1, "x")], ids=["ours", "external"])
+    @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
+    def test_of_the_decision_log(
+        self, router: anabranch.Router, xid: Xid | None, call: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody knows whether it is decided; the log tells when it can be read, and nothing is undone before (T2)."""
+        faults = Faults(monkeypatch)
+        with pytest.raises(TransactionInDoubt):
+            self.commit(router, lambda: faults.fail(call, "/decisions/"), xid)
+        (waiting,) = router.in_doubt()
+        assert sorted(waiting.stores) == ["audit", "orders"]
+        assert (bodies(router, "audit"), router.queue("orders").receive()) == ([], None)
+        faults.mend()
+        router.reopen_decisions()
+        written = call == "fdatasync"
+        assert router.recover() == ([xid] if xid is not None and not written else [])
+        for name in router.recover():
+            router.commit(name)
+        committed = written or xid is not None
+        assert bodies(router, "audit") == ([b"new"] if committed else [])
+        assert bodies(router, "orders") == ([b"new"] if committed else [b"old"])
+        assert router.in_doubt() == []
+
+    def test_of_the_decision_log_that_had_failed_before(
+        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is not handed to the log is rolled back; with an xid it is held, since others may have committed."""
+        faults = Faults(monkeypatch)
+
+        def broken() -> None:
+            faults.fail("fdatasync", "/decisions/")
+            with pytest.raises(TransactionInDoubt):
+                router.send("queue://orders,queue://audit", b"in doubt")
+
+        with pytest.raises(StoreFailedError, match="decision log"):
+            self.commit(router, broken)
+        assert take(router, "orders").body == b"old"
+        faults.mend()
+        router.reopen_decisions()
+        assert bodies(router, "orders") == [b"old", b"in doubt"]
+
+    def test_of_the_decision_log_that_had_failed_before_an_external_one(
+        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        faults = Faults(monkeypatch)
+
+        def broken() -> None:
+            faults.fail("fdatasync", "/decisions/")
+            with pytest.raises(TransactionInDoubt):
+                router.send("queue://orders,queue://audit", b"in doubt")
+
+        with pytest.raises(StoreFailedError, match="decision log"):
+            self.commit(router, broken, Xid(1, "x"))
+        faults.mend()
+        router.reopen_decisions()
+        assert router.recover() == [Xid(1, "x")]
+        router.commit(Xid(1, "x"))
+        assert sorted(bodies(router, "audit")) == [b"in doubt", b"new"]
+
+    def test_of_a_store_whose_commit_is_carried_out_later(
+        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The vote was its word: the commit returns, and stands (T2)."""
+        faults = Faults(monkeypatch)
+        self.commit(router, lambda: faults.fail("pwrite", "/stores/audit/"))
+        assert bodies(router, "orders") == [b"new"]
+        (waiting,) = router.in_doubt()
+        assert (waiting.outcome, waiting.stores) == ("commit", ("audit",))
+        faults.mend()
+        router.reopen("audit")
+        assert (bodies(router, "audit"), router.in_doubt()) == ([b"new"], [])
 
 
 def test_savepoints(router: anabranch.Router) -> None:
