@@ -375,7 +375,7 @@ class Coordinator:
         self._end(work)
         return receipts
 
-    def _hand_over(self, work: Work, write: Callable[[], None]) -> None:
+    def _hand_over(self, work: Work, write: Callable[[], object]) -> None:
         """From here on nobody may roll back, but where the log says that it wrote nothing (rule T2)."""
         try:
             write()
@@ -535,8 +535,7 @@ class Coordinator:
                 f"{', '.join(map(str, known[:10])) or 'none'}"
             )
         elif decision.commit != commit:
-            how = "by hand; forget it once you have put that right" if decision.by_hand else "before"
-            raise TransactionError(f"the outcome of transaction {xid} is {_word(decision)}: that was said {how}")
+            raise _said_before(decision)
 
     def _finish(self, external: External, commit: bool, by_hand: bool) -> None:
         """A rollback is recorded as a commit is: carried out in one store, it must not become a commit in another."""
@@ -563,7 +562,7 @@ class Coordinator:
 
     def _say_and_tell(self, decision: Decision) -> None:
         try:
-            self._log.decide(decision)
+            stands = self._log.decide(decision)
         except OutcomeUnknownError as error:
             names = [self._stores.name_of(store_id) for store_id in decision.participants]
             raise TransactionInDoubt(
@@ -572,6 +571,8 @@ class Coordinator:
                 decision.transaction.hex(),
                 names,
             ) from error
+        if stands.commit != decision.commit:  # by another thread, just now; that tells the stores
+            raise _said_before(stands)
         with self._lock:
             self._unfinished[decision.transaction] = set(decision.participants)
         self._retry_unfinished()
@@ -874,6 +875,12 @@ def _prepared_in(stores: Iterable[Store]) -> Iterator[tuple[Store, Prepared]]:
 def _tell(store: Store, decision: Decision) -> Pending[Any]:
     step = store.commit_prepared if decision.commit else store.rollback_prepared
     return step(decision.transaction)
+
+
+def _said_before(decision: Decision) -> TransactionError:
+    what = f"transaction {decision.xid if decision.xid is not None else decision.transaction.hex()}"
+    how = "by hand; forget it once you have put that right" if decision.by_hand else "before"
+    return TransactionError(f"the outcome of {what} is {_word(decision)}: that was said {how}")
 
 
 def _word(decision: Decision) -> str:

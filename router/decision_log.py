@@ -194,10 +194,12 @@ class DecisionLog:
         if self._log is not None:
             self._log.ensure_usable()
 
-    def decide(self, decision: Decision) -> None:
-        """The commit point: once it returns, the outcome stands. StoreFullError says that nothing was written; after
-        any other error it is not known whether the decision will be found again (rule T2)."""
+    def decide(self, decision: Decision) -> Decision:
+        """The commit point: once it returns, the outcome stands. That is what it returns: of two that are said of one
+        transaction the first in the log. StoreFullError says that nothing was written; after any other error it is not
+        known whether the decision will be found again (rule T2)."""
         self._write(f.DECISION, _encode(decision), said=decision)
+        return self.decisions.get(decision.transaction, decision)
 
     def hold(self, external: External) -> None:
         """An external transaction is prepared in all its participants. Errors are as those of `decide`."""
@@ -235,7 +237,7 @@ class DecisionLog:
             shared().schedule(0, self._reclaim)
 
     def _decided(self, decision: Decision) -> None:
-        self.decisions[decision.transaction] = decision
+        self.decisions.setdefault(decision.transaction, decision)
         self.externals.pop(decision.transaction, None)
 
     def _note(self, kind: int, payload: bytes, path: str = "", offset: int = 0) -> None:
