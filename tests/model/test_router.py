@@ -1,9 +1,11 @@
-"""A router beside the model: stores, per_destination stores, and configurations that change between two opens."""
+"""A router beside the model: stores, per_destination stores, transactions over any of them that stay open, are
+prepared, survive restarts and kills, and configurations that change between two opens."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ from anabranch.adapters.base import Message
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import PlacementError, TransactionError
 
+from ..router.disk import crashed
 from . import FAST, SETTINGS
-from .model import LEASED, READY, Model
+from .model import CLAIMED, LEASED, PREPARED, READY, Expected, Model
 
 NAMES = ["a.x", "a.y", "b.x", "b.Y", "c"]
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER, duplicate_window=1000)
@@ -44,18 +47,31 @@ def home(layout: str, name: str) -> tuple[str, str | None]:
 
 
 names = st.sampled_from(NAMES)
+Home = tuple[str, str | None]
+
+
+@dataclass(slots=True)
+class Begun:
+    """A transaction that has not ended."""
+
+    sends: list[tuple[str, bytes]] = field(default_factory=list)
+    acks: list[tuple[str, int]] = field(default_factory=list)
+    tx: anabranch.Transaction | None = None
+    """Until it is prepared."""
 
 
 class RouterMachine(RuleBasedStateMachine):
-    """`homes` says in which store a destination was first put."""
+    """`homes` says in which store a destination was first put; `begun` are open, `prepared` wait for their outcome."""
 
     def __init__(self) -> None:
         super().__init__()
         self.path = Path(tempfile.mkdtemp(prefix="anabranch-model-", dir=FAST))
         self.layout = "one"
-        self.models: dict[tuple[str, str | None], Model] = {}
-        self.homes: dict[str, tuple[str, str | None]] = {}
+        self.models: dict[Home, Model] = {}
+        self.homes: dict[str, Home] = {}
         self.held: list[Message] = []
+        self.begun: list[Begun] = []
+        self.prepared: dict[anabranch.Xid, Begun] = {}
         self.count = 0
         self.router = anabranch.open(self.config("one"))
 
@@ -66,6 +82,7 @@ class RouterMachine(RuleBasedStateMachine):
                 anabranch.StoreConfig(name, patterns, per_destination=each, journal=OPTIONS)
                 for name, patterns, each in LAYOUTS[layout]
             ],
+            transactions=anabranch.TransactionOptions(sync=anabranch.Sync.NEVER),
         )
 
     def teardown(self) -> None:
@@ -77,11 +94,12 @@ class RouterMachine(RuleBasedStateMachine):
         where = self.homes.setdefault(name, home(self.layout, name))
         return self.models.setdefault(where, Model(1000))
 
-    def queue_of(self, name: str) -> list[bytes]:
+    def expected_of(self, name: str) -> list[Expected]:
         where = self.homes.get(name)
-        if where is None:
-            return []
-        return [expected.body for expected in self.models[where].queue(Destination.parse(name))]
+        return self.models[where].queue(Destination.parse(name)) if where is not None else []
+
+    def queue_of(self, name: str) -> list[bytes]:
+        return [expected.body for expected in self.expected_of(name)]
 
     @rule(name=names, count=st.integers(1, 3), size=st.sampled_from([10, 30_000]))
     def send(self, name: str, count: int, size: int) -> None:
@@ -117,31 +135,101 @@ class RouterMachine(RuleBasedStateMachine):
             message.release()
             model.find(message.destination, message.seq).state = READY
 
-    @rule(sends=st.lists(names, min_size=1, max_size=3), acks=st.booleans())
-    def transact(self, sends: list[str], acks: bool) -> None:
-        """Over one store it commits, over two the step that would touch the second is refused."""
-        tx = self.router.transaction()
-        wheres = [self.homes.get(name, home(self.layout, name)) for name in sends]
-        done = []
-        for name, where in zip(sends, wheres, strict=True):
-            if where == wheres[0]:
-                tx.send(name, b"of a transaction")
-                done.append(name)
-            else:
-                with pytest.raises(TransactionError, match="one store"):
-                    tx.send(name, b"of a transaction")
-            self.model_of(name)  # its place is recorded either way
-        acked = [m for m in self.held if self.homes[m.destination.name] == wheres[0]] if acks else []
-        for message in acked:
-            tx.ack(message)
+    # Transactions
+
+    @rule()
+    def begin(self) -> None:
+        if len(self.begun) < 3:
+            self.begun.append(Begun(tx=self.router.transaction(anabranch.Xid(1, f"{self.count}"))))
+            self.count += 1
+
+    @precondition(lambda self: self.begun)
+    @rule(data=st.data(), sends=st.lists(names, max_size=3), size=st.sampled_from([10, 30_000]), acks=st.integers(0, 3))
+    def do(self, data: st.DataObject, sends: list[str], size: int, acks: int) -> None:
+        """Sends and acks in an open transaction: nobody sees anything of it."""
+        begun = data.draw(st.sampled_from(self.begun))
+        assert begun.tx is not None
+        for name in sends:
+            self.count += 1
+            body = f"{self.count} of a transaction".encode().ljust(size, b".")
+            begun.tx.send(name, body)
+            begun.sends.append((name, body))
+            self.model_of(name)  # its place is recorded
+        for message in self.held[:acks]:
+            begun.tx.ack(message)
             self.held.remove(message)
-        receipts = tx.commit()
-        self.model_of(sends[0]).send(
-            [(Destination.parse(name), b"of a transaction", None) for name in done],
-            [(receipt.seq, receipt.duplicate) for receipt in receipts],
-        )
-        for message in acked:
-            self.model_of(message.destination.name).remove(message.destination, message.seq)
+            begun.acks.append((message.destination.name, message.seq))
+            self.find(message.destination.name, message.seq).state = CLAIMED
+
+    @precondition(lambda self: self.begun)
+    @rule(data=st.data(), how=st.sampled_from(["commit", "rollback", "prepare", "prepare", "one phase", "by name"]))
+    def end(self, data: st.DataObject, how: str) -> None:
+        begun = data.draw(st.sampled_from(self.begun))
+        self.begun.remove(begun)
+        tx = begun.tx
+        assert tx is not None
+        assert tx.xid is not None
+        if how == "commit":
+            receipts = tx.commit()
+            assert [receipt.destination.name for receipt in receipts] == [name for name, _ in begun.sends]
+            self.committed(begun, [receipt.seq for receipt in receipts])
+        elif how == "one phase":
+            self.router.commit(tx.xid, one_phase=True)
+            self.committed(begun)
+        elif how == "prepare":
+            tx.prepare()
+            if begun.sends or begun.acks:
+                self.prepared[tx.xid] = begun
+                begun.tx = None
+                for name, seq in begun.acks:
+                    self.find(name, seq).state = PREPARED
+        else:
+            self.router.rollback(tx.xid) if how == "by name" else tx.rollback()
+            self.rolled_back(begun)
+
+    @precondition(lambda self: self.prepared)
+    @rule(data=st.data(), how=st.sampled_from(["commit", "rollback", "resolve commit", "resolve rollback"]))
+    def tell(self, data: st.DataObject, how: str) -> None:
+        """The outcome of a prepared one, by its manager or by hand."""
+        xid = data.draw(st.sampled_from(sorted(self.prepared)))
+        begun = self.prepared.pop(xid)
+        if how == "commit":
+            self.router.commit(xid)
+        elif how == "rollback":
+            self.router.rollback(xid)
+        else:
+            (waiting,) = (waiting for waiting in self.router.in_doubt() if waiting.xid == xid)
+            self.router.resolve(waiting.transaction, how.partition(" ")[2])
+            self.router.forget(waiting.transaction)
+        if how.endswith("commit"):
+            self.committed(begun)
+        else:
+            self.rolled_back(begun)
+
+    def find(self, name: str, seq: int) -> Expected:
+        return self.model_of(name).find(Destination.parse(name), seq)
+
+    def committed(self, begun: Begun, seqs: list[int] | None = None) -> None:
+        for name, seq in begun.acks:
+            self.model_of(name).remove(Destination.parse(name), seq)
+        if seqs is None:  # those of the last messages of each queue
+            last = {
+                name: [message.seq for message in self.router.queue(name).browse()][-len(some) :]
+                for name in {name for name, _ in begun.sends}
+                if (some := [body for sent, body in begun.sends if sent == name])
+            }
+            seqs = [last[name].pop(0) for name, _ in begun.sends]
+        by_store: dict[Home, list[tuple[str, bytes, int]]] = {}
+        for (name, body), seq in zip(begun.sends, seqs, strict=True):
+            by_store.setdefault(self.homes[name], []).append((name, body, seq))
+        for where, some in by_store.items():
+            self.models[where].send(
+                [(Destination.parse(name), body, None) for name, body, _ in some], [(seq, False) for *_, seq in some]
+            )
+
+    def rolled_back(self, begun: Begun) -> None:
+        for name, seq in begun.acks:
+            self.find(name, seq).state = READY
 
     @rule(name=names)
     def purge(self, name: str) -> None:
@@ -152,18 +240,26 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(name=names)
     def delete(self, name: str) -> None:
         where = self.homes.get(name)
+        if any(expected.state in (CLAIMED, PREPARED) for expected in self.expected_of(name)):
+            with pytest.raises(TransactionError, match="has claimed"):
+                self.router.queue(name).delete()
+            return
         expected = self.models[where].delete(Destination.parse(name)) if where else 0
         assert self.router.queue(name).delete() == expected
         self.held = [message for message in self.held if message.destination.name != name]
 
     @rule(layout=st.sampled_from(sorted(LAYOUTS)))
     def reconfigure(self, layout: str) -> None:
-        """Close and open with another configuration: refused if and only if it would hide a message (invariant 6)."""
+        """Close and open with another configuration: refused if and only if it would hide a message (invariant 6), one
+        that somebody has prepared to send included."""
         self.router.close()
-        self.held.clear()
-        for model in self.models.values():
-            model.restart()
-        hidden = [name for name, where in self.homes.items() if self.queue_of(name) and home(layout, name) != where]
+        self.ended()
+        waiting = {self.homes[name] for begun in self.prepared.values() for name, _ in (*begun.sends, *begun.acks)}
+        hidden = [
+            name
+            for name, where in self.homes.items()
+            if (self.queue_of(name) or where in waiting) and home(layout, name) != where
+        ]
         if hidden:
             with pytest.raises(PlacementError) as caught:
                 anabranch.open(self.config(layout))
@@ -176,16 +272,34 @@ class RouterMachine(RuleBasedStateMachine):
         if hidden:  # what is empty may have been given up by the refused open: it goes where it is routed
             self.homes = {name: where for name, where in self.homes.items() if home(self.layout, name) == where}
 
+    def ended(self) -> None:
+        """The process's leases and open transactions end with it; what is prepared does not."""
+        self.held.clear()
+        self.begun.clear()
+        for model in self.models.values():
+            model.restart()
+
+    @rule()
+    def kill(self) -> None:
+        copy = crashed(self.router, self.path / "copy")
+        self.router.close()
+        shutil.rmtree(self.router.config.directory)
+        copy.rename(self.router.config.directory)
+        self.ended()
+        self.router = anabranch.open(self.config(self.layout))
+
     @invariant()
     def same(self) -> None:
+        assert self.router.recover() == list(self.prepared)
         for name in NAMES:
             assert [message.body for message in self.router.queue(name).browse()] == self.queue_of(name), name
             assert len(self.router.queue(name)) == len(self.queue_of(name))
 
     @rule()
     def check(self) -> None:
-        for store in self.router._open_stores.values():
+        for store in self.router.open_stores():
             assert list(store.check()) == []
+        assert {waiting.xid for waiting in self.router.in_doubt()} == set(self.prepared)
 
 
 TestRouter = RouterMachine.TestCase

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.base import Message
+from anabranch.adapters.journal import JournalStore
 
 NEVER = anabranch.Sync.NEVER
 SYNCED = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, pool_files=0)
@@ -60,10 +62,24 @@ def drain(router: anabranch.Router, name: str) -> list[bytes]:
     return found
 
 
-def crashed(router: anabranch.Router, copy: Path) -> Path:
-    """The data directory as it is when the process is killed now. What runs meanwhile must not write."""
-    shutil.copytree(router.config.directory, copy, ignore=shutil.ignore_patterns("*.lock"))
+def copied(router: anabranch.Router, copy: Path) -> Path:
+    """A copy of the data directory. Nobody may write meanwhile."""
+    shutil.copytree(router.config.directory, copy, ignore=shutil.ignore_patterns("*.lock", "*.tmp"))
     return copy
+
+
+def crashed(router: anabranch.Router, copy: Path) -> Path:
+    """The data directory as it is when the process is killed now."""
+    with ExitStack() as stack:
+        for store in router.open_stores():
+            assert isinstance(store, JournalStore)
+            for lock in (store._reclaimer._lock, store._log._lead, store._applier.lock):
+                stack.enter_context(lock)
+        decisions = router.coordinator._log
+        stack.enter_context(decisions._reclaiming)
+        if decisions._log is not None:
+            stack.enter_context(decisions._log._lead)
+        return copied(router, copy)
 
 
 class Faults:

@@ -19,7 +19,7 @@ from anabranch.router import coordinator
 from anabranch.router import stores as stores_module
 
 from ..contract.disk import eventually
-from .disk import OPTIONS, SYNCED, Faults, bodies, config, crashed, drain, take
+from .disk import OPTIONS, SYNCED, Faults, bodies, config, copied, drain, take
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ class TestKilled:
             path = Path(f"/proc/self/fd/{fd}").readlink()
             if recording and path.suffix == ".seg":
                 copy = configuration.directory.with_name(f"copy{len(calls)}")
-                calls.append((f"{what} {path.parts[-3]}", crashed(router, copy)))
+                calls.append((f"{what} {path.parts[-3]}", copied(router, copy)))
 
         real_pwrite, real_fdatasync = os.pwrite, os.fdatasync
         turn = threading.Lock()
@@ -324,7 +324,7 @@ class TestKilled:
             recording = True
             tx.commit()
             recording = False
-            calls.append(("end", crashed(router, configuration.directory.with_name("end"))))
+            calls.append(("end", copied(router, configuration.directory.with_name("end"))))
         return calls
 
     @pytest.mark.parametrize("options", [OPTIONS, SYNCED], ids=["never", "always"])
