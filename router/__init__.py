@@ -4,15 +4,18 @@
 
     with anabranch.open("stores.yaml") as router:
         router.queue("orders.custom").send(b"...")
-        with router.transaction() as tx:
-            tx.send("orders.custom", b"...")
+        with router.transaction() as tx:                    # over any stores, all or nothing
+            tx.send("queue://orders.custom,queue://audit", b"...")
 
 `router` opens the stores that a configuration names and routes to them, `queue` and `transaction` are what it hands
-out. `stores` keeps open stores and closes idle ones; `placement` is the durable record of which store holds which
+out. `coordinator` makes a transaction over several stores one, `decision_log` holds its outcome; `xid` names those that
+a transaction manager decides, `datamanager` is for managers of the `transaction` package, `tpc` for the DB-API's.
+`stores` keeps open stores and closes idle ones; `placement` is the durable record of which store holds which
 destination (`placement.mdb`), `reconcile` compares it with configuration and disk, so that nothing is lost sight of
 (invariant 6), `layout` and `names` say where directories lie. `addresses` reads what users call a destination.
 `replay` does a usage trace again, `cli` is the command line.
 
-On disk, in the configuration's directory: `router.lock`, `placement.mdb` and `stores/<name>/`. What survives a crash is
-each store's affair; the placement record is synced before a store's first use.
+On disk, in the configuration's directory: `router.lock`, `placement.mdb`, `stores/<name>/`, and `decisions/` once a
+transaction has needed it. What survives a crash is each store's affair, and for a transaction over several the decision
+log's (docs/transactions.md); the placement record is synced before a store's first use.
 """

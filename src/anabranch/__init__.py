@@ -9,7 +9,7 @@
         message.ack()
 
 A router maps destination patterns to independent stores, each with its own journal, index and durability. Where to
-read on: docs/configuration.md, docs/invariants.md, docs/format.md.
+read on: docs/configuration.md, docs/transactions.md, docs/invariants.md, docs/format.md.
 """
 
 import logging
