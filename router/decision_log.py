@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from ..adapters.base import TRANSACTION_BYTES
-from ..adapters.files import disk_errors, sweep_unfinished
+from ..adapters.files import disk_errors, sweep_unfinished, sync_directory
 from ..adapters.journal import format as f
 from ..adapters.journal import recovery
 from ..adapters.journal.background import shared
@@ -183,7 +183,10 @@ class DecisionLog:
     def _begin_epoch(self) -> None:
         with disk_errors("the decision log, which transactions over several stores need, cannot be made"):
             if self._log is None:
-                self._directory.create(SEGMENT_BYTES)
+                if self._directory.path.exists():  # made by a call that could not go on
+                    sync_directory(self._directory.path.parent)
+                else:
+                    self._directory.create(SEGMENT_BYTES)
                 self._open()
         epoch = max(time.time_ns() // 1000, max(self.epochs, default=0) + 1)
         self._write(f.EPOCH, _encode(epoch), sync=True)
