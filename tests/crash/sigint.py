@@ -4,7 +4,8 @@
 
 Only the main thread is struck by signals, wherever it is: leading a batch for all others, in an fsync, in the index.
 It catches KeyboardInterrupt and goes on; an interrupted send it sends again with its message_id. At the end nobody
-hangs, each queue holds what was sent and not acked, once and in order, here and after reopening.
+hangs, each queue holds what was sent and not acked, once and in order, here and after reopening. With --across all that
+they do is transactions over two stores, which took effect in both or in none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import anabranch
 
-from .ledger import Contents, body_of, contents, identity_of, violations
+from .ledger import Contents, Operation, body_of, compare, contents, identity_of, violations
 
 HANGS_AFTER = 30.0
 
@@ -44,17 +45,52 @@ class Lightning:
             raise KeyboardInterrupt
 
 
-class Party:
+class Worker:
+    """A thread of a storm, and what must be there at its end."""
+
+    def __init__(self, router: anabranch.Router, name: str, arm: Callable[[], None]) -> None:
+        self.router, self.name, self.arm = router, name, arm
+        self.sent: list[str] = []
+        self.interrupted = 0
+        self.beat = time.monotonic()
+
+    def step(self) -> None:
+        """A little work, until it is done."""
+        raise NotImplementedError
+
+    def expected(self, found: Contents) -> list[str]:
+        """What is wrong with what is found."""
+        raise NotImplementedError
+
+    @property
+    def unknown(self) -> int:
+        """Operations whose outcome was not noted."""
+        raise NotImplementedError
+
+    def _until_done(self, act: Callable[[], object]) -> None:
+        while True:
+            try:
+                self.arm()
+                self.beat = time.monotonic()
+                act()
+                return
+            except KeyboardInterrupt:
+                self.interrupted += 1
+
+
+class Party(Worker):
     """One thread's sends and acks on a queue of its own, and what must be in it."""
 
     def __init__(self, router: anabranch.Router, name: str, arm: Callable[[], None]) -> None:
-        self.queue, self.name, self.arm = router.queue(f"q.{name}"), name, arm
-        self.sent: list[str] = []
+        super().__init__(router, name, arm)
+        self.queue = router.queue(f"q.{name}")
         self.acking: set[str] = set()
         """Perhaps acked: an interruption may fall between an ack and the note of it."""
         self.acked: set[str] = set()
-        self.interrupted = 0
-        self.beat = time.monotonic()
+
+    @property
+    def unknown(self) -> int:
+        return len(self.acking - self.acked)
 
     def step(self) -> None:
         identity = f"{self.name}.{len(self.sent)}"
@@ -78,16 +114,6 @@ class Party:
                 self.acked.add(identity_of(message.body))
                 return
 
-    def _until_done(self, act: Callable[[], object]) -> None:
-        while True:
-            try:
-                self.arm()
-                self.beat = time.monotonic()
-                act()
-                return
-            except KeyboardInterrupt:
-                self.interrupted += 1
-
     def expected(self, found: Contents) -> list[str]:
         """What is wrong with the queue: a message missing, doubled, out of order, or back from its ack."""
         left = list(found.get(self.queue.destination.name, ()))
@@ -101,22 +127,91 @@ class Party:
         return wrong
 
 
-def storm(directory: Path, threads: int, signals: int, sync: anabranch.Sync, seed: int = 0) -> tuple[list[str], str]:
+class Mover(Worker):
+    """One thread's transactions over the stores `a` and `b`, on queues of its own."""
+
+    def __init__(self, router: anabranch.Router, name: str, arm: Callable[[], None]) -> None:
+        super().__init__(router, name, arm)
+        self.queues = [f"a.{name}", f"b.{name}"]
+        self.tried: list[Operation] = []
+        self.done: list[Operation] = []
+
+    @property
+    def unknown(self) -> int:
+        return len(self.tried) - len(self.done)
+
+    def step(self) -> None:
+        identity = f"{self.name}.{len(self.sent)}"
+        operation: Operation = {"op": "tx", "send": [[queue, identity] for queue in self.queues], "ack": []}
+        self.tried.append(operation)
+        self._until_done(lambda: self._send(identity))
+        self.sent.append(identity)
+        self.done.append(operation)
+        if len(self.sent) % 3:
+            messages: list[anabranch.Message] = []
+            try:
+                self.arm()
+                self._ack(messages)
+            except KeyboardInterrupt:
+                self.interrupted += 1
+                self._until_done(lambda: self._release(messages))
+
+    def _send(self, identity: str) -> None:
+        with self.router.transaction() as tx:
+            for queue in self.queues:
+                tx.send(queue, body_of(identity, 100), message_id=identity)
+
+    def _ack(self, messages: list[anabranch.Message]) -> None:
+        for queue in self.queues:
+            message = self.router.queue(queue).receive()
+            if message is not None:
+                messages.append(message)
+        acks = [[message.destination.name, identity_of(message.body)] for message in messages]
+        operation: Operation = {"op": "tx", "send": [], "ack": acks}
+        with self.router.transaction() as tx:
+            for message in messages:
+                tx.ack(message)
+            self.tried.append(operation)
+        self.done.append(operation)
+
+    def _release(self, messages: list[anabranch.Message]) -> None:
+        """What the transaction had not come to."""
+        for message in messages:
+            try:
+                message.release()
+            except anabranch.UnknownMessageError:
+                pass
+
+    def expected(self, found: Contents) -> list[str]:
+        noted = {id(operation) for operation in self.done}
+        mine = {queue: found.get(queue, ()) for queue in self.queues}
+        return compare(mine, self.done, [operation for operation in self.tried if id(operation) not in noted])
+
+
+def storm(
+    directory: Path, threads: int, signals: int, sync: anabranch.Sync, seed: int = 0, across: bool = False
+) -> tuple[list[str], str]:
     """What is wrong (nothing), and a line about what happened. In the main thread of a process of its own."""
     options = anabranch.JournalOptions(
         sync=sync, segment_size=64 * 1024, checkpoint_operations=500, sync_interval=0.02, duplicate_window=100_000
     )
-    config = anabranch.Config(directory, [anabranch.StoreConfig("all", [">"], journal=options)])
+    stores = [
+        anabranch.StoreConfig("all", [">"], journal=options),
+        anabranch.StoreConfig("a", ["queue://a.>"], journal=options),
+        anabranch.StoreConfig("b", ["queue://b.>"], journal=options),
+    ]
+    config = anabranch.Config(directory, stores)
     router = anabranch.open(config)
     lightning = Lightning()
     signal.signal(signal.SIGINT, lightning)
     arms = [lightning.arm] + [lambda: None] * (threads - 1)
-    parties = [Party(router, f"t{number}", arm) for number, arm in enumerate(arms)]
+    kind = Mover if across else Party
+    parties: list[Worker] = [kind(router, f"t{number}", arm) for number, arm in enumerate(arms)]
     for party in parties:
         party.step()  # the store is open now; opened anew after each signal, it would never be
     stop, failures = threading.Event(), []
 
-    def beside(party: Party) -> None:
+    def beside(party: Worker) -> None:
         try:
             while not stop.is_set():
                 party.step()
@@ -168,6 +263,12 @@ def storm(directory: Path, threads: int, signals: int, sync: anabranch.Sync, see
         thread.join(HANGS_AFTER)
     seconds, total = time.monotonic() - started, sum(len(party.sent) for party in parties)
     wrong = failures + [f"{thread.name} hangs" for thread in others if thread.is_alive()]
+    deadline = time.monotonic() + HANGS_AFTER
+    while router.coordinator._active or router.in_doubt():  # what was interrupted, another thread brings to its end
+        if time.monotonic() > deadline:
+            wrong.append(f"in doubt: {router.in_doubt()}")
+            break
+        time.sleep(0.01)
     found = contents(router)
     wrong += [line for party in parties for line in party.expected(found)] + violations(router)
     leased = sum(store.leased for store in router.stats().stores.values())
@@ -179,7 +280,7 @@ def storm(directory: Path, threads: int, signals: int, sync: anabranch.Sync, see
     line = (
         f"{threads} threads, {sync.value}: {me.interrupted} of {signals} interrupts seen, {total} sends in "
         f"{seconds:.1f} s ({len(me.sent)} by the thread that was struck), {leased} leases left behind, "
-        f"{sum(len(party.acking - party.acked) for party in parties)} acks not noted"
+        f"{sum(party.unknown for party in parties)} outcomes not noted"
     )
     return wrong, line
 
@@ -189,11 +290,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--signals", type=int, default=3000)
     parser.add_argument("--sync", type=anabranch.Sync, default=anabranch.Sync.ALWAYS)
+    parser.add_argument("--across", action="store_true", help="transactions over two stores")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sigint-") as directory:
         place = Path(directory) / "data"
-        wrong, line = storm(place, arguments.threads, arguments.signals, arguments.sync, arguments.seed)
+        wrong, line = storm(
+            place, arguments.threads, arguments.signals, arguments.sync, arguments.seed, arguments.across
+        )
     print(line)
     print(*wrong, sep="\n", end="\n" if wrong else "")
     return 1 if wrong else 0

@@ -11,6 +11,15 @@ import pytest
 @pytest.mark.parametrize("sync", ["always", "never"])
 @pytest.mark.parametrize("threads", [1, 8, 32])
 def test_a_storm_of_interrupts_leaves_everything_in_order(threads: int, sync: str) -> None:
-    command = [sys.executable, "-m", "tests.crash.sigint", "--threads", str(threads), "--signals", "250"]
-    done = subprocess.run([*command, "--sync", sync, "--seed", "1"], capture_output=True, text=True, timeout=120)
+    storm("--threads", str(threads), "--sync", sync)
+
+
+@pytest.mark.parametrize("sync", ["always", "never"])
+def test_a_storm_over_two_stores(sync: str) -> None:
+    storm("--threads", "8", "--sync", sync, "--across")
+
+
+def storm(*options: str) -> None:
+    command = [sys.executable, "-m", "tests.crash.sigint", "--signals", "250", "--seed", "1", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
