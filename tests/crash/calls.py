@@ -25,6 +25,11 @@ CALLS = ("open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "t
 KINDS = ("eio", "enospc", "short", "crash")
 
 
+READS = ("open", "pread")
+"""They change nothing: gone before one of them, or before the call that comes next, is the same. An open that makes a
+file is called `create` in the log."""
+
+
 class Crash(BaseException):
     """The process is gone."""
 
@@ -54,7 +59,8 @@ class Faults:
         if not self.on:
             return self._made(name, real, target, arguments)
         self.count += 1
-        self.log.append(f"{name} {target}")
+        makes = name == "open" and arguments[1] & os.O_CREAT
+        self.log.append(f"{'create' if makes else name} {target}")
         if name in ("fsync", "fdatasync") and target in self.failed_syncs:
             self.retried.append(target)
         if self.count != self.at:

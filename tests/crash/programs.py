@@ -49,7 +49,8 @@ class Tx:
 class Xa:
     """An external one, prepared."""
 
-    xid: str
+    name: str
+    """A transaction of that name may have been prepared before: it is no longer spoken of."""
     stores: tuple[int, ...]
     sends: int = 1
     acks: int = 0
@@ -60,7 +61,7 @@ class Xa:
 class Tell:
     """Its outcome."""
 
-    xid: str
+    name: str
     commit: bool
 
 
@@ -295,6 +296,7 @@ class Script:
         self._hit = hit
         self._now = now or count().__next__
         self._numbers = count()
+        self._xids: dict[str, anabranch.Xid] = {}
 
     def run(self, program: Sequence[Step]) -> None:
         for step in program:
@@ -452,15 +454,17 @@ class Script:
             self.attempt("rollback", tx.rollback)
 
     def _prepare(self, step: Xa) -> None:
-        entry, tx = self._filled(step, f"xa {step.xid}", anabranch.Xid(1, step.xid))
+        xid = self._xids[step.name] = anabranch.Xid(1, step.name, str(next(self._numbers)))
+        entry, tx = self._filled(step, f"xa {step.name}", xid)
         if tx is not None:
-            self._call(entry, tx.prepare, {UNDONE, HELD}, {HELD}, {UNDONE, HELD})
+            held = HELD if entry.sends or entry.acks else DONE  # with nothing to do it is over at once
+            self._call(entry, tx.prepare, {UNDONE, held}, {held}, {UNDONE, held})
 
     def _tell(self, step: Tell) -> None:
         """Only of those that were prepared: of others it is an error."""
-        xid = anabranch.Xid(1, step.xid)
-        entry = next((e for e in reversed(self.account.entries) if e.xid == str(xid)), None)
-        if entry is None or HELD not in entry.outcomes(LAST):
+        xid = self._xids.get(step.name)
+        entry = next((e for e in self.account.entries if e.xid == str(xid)), None)
+        if xid is None or entry is None or HELD not in entry.outcomes(LAST):
             return
         router, outcome = self.open_router, DONE if step.commit else UNDONE
         tell = router.commit if step.commit else router.rollback

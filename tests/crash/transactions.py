@@ -29,7 +29,7 @@ import anabranch
 from anabranch.adapters.journal import format as f
 from anabranch.router import coordinator, decision_log
 
-from .calls import KINDS, Crash, Faults, Jobs, simulated
+from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
 from .disk import Lanes, Recorder, State, build, differences, states
 from .ledger import body_of, contents, violations
 from .programs import DONE, LAST, UNDONE, Script, Step, configured, scripted, stores_of
@@ -332,7 +332,8 @@ def campaign(
                 continue
             trials = 0
             for at in [only] if only else range(1, faults.count + 1, share):
-                if kind == "short" and not faults.log[at - 1].startswith("pwrite"):
+                call = faults.log[at - 1].split()[0]
+                if (kind == "short" and call != "pwrite") or (kind == "crash" and call in READS):
                     continue
                 trials += 1
                 try:
