@@ -506,7 +506,9 @@ class Coordinator:
         return next((known for known in list(self._log.externals.values()) if known.xid == xid), None)
 
     def externals(self) -> list[Xid]:
-        """The prepared ones that wait for their outcome, oldest first."""
+        """The prepared ones that wait for their outcome, oldest first. Raises StoreFailedError where the log cannot
+        tell: a manager takes what is not listed for ended."""
+        self._require_log()
         return [known.xid for _, known in sorted(self._log.externals.items())]
 
     def decided(self, xid: Xid) -> Decision | None:
@@ -582,12 +584,12 @@ class Coordinator:
     def verdict(self, prepared: Prepared) -> Decision | str:
         """The decision about a transaction that is prepared in a store, or why there is none to be had (rule T3)."""
         transaction = prepared.transaction
+        if transaction in self._active:  # before its decision: who commits it tells the stores, and gets the receipts
+            return "it is being committed"
         decision = self._log.decisions.get(transaction)
         if decision is not None:
             return decision
         coordinator, epoch = transaction[:16], int.from_bytes(transaction[16:24], "big")
-        if transaction in self._active:
-            return "it is being committed"
         if transaction in self._log.externals:
             return "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
         if self._damage is not None or self._log.failed is not None:
@@ -616,7 +618,7 @@ class Coordinator:
             transaction = prepared.transaction
             said = self.verdict(prepared)
             if isinstance(said, str):
-                if transaction not in self._log.externals and transaction not in self._active:
+                if transaction in expected or not (transaction in self._log.externals or transaction in self._active):
                     waiting.add(transaction)
                 continue
             try:

@@ -222,9 +222,9 @@ class RouterMachine(RuleBasedStateMachine):
         by_store: dict[Home, list[tuple[str, bytes, int]]] = {}
         for (name, body), seq in zip(begun.sends, seqs, strict=True):
             by_store.setdefault(self.homes[name], []).append((name, body, seq))
-        for where, some in by_store.items():
+        for where, sent in by_store.items():
             self.models[where].send(
-                [(Destination.parse(name), body, None) for name, body, _ in some], [(seq, False) for *_, seq in some]
+                [(Destination.parse(name), body, None) for name, body, _ in sent], [(seq, False) for *_, seq in sent]
             )
 
     def rolled_back(self, begun: Begun) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,6 +247,23 @@ class TestSecondPhase:
             assert router.in_doubt() == []
             router.coordinator.forget_finished()
             assert router.coordinator._log.decisions == {}
+
+    def test_receipts_are_not_taken_by_who_looks_for_what_waits(
+        self, synced: anabranch.Config, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A retry of another transaction comes between the decision and its being carried out."""
+        with anabranch.open(synced) as router:
+            tx = begin(router)
+            carry_out = router.coordinator._carry_out
+
+            def after_a_retry(*arguments: Any) -> Any:
+                router.coordinator._settle_open()
+                return carry_out(*arguments)
+
+            monkeypatch.setattr(router.coordinator, "_carry_out", after_a_retry)
+            assert all(receipt.seq for receipt in tx.commit())
+            assert summary(router) == AFTER
+            assert router.in_doubt() == []
 
 
 class TestForgetting:
