@@ -137,7 +137,9 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        some = self.some_held(data)
+        self.give_back(self.some_held(data))
+
+    def give_back(self, some: list[Message]) -> None:
         self.store.release(some)
         for message in some:
             self.model.find(message.destination, message.seq).state = READY
@@ -165,6 +167,13 @@ class StoreMachine(RuleBasedStateMachine):
             self.held.remove(message)
             self.claims.append(message)
 
+    def claim_all(self) -> None:
+        for message in self.held:
+            self.store.claim(message)
+            self.model.find(message.destination, message.seq).state = CLAIMED
+        self.claims += self.held
+        self.held.clear()
+
     @rule(batch=st.lists(messages, max_size=4))
     def commit(self, batch: list[tuple[Destination, int, str | None]]) -> None:
         sent = [(destination, self.body(size), message_id) for destination, size, message_id in batch]
@@ -184,8 +193,25 @@ class StoreMachine(RuleBasedStateMachine):
 
     # Branches of transactions over several stores
 
-    @rule(batch=st.lists(messages, max_size=4), reserved=st.booleans(), sync=st.booleans())
-    def prepare(self, batch: list[tuple[Destination, int, str | None]], reserved: bool, sync: bool) -> None:
+    @rule(
+        batch=st.lists(messages, max_size=4),
+        acked=st.tuples(destinations, st.integers(0, 4), st.sets(st.integers(0, 3))),
+        reserved=st.booleans(),
+        sync=st.booleans(),
+    )
+    def prepare(
+        self,
+        batch: list[tuple[Destination, int, str | None]],
+        acked: tuple[Destination, int, set[int]],
+        reserved: bool,
+        sync: bool,
+    ) -> None:
+        """`acked`: whose messages it receives, how many, and which of those it gives back."""
+        destination, count, back = acked
+        known = len(self.held)
+        self.receive(destination, count)
+        self.give_back([message for n, message in enumerate(self.held[known:]) if n in back])
+        self.claim_all()
         name = transaction(len(self.branches) + len(self.ended))
         sent = [(destination, self.body(size), message_id) for destination, size, message_id in batch]
         sends = [(d, Outgoing(body, None, message_id)) for d, body, message_id in sent]
@@ -279,23 +305,23 @@ class StoreMachine(RuleBasedStateMachine):
     def reclaim(self) -> None:
         self.store.reclaim()
 
-    @rule(without_index=st.booleans())
-    def reopen(self, without_index: bool) -> None:
+    @rule(without_index=st.booleans(), fetched=st.booleans())
+    def reopen(self, without_index: bool, fetched: bool) -> None:
         self.store.close()
         if without_index:
             (directory_of(self.store) / "index.mdb").unlink()
-        self.restarted(self.disk.reopen(self.store))
+        self.restarted(self.disk.reopen(self.store), fetched)
 
-    @rule(without_index=st.booleans())
-    def crash(self, without_index: bool) -> None:
+    @rule(without_index=st.booleans(), fetched=st.booleans())
+    def crash(self, without_index: bool, fetched: bool) -> None:
         path = self.disk.copy(self.store)
         self.store.close()
         shutil.rmtree(directory_of(self.store))
         if without_index:
             (path / "index.mdb").unlink()
-        self.restarted(self.disk.open(path))
+        self.restarted(self.disk.open(path), fetched)
 
-    def restarted(self, store: JournalStore) -> None:
+    def restarted(self, store: JournalStore, fetched: bool) -> None:
         self.store = store
         self.model.restart()
         self.held.clear()
@@ -303,6 +329,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.settled.clear()
         self.same()
         self.same_branches()
+        if fetched:  # what comes behind the first is fetched ahead
+            for destination in DESTINATIONS:
+                self.receive(destination, 1)
+            if self.held:
+                self.give_back(list(self.held))
         assert list(store.check()) == []
 
     # Comparing
