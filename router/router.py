@@ -326,7 +326,8 @@ class Router:
             opened.rollback()
 
     def recover(self) -> list[Xid]:
-        """The external transactions that are prepared and wait for commit or rollback, oldest first."""
+        """The external transactions that are prepared and wait for commit or rollback, oldest first. Raises
+        StoreFailedError if the decision log cannot be read."""
         self.require_open()
         return self.coordinator.externals()
 

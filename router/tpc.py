@@ -158,10 +158,14 @@ class Connection:
             self._say(transaction.xid, commit=False)
         elif transaction.state == "open":
             transaction.rollback()
+        elif transaction.xid in self._router.recover():  # its prepare was in doubt, or interrupted
+            assert transaction.xid is not None
+            self._say(transaction.xid, commit=False)
         self._end()
 
     def tpc_recover(self) -> list[Xid]:
-        """The transactions that are prepared and wait, oldest first: for tpc_commit(xid) and tpc_rollback(xid)."""
+        """The transactions that are prepared and wait, oldest first: for tpc_commit(xid) and tpc_rollback(xid). Raises
+        StoreFailedError if the decision log cannot be read."""
         self._require_open()
         return self._router.recover()
 

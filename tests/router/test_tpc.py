@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch import Connection, ProgrammingError, TransactionError, Xid
+from anabranch import Connection, ProgrammingError, TransactionError, TransactionInDoubt, Xid
+
+from .disk import Faults
 
 NEVER = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
@@ -136,6 +138,33 @@ class TestTwoPhases:
         connection.send("one", b"1")
         connection.commit()
         assert bodies(router, "one") == [b"1"]
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
+def test_a_prepare_in_doubt(
+    router: anabranch.Router, connection: Connection, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision log's disk fails: until it is read again nothing is said about what is prepared, then it ends."""
+    router.queue("few").send(b"old")
+    connection.tpc_begin(connection.xid(1, "before"))  # the decision log is there and in use
+    connection.send("one", b"1")
+    connection.tpc_prepare()
+    connection.tpc_commit()
+    faults = Faults(monkeypatch)
+    begun(connection)
+    connection.ack(take(router, "few"))
+    connection.send("one", b"never")
+    faults.fail(call, "/decisions/")
+    with pytest.raises(TransactionInDoubt):
+        connection.tpc_prepare()
+    for step in (connection.tpc_rollback, connection.tpc_recover, lambda: router.commit(Xid(1, "a"))):
+        with pytest.raises(connection.OperationalError, match="decision log"):
+            step()
+    faults.mend()
+    router.reopen_decisions()
+    connection.tpc_rollback()
+    assert (connection.tpc_recover(), router.in_doubt(), bodies(router, "one")) == ([], [], [b"1"])
+    assert take(router, "few").body == b"old"
 
 
 def begun(connection: Connection) -> None:
