@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ def config(directory: Path) -> anabranch.Config:
         [
             anabranch.StoreConfig("orders", ["queue://orders"], journal=NEVER),
             anabranch.StoreConfig("audit", ["queue://audit"], journal=SMALL),
+            anabranch.StoreConfig("done", ["queue://done"], journal=NEVER),
+            anabranch.StoreConfig("copy", ["queue://copy"], journal=NEVER),
         ],
     )
 
@@ -173,6 +177,25 @@ class TestCommit:
                 router.join().send("audit", b"1")
                 other.join().send("orders", b"2")
             assert (bodies(router, "audit"), bodies(other, "orders")) == ([b"1"], [b"2"])
+
+    def test_each_thread_has_its_own(self, router: anabranch.Router) -> None:
+        """A third of them is aborted; what each took and sent is there once, or as it was."""
+        router.queue("orders").send_many([b"order"] * 24)
+
+        def work(number: int) -> None:
+            for step in range(6):
+                with suppress(ValueError), transaction.manager:
+                    ours = router.join()
+                    ours.ack(take(router, "orders"))
+                    ours.send("queue://done,queue://copy", b"%d %d" % (number, step))
+                    if step % 3 == 0:
+                        raise ValueError("not this one")
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
+        done = sorted(b"%d %d" % (number, step) for number in range(4) for step in range(6) if step % 3)
+        assert sorted(bodies(router, "done")) == sorted(bodies(router, "copy")) == done
+        assert len(bodies(router, "orders")) == 24 - len(done)
 
     def test_one_takes_part_in_one_transaction(self, router: anabranch.Router) -> None:
         ours = router.join()
