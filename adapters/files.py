@@ -26,6 +26,10 @@ DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR
 """And of a place that is the wrong one."""
 
 
+SHORT_WRITE_MAX: Final = 1 << 20
+"""Bytes; LMDB writes a quarter of that at once."""
+
+
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
     """While something is created or opened: the disk's errors become StoreFullError, ConfigError or StoreFailedError,
@@ -39,6 +43,18 @@ def disk_errors(what: str) -> Iterator[None]:
         full = isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in FULL)
         step = "free some space and try again" if full else "see to the disk and try again"
         raise (StoreFullError if full else StoreFailedError)(f"{what}: {error}; {step}") from error
+
+
+def is_for_room(error: lmdb.Error, path: Path) -> bool:
+    """Whether LMDB failed at a commit to this file for want of space. Where a write came out short it says EIO, and
+    that is how a disk that is just getting full says it first. Trying again later is right even if it was another EIO:
+    a commit that failed has touched no page of the one before."""
+    if isinstance(error, lmdb.DiskError):
+        return True
+    if os.strerror(errno.EIO) not in str(error):
+        return False
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize < SHORT_WRITE_MAX
 
 
 def sync_directory(path: Path) -> None:

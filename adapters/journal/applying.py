@@ -19,6 +19,7 @@ import lmdb
 
 from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
+from ..files import is_for_room
 from . import format as f
 from . import recovery, snapshot
 from .background import shared
@@ -249,12 +250,12 @@ class Applier:
                 ),
                 (table or self._log.table).segments,
             )  # fmt: skip
-        except lmdb.DiskError as error:  # full: the index goes back to its last checkpoint, the journal has all of it
-            self._full_until = time.monotonic() + FULL_PAUSE
-            raise StoreFullError(
-                f"store {self._name!r}: there is no room to write the index out: {error}; free some space"
-            ) from error
         except lmdb.Error as error:
+            if is_for_room(error, index.path):  # the index goes back to its last checkpoint, the journal has all of it
+                self._full_until = time.monotonic() + FULL_PAUSE
+                raise StoreFullError(
+                    f"store {self._name!r}: there is no room to write the index out: {error}; free some space"
+                ) from error
             self._fail(error)
             raise StoreFailedError(f"store {self._name!r}: the index cannot be written: {error}") from error
         finally:
