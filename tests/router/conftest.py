@@ -1,7 +1,8 @@
-"""Fixtures of the tests of transactions."""
+"""Fixtures of the router's tests."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pytest
 
 import anabranch
 
+from ..model import FAST
 from .disk import Faults, config
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory: hundreds of stores are made here, and how long a disk takes is not what is looked at."""
+    with tempfile.TemporaryDirectory(prefix="anabranch-router-", dir=FAST) as name:
+        yield Path(name)
 
 
 @pytest.fixture
@@ -21,5 +30,5 @@ def cross(tmp_path: Path) -> Iterator[anabranch.Router]:
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """Before the stores are opened: they look the calls up then."""
+    """A disk that fails where it is told to."""
     return Faults(monkeypatch)
