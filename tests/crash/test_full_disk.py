@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import anabranch
 
 from .ledger import body_of, contents, identity_of, violations
 
+SOON = 90.0
+"""What is in doubt is tried again after 30 seconds at the latest."""
 SIZE = "8m"
 BODY = 20_000
 
@@ -86,3 +89,117 @@ def test_a_store_opens_again_on_a_full_disk_once_there_is_some_room(disk: Path) 
     with anabranch.open(config(disk / "data")) as router:
         assert contents(router) == {"q": [f"s.{number}" for number in range(sent)]}
         assert violations(router) == []
+
+
+def over_two(router: anabranch.Router, start: int, size: int) -> int:
+    """Transactions that ack one message of store `a` and send one to `a` and one to `b`, until one is refused for want
+    of space; its number."""
+    number = start
+    while True:
+        message = router.queue("a.in").receive()
+        assert message is not None
+        tx = router.transaction()
+        tx.ack(message)
+        for queue in ("a.out", "b.out"):
+            tx.send(queue, body_of(f"t.{number}", size))
+        try:
+            tx.commit()
+        except anabranch.StoreFullError:
+            assert tx.state == "rolled back"
+            again = router.queue("a.in").receive()
+            assert again is not None
+            assert again.seq == message.seq  # free, at its old place
+            again.release()
+            return number
+        number += 1
+
+
+def settled(router: anabranch.Router) -> None:
+    """Wait until nothing is in doubt."""
+    deadline = time.monotonic() + SOON
+    while router.in_doubt():
+        assert time.monotonic() < deadline, router.in_doubt()
+        time.sleep(0.02)
+
+
+def apart(main: Path, a: Path, b: Path) -> anabranch.Config:
+    """Two stores and the router's own files, each in a directory of its own."""
+    options = anabranch.JournalOptions(segment_size=256 * 1024, pool_files=0)
+    stores = [
+        anabranch.StoreConfig("a", ["queue://a.>"], journal=options, directory=a),
+        anabranch.StoreConfig("b", ["queue://b.>"], journal=options, directory=b),
+    ]
+    return anabranch.Config(main, stores)
+
+
+def works_again(setup: anabranch.Config, sent: int, size: int) -> None:
+    """There is room: all that was promised is in both stores, and there can be more, here and reopened."""
+    for _ in range(2):
+        with anabranch.open(setup) as router:
+            settled(router)
+            for queue in ("a.out", "b.out"):
+                found = [identity for identity in contents(router)[queue] if identity.startswith("t.")]
+                assert found == [f"t.{number}" for number in range(sent)]
+            assert violations(router) == []
+            for store in ("a", "b"):
+                with router.transaction() as tx:
+                    tx.send(f"{store}.out", body_of(f"t.{sent}", size))
+                    tx.send("b.out" if store == "a" else "a.out", body_of(f"t.{sent}", size))
+                sent += 1
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["", "closed"])
+@pytest.mark.parametrize("size", [100, 9_000])
+def test_a_transaction_whose_participant_is_full_takes_effect_nowhere_or_later(
+    disk: Path, tmp_path: Path, size: int, closed: bool
+) -> None:
+    setup = apart(tmp_path / "data", tmp_path / "a", disk / "b")
+    spare = disk / "spare"
+    with anabranch.open(setup) as router:
+        router.queue("a.in").send_many([body_of(f"i.{number}") for number in range(3000)])
+        router.queue("b.out").send(body_of("first.0"))
+        spare.write_bytes(bytes(8_000_000))
+        sent = over_two(router, 0, size)
+        assert sent > 5
+        assert over_two(router, sent, 300_000) == sent
+        assert len(router.queue("a.out")) == sent
+        router.queue("a.out").send(body_of("alone.0"))  # store a works on (invariant 7)
+        if not closed:
+            spare.unlink()
+            settled(router)
+    if closed:
+        spare.unlink()
+    with anabranch.open(setup) as router:
+        assert router.in_doubt() == []
+        expected = [f"t.{number}" for number in range(sent)]
+        found = contents(router)
+        assert found["a.out"] == [*expected, "alone.0"]
+        assert found["b.out"] == ["first.0", *expected]
+        assert len(found["a.in"]) == 3000 - sent
+    works_again(setup, sent, size)
+
+
+def test_a_transaction_while_the_decision_log_is_full_takes_effect_nowhere(disk: Path, tmp_path: Path) -> None:
+    setup = apart(disk / "data", tmp_path / "a", tmp_path / "b")
+    with anabranch.open(setup) as router:
+        router.queue("a.in").send_many([body_of(f"i.{number}") for number in range(3000)])
+        with router.transaction() as tx:
+            for queue in ("a.out", "b.out"):
+                tx.send(queue, body_of("t.0", 100))
+        fill_up(disk / "filler")
+        sent = over_two(router, 1, 100)
+        assert router.in_doubt() == []
+        assert over_two(router, sent, 100) == sent
+        router.queue("b.out").send(body_of("alone.0"))  # in one store, which needs no decision
+        (disk / "filler").unlink()
+    works_again(setup, sent, 100)
+
+
+def fill_up(path: Path) -> None:
+    """Leave not one page."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
