@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import messages, snapshot
+from anabranch.adapters.journal.batch import Branch, Flight, Operation, Tail, Ticket, encode
 from anabranch.adapters.journal.destinations import DestinationState
 from anabranch.adapters.journal.duplicates import DuplicateWindow
 from anabranch.adapters.journal.files import File
 from anabranch.adapters.journal.reader import BatchReader
 from anabranch.adapters.journal.segment import Segment, SegmentTable
+from anabranch.adapters.journal.transactions import branch_of, new_branch
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError
 
@@ -247,6 +250,20 @@ class TestDuplicateWindow:
         assert window.items() == []
 
 
+ids = st.one_of(st.none(), st.text(min_size=1, max_size=9))
+
+
+class Numbered:
+    """Destinations' states, numbered from `first` in the order in which they are asked for."""
+
+    def __init__(self, first: int) -> None:
+        self._first, self._states = first, dict[Destination, DestinationState]()
+
+    def state(self, destination: Destination) -> DestinationState:
+        number = self._first + len(self._states)
+        return self._states.setdefault(destination, DestinationState(number, destination, True))
+
+
 header_values = st.one_of(
     st.none(),
     st.booleans(),
@@ -255,6 +272,59 @@ header_values = st.one_of(
     st.text(max_size=9),
     st.binary(max_size=9),
 )
+
+
+class TestBranches:
+    @given(
+        st.lists(st.tuples(st.sampled_from(["a", "topic://a", "ü/.."]), st.binary(max_size=50), ids), max_size=6),
+        st.lists(st.tuples(st.sampled_from(["a", "topic://a"]), u64), max_size=6),
+        st.lists(st.binary(min_size=16, max_size=16), max_size=3),
+    )
+    def test_round_trip(
+        self, sends: list[tuple[str, bytes, str | None]], acks: list[tuple[str, int]], participants: list[bytes]
+    ) -> None:
+        """Destinations by name: read back they may have other numbers."""
+        before, after = Numbered(1), Numbered(1000)
+        operations: list[Operation] = []
+        for name, body, message_id in sends:
+            state = before.state(Destination.parse(name))
+            operations.append((f.SEND, state, *messages.encode(state, body, None, message_id, 10_000)))
+        operations += [(f.ACK, before.state(Destination.parse(name)), seq) for name, seq in acks]
+        branch = new_branch(b"t" * 32, participants, operations, 0)
+        again = branch_of(branch.payload, after.state)
+        assert (again.transaction, again.participants) == (b"t" * 32, tuple(participants))
+        assert len(again.operations) == len(operations)
+        for (kind, state, what, *key), (kind_before, state_before, what_before, *key_before) in zip(
+            again.operations, operations, strict=True
+        ):
+            assert (kind, state.destination) == (kind_before, state_before.destination)
+            assert state.id >= 1000
+            if kind == f.SEND:
+                assert what == f.GONE_PAYLOAD.pack(state.id) + what_before[4:]
+                assert key == [(state.id, key_before[0][1]) if key_before[0] else None]
+            else:
+                assert what == what_before
+        assert new_branch(b"t" * 32, participants, again.operations, 0).payload == branch.payload
+
+    def settle(self, *operations: Operation, prepared: Sequence[Branch] = ()) -> Flight:
+        segment = Segment(header_of(base_lsn=1), Path("x"))
+        waiting = {branch.transaction: branch for branch in prepared}
+        tickets = [Ticket([operation], 0, False) for operation in operations]
+        return encode(Tail(segment, f.HEADER_BYTES, 0, 0), tickets, DuplicateWindow(0), 0, waiting)
+
+    def test_an_outcome_is_written_once_and_only_of_what_is_prepared(self) -> None:
+        state = DestinationState(1, Destination.parse("a"), True)
+        one = new_branch(b"1" * 32, [], [(f.ACK, state, 7)], 0)
+        other = new_branch(b"2" * 32, [], [(f.ACK, state, 8)], 0)
+        for outcome in (f.COMMIT, f.ROLLBACK):
+            nothing = self.settle((outcome, one))
+            assert (nothing.data, nothing.entries, nothing.settled) == (b"", [], None)
+        flight = self.settle((f.COMMIT, one), (f.COMMIT, one), (f.ROLLBACK, one), (f.ROLLBACK, other), prepared=[one])
+        assert [entry[0] for entry in flight.entries] == [f.ACK, f.COMMIT]
+        assert flight.settled == [one]
+        flight = self.settle((f.PREPARE, other), (f.ROLLBACK, other), (f.COMMIT, other))
+        assert [entry[0] for entry in flight.entries] == [f.PREPARE, f.ROLLBACK]
+        assert (flight.prepared, flight.settled) == ([other], [other])
 
 
 class TestMessages:
