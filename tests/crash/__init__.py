@@ -4,9 +4,8 @@
     sigkill.py         children that are killed at random moments      python -m tests.crash.sigkill --rounds 1000
     sigint.py          storms of Ctrl-C                                python -m tests.crash.sigint --signals 3000
     faults.py          one system call of a scripted workload fails    python -m tests.crash.faults
-    transactions.py    the same for transactions over 2 to 4   python -m tests.crash.transactions --stores 3
-                       stores, and all that a power failure
-                       may leave of them (disk.py)
+    transactions.py    the same, and all that a power failure may leave, of transactions over 2 to 4 stores
+                                                                       python -m tests.crash.transactions
     power/             workloads and a checker for a power-failure simulator; see its docstring
 
 The `test_` modules run all of it with small counts. A workload says what it does in *marks*, one line a write, to the

@@ -174,6 +174,10 @@ class Jobs(background.Background):
     def schedule(self, delay: float, job: Callable[[], None]) -> None:
         self._jobs.append((delay, 0, job))
 
+    def forget(self) -> None:
+        """The process is gone."""
+        self._jobs.clear()
+
     def lead(self, job: Callable[[], None]) -> None:
         if self.backward:
             self.schedule(0, job)

@@ -6,12 +6,14 @@ account knows at every moment which outcomes a transaction may have, and says wh
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
@@ -83,7 +85,22 @@ class Do:
     what: str
 
 
-Step = Tx | Xa | Tell | Send | Ack | Do
+POINTS: Final = ("prepared", "decided", "half")
+
+
+@dataclass(frozen=True)
+class Die:
+    """A transaction in which the process is gone: once it is prepared everywhere, decided, or carried out in the first
+    store. Another one opens the directory."""
+
+    stores: tuple[int, ...]
+    point: str
+    sends: int = 1
+    acks: int = 1
+    size: int = 100
+
+
+Step = Die | Tx | Xa | Tell | Send | Ack | Do
 
 
 def scripted(stores: int) -> list[Step]:
@@ -115,9 +132,13 @@ def scripted(stores: int) -> list[Step]:
         Tx(every),
         Do("reopen"),
         Tx(every, acks=1),
-        Tell("kept", True),
         Tx(every),
         Do("jobs"),
+        Die(every, "half"),
+        Tell("kept", True),
+        Die(every[-2:], "prepared"),
+        Die(every[:2], "decided"),
+        Tx(every),
         Xa("left", every[-2:], acks=1),
         Tx(every[:2]),
         Send(1),
@@ -144,6 +165,8 @@ class Entry:
     """The moment its writing began."""
     told: int = LAST
     """The moment at which its last call began: by this its effects are in order."""
+    interrupted: bool = False
+    """Its process was gone before it was carried out."""
     loose: bool = False
     """A store may have been told later than others that came after it."""
 
@@ -330,6 +353,8 @@ class Script:
             self._prepare(step)
         elif isinstance(step, Tell):
             self._tell(step)
+        elif isinstance(step, Die):
+            self._die(step)
         elif isinstance(step, Send):
             self._send(step)
         elif isinstance(step, Ack):
@@ -421,7 +446,7 @@ class Script:
                 self.leased += messages
 
     def _filled(
-        self, step: Tx | Xa, what: str, xid: anabranch.Xid | None = None
+        self, step: Tx | Xa | Die, what: str, xid: anabranch.Xid | None = None
     ) -> tuple[Entry, anabranch.Transaction | None]:
         """A transaction with all that it is to do in it."""
         messages = [message for store in step.stores for message in self._receive(store, step.acks)]
@@ -453,6 +478,25 @@ class Script:
         elif tx is not None:
             self.attempt("rollback", tx.rollback)
 
+    def _die(self, step: Die) -> None:
+        entry, tx = self._filled(step, f"tx gone when {step.point}")
+        entry.interrupted = True
+        if tx is not None:
+            after = UNDONE if step.point == "prepared" else DONE
+            commit = partial(_gone_at, step.point, self.open_router, tx)
+            self._call(entry, commit, {UNDONE, DONE}, {after}, {UNDONE, DONE})
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """What the end of a process does to its open files, locks and threads."""
+        router, self.router = self.open_router, None
+        self.jobs.forget()
+        for store in stores_of(router):
+            store._index.close()
+            store._directory.unlock()
+        router._placement.close()
+        router._directory_lock.release()
+
     def _prepare(self, step: Xa) -> None:
         xid = self._xids[step.name] = anabranch.Xid(1, step.name, str(next(self._numbers)))
         entry, tx = self._filled(step, f"xa {step.name}", xid)
@@ -469,6 +513,31 @@ class Script:
         router, outcome = self.open_router, DONE if step.commit else UNDONE
         tell = router.commit if step.commit else router.rollback
         self._call(entry, lambda: tell(xid), {HELD, outcome}, {outcome}, {HELD, outcome})
+
+
+class Gone(BaseException):
+    """The process is gone here."""
+
+
+def _gone_at(point: str, router: anabranch.Router, tx: anabranch.Transaction) -> None:
+    """Commit, and be gone at a point, if it is reached."""
+    coordinator: Any = router.coordinator
+    outcome = coordinator._outcome
+
+    def gone(*_: object) -> None:
+        raise Gone
+
+    def once(*arguments: object) -> object:
+        coordinator._outcome = gone
+        outcome(*arguments).wait()
+        raise Gone
+
+    if point == "half":
+        coordinator._outcome = once
+    else:
+        setattr(coordinator, {"prepared": "_decide", "decided": "_carry_out"}[point], gone)
+    with contextlib.suppress(Gone):
+        tx.commit()
 
 
 def configured(directory: Path, stores: int) -> anabranch.Config:

@@ -7,6 +7,7 @@ The scripted ones run here in part, but for two stores whose process is gone bef
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -22,18 +23,21 @@ from anabranch.adapters.journal import JournalStore
 from anabranch.router import coordinator, decision_log
 
 from .calls import KINDS
-from .programs import Account, Ack, Do, Entry, Send, Step, Tell, Tx, Xa
+from .programs import POINTS, Account, Ack, Die, Do, Entry, Send, Step, Tell, Tx, Xa
 from .transactions import campaign, distinct, power_trial, record, scratch, trial
 
 EXAMPLES = os.environ.get("TRANSACTION_EXAMPLES")
 
 
 @pytest.fixture(autouse=True)
-def frozen() -> Iterator[None]:
-    """Each trial collects what it made, and nothing else."""
+def lean() -> Iterator[None]:
+    """Each trial collects what it made, and nothing else. No log is kept: its records would hold stores and their files
+    until the test ends."""
     gc.collect()
     gc.freeze()
+    logging.disable()
     yield
+    logging.disable(logging.NOTSET)
     gc.unfreeze()
 
 
@@ -70,6 +74,7 @@ def _steps(stores: int) -> st.SearchStrategy[Step]:
         st.builds(Tell, names, st.booleans()),
         st.builds(Send, st.integers(0, stores - 1), size),
         st.builds(Ack, st.integers(0, stores - 1)),
+        st.builds(Die, several, st.sampled_from(POINTS)),
         st.builds(Do, st.sampled_from(["jobs", "jobs", "checkpoint", "reclaim", "reopen"])),
     )
 

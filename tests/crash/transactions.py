@@ -187,6 +187,8 @@ def trial(
 
 def behaviour(script: Script, faults: Faults) -> list[str]:
     """The fault is over. A failed store stays failed, the others work, all is well once it is opened again."""
+    for entry in script.account.entries:
+        entry.loose = entry.loose or entry.interrupted  # told again when its store can do it, maybe after others
     wrong = [f"sync of {target} was tried again after it had failed" for target in faults.retried]
     if script.router is None:
         script.open()
