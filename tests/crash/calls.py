@@ -46,9 +46,12 @@ class Faults:
     dead: bool = False
     hit: str = ""
     """What was spoilt."""
-    failed_syncs: set[str] = field(default_factory=set)
+    failed_syncs: dict[str, set[int]] = field(default_factory=dict)
+    """Segments, and the offsets of what was written before and not since."""
+    unsynced: dict[str, set[int]] = field(default_factory=dict)
+    """Files, and the offsets of what was written and not synced, but for zeros."""
     retried: list[str] = field(default_factory=list)
-    """Syncs that were tried again after they had failed."""
+    """Segments whose sync was tried again after it had failed, and not all was written again."""
     on: bool = True
     watch: Callable[[str, str, tuple[Any, ...], Any], None] = lambda *_: None
     """Told of each call once it was made: name, target, arguments, result."""
@@ -61,7 +64,7 @@ class Faults:
         self.count += 1
         makes = name == "open" and arguments[1] & os.O_CREAT
         self.log.append(f"{'create' if makes else name} {target}")
-        if name in ("fsync", "fdatasync") and target in self.failed_syncs:
+        if name in ("fsync", "fdatasync") and self.failed_syncs.pop(target, None):
             self.retried.append(target)
         if self.count != self.at:
             return self._made(name, real, target, arguments)
@@ -75,7 +78,7 @@ class Faults:
             self.kind = "enospc"
             return real(fd, memoryview(data)[: max(1, len(data) // 2)], offset)
         if name in ("fsync", "fdatasync") and target.endswith(".seg"):
-            self.failed_syncs.add(target)
+            self.failed_syncs[target] = self.unsynced.pop(target, set())
         number = errno.EIO if self.kind == "eio" else errno.ENOSPC
         if name.startswith("mdb_"):
             kind = lmdb.Error if self.kind == "eio" else lmdb.DiskError
@@ -84,6 +87,14 @@ class Faults:
 
     def _made(self, name: str, real: Callable[..., Any], target: str, arguments: tuple[Any, ...]) -> Any:
         result = real(*arguments)
+        if name == "pwrite":
+            _, data, offset = arguments
+            if any(data):
+                self.unsynced.setdefault(target, set()).add(offset)
+            lost = self.failed_syncs.get(target, set())
+            lost -= {place for place in lost if offset <= place < offset + result}
+        elif name in ("fsync", "fdatasync"):
+            self.unsynced.pop(target, None)
         self.watch(name, target, arguments, result)
         return result
 

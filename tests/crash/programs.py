@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
+from anabranch.router.decision_log import Decision
 
 from .calls import Crash, Jobs
 from .ledger import body_of, identity_of, name
@@ -311,8 +312,6 @@ class Script:
         self.errors: list[str] = []
         self.wrong: list[str] = []
         self.router: anabranch.Router | None = None
-        self.reopened: Callable[[], None] = lambda: None
-        """Called before the router is opened again."""
         self.leased: list[anabranch.Message] = []
         self.passed_over = False
         """A message could not be read: receivers go on behind it until its store is opened again."""
@@ -329,7 +328,6 @@ class Script:
                 self.step(step)
 
     def open(self) -> None:
-        self.reopened()
         self.leased.clear()
         self.router = self.attempt("open", lambda: anabranch.open(self.config))
 
@@ -527,9 +525,11 @@ def _gone_at(point: str, router: anabranch.Router, tx: anabranch.Transaction) ->
     def gone(*_: object) -> None:
         raise Gone
 
-    def once(*arguments: object) -> object:
+    def once(store: JournalStore, decision: Decision) -> object:
+        if not decision.commit:
+            return outcome(store, decision)
         coordinator._outcome = gone
-        outcome(*arguments).wait()
+        outcome(store, decision).wait()
         raise Gone
 
     if point == "half":

@@ -162,7 +162,6 @@ def trial(
     try:
         with simulated(jobs, f"{kind} {at}"), small_decision_log():
             script = Script(directory, stores, jobs, hit=lambda: faults.hit)
-            script.reopened = faults.failed_syncs.clear  # what is written again may be synced again
             with faults.patched():
                 with contextlib.suppress(Crash):
                     script.run(program)
