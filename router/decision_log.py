@@ -107,12 +107,9 @@ class DecisionLog:
 
     def _open(self) -> None:
         self.id = self._directory.read_id()
-        self._log = self._new_log()
-        try:
-            self._read(self._log)
-        except BaseException:
-            self._log = None  # half read it can neither be asked nor be closed
-            raise
+        the_log = self._new_log()
+        self._read(the_log)
+        self._log = the_log  # last: who has been waiting to decide must not write to one that is half read
 
     def _read(self, the_log: Log) -> None:
         found = recovery.survey(the_log.files, self.id, None, None)

@@ -14,6 +14,7 @@ and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -37,6 +38,8 @@ from .xid import Xid
 
 if TYPE_CHECKING:
     from .router import Router
+
+log = logging.getLogger(__name__)
 
 
 UNKNOWN: Final = "of unknown outcome"
@@ -481,7 +484,10 @@ class OpenTransactions:
         now = time.monotonic()
         due = [transaction for transaction, since in known if now - since >= self.options.timeout]
         for transaction in due:
-            transaction.expire()
+            try:
+                transaction.expire()
+            except Exception:  # its store's trouble: the next ones' time is over all the same
+                log.exception("a transaction that timed out could not be rolled back")
         with self._lock:
             oldest = next(iter(self._since.values()), None)
             self._timer = oldest is not None
