@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -95,6 +96,30 @@ def across(*stores: str) -> Callable[[Path, Workload], None]:
             in_threads(router, ("a", "b", "c", "d"), work)
 
     return run
+
+
+def forgetting(directory: Path, workload: Workload) -> None:
+    """Decisions are forgotten, durably, while the store that does not sync has nothing more to do: what holds there
+    must hold by then."""
+    with opened(config(directory, workload.options)) as router:
+        worker = Partner(router, Marks(), "f")
+        for turn in range(7):
+            worker.transaction({"always.q": 1, "never.q": 1}, {"never.q": turn % 2}, 200)
+            worker.end(worker.prepare(f"x{turn}", ["never.r", "always.r"], ["never.q"]), turn % 3 > 0)
+            forgotten(router)
+            for _ in range(3):
+                worker.send("always.last", 100)
+
+
+def forgotten(router: anabranch.Router) -> None:
+    """Wait until no decision is in force any more, and make that durable (rule T5)."""
+    the_log = router.coordinator._log
+    deadline = time.monotonic() + 30
+    while the_log.decisions:
+        assert time.monotonic() < deadline, "decisions are not forgotten"
+        time.sleep(0.01)
+    assert the_log._log is not None
+    the_log._log.sync()
 
 
 def external(directory: Path, workload: Workload) -> None:
@@ -191,6 +216,7 @@ CROSS = {
     "across-3": Workload(across("always", "periodic", "never"), {"checkpoint_operations": 25}),
     "external": Workload(external, {"checkpoint_operations": 12}),
     "decisions": Workload(decisions, {}),
+    "forgetting": Workload(forgetting, {}),
     "prepared-reopening": Workload(reopened, {"checkpoint_operations": 9}),
 }
 """Beside them, in workloads.py, the one that is killed."""
