@@ -96,6 +96,9 @@ class Applier:
             for entry in flight.entries:
                 if entry[0] == f.SEND and entry[1].waiters:
                     entry[1].wake()
+                elif entry[0] == f.ROLLBACK:
+                    for state, _ in entry[2].acks:
+                        state.wake()
 
     @property
     def behind(self) -> bool:

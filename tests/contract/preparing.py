@@ -286,6 +286,17 @@ class PreparingContract:
             store.rollback_prepared(name).wait()
             assert receiver.result().body == b"x"
 
+    @pytest.mark.parametrize("commit", [True, False])
+    def test_an_outcome_that_nobody_waits_for_wakes_who_waits(self, disk: Disk, commit: bool) -> None:
+        store = disk.create(checkpoint_interval=3600.0)  # which would look, too
+        store.send(A, b"x")
+        name = prepare(store, 1, to(B, b"x"), [claim(store)])
+        with Parallel(lambda: store.receive(B if commit else A, PATIENCE / 2)) as receiver:
+            assert receiver.outlives(0.05)
+            (store.commit_prepared if commit else store.rollback_prepared)(name).proceed()
+            assert not receiver.outlives(PATIENCE / 4)
+            assert receiver.result().body == b"x"
+
     def test_what_came_back_can_be_prepared_again(self, disk: Disk, store: Store) -> None:
         store.send_many(A, [b"1", b"2"])
         for number in range(4):
