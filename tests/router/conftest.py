@@ -18,7 +18,9 @@ from .disk import Faults, config
 def tmp_path() -> Iterator[Path]:
     """In memory: hundreds of stores are made here, and how long a disk takes is not what is looked at."""
     with tempfile.TemporaryDirectory(prefix="anabranch-router-", dir=FAST) as name:
-        yield Path(name)
+        path = Path(name) / "test"  # what a test puts beside it goes with it
+        path.mkdir()
+        yield path
 
 
 @pytest.fixture
