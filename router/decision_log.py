@@ -40,6 +40,9 @@ from .xid import Xid
 
 log = logging.getLogger(__name__)
 
+COMMIT: Final = "commit"
+ROLLBACK: Final = "rollback"
+
 SEGMENT_BYTES: Final = 1 << 20
 EPOCHS_MAX: Final = 1000
 """So many openings are remembered. What is still prepared from an earlier one waits for a word."""
@@ -55,6 +58,11 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     xid: Xid | None = None
     by_hand: bool = False
     """Heuristic: an operator's word, kept until it is told to be forgotten."""
+
+
+def word(decision: Decision) -> str:
+    """What a decision says: COMMIT or ROLLBACK."""
+    return COMMIT if decision.commit else ROLLBACK
 
 
 class External(msgspec.Struct, frozen=True, array_like=True):
@@ -93,17 +101,26 @@ class DecisionLog:
         """All that this log has had: of a transaction of another it may have lost the decision."""
         self.decisions: dict[bytes, Decision] = {}
         self.externals: dict[bytes, External] = {}
+        self.damage: BaseException | None = None
+        """Why it could not be read."""
         self._numbers = itertools.count(1)
         self._reclaim_due = False
 
     # Opening and closing
 
     def open(self) -> None:
-        """Read it, if there is one. Raises CorruptionError, PlacementError for a directory without an id."""
+        """Read it, if there is one. Raises CorruptionError, PlacementError for a directory without an id; `damage` says
+        so too then."""
         self._clear()
-        sweep_unfinished(self._directory.path.parent, self._directory.path.name)
-        if self._directory.path.exists():
-            self._open()
+        self.damage = StoreFailedError("it is being read")  # half read it would deny what it has decided
+        try:
+            sweep_unfinished(self._directory.path.parent, self._directory.path.name)
+            if self._directory.path.exists():
+                self._open()
+        except Exception as error:
+            self.damage = error
+            raise
+        self.damage = None
 
     def _open(self) -> None:
         self.id = self._directory.read_id()
@@ -161,6 +178,25 @@ class DecisionLog:
     def failed(self) -> BaseException | None:
         """Why it has stopped, if it has."""
         return self._log.failed if self._log is not None else None
+
+    @property
+    def unusable(self) -> BaseException | None:
+        """Why nothing can be asked of it now: it is damaged, or has failed. None if all is well."""
+        return self.damage or self.failed
+
+    def require_usable(self) -> None:
+        """Raise StoreFailedError, which says what to do, if it is damaged or has failed."""
+        if self.failed is not None:
+            raise StoreFailedError(
+                f"transactions over several stores are stopped: the decision log has failed: {self.failed}; see to the "
+                "disk and call reopen_decisions()"
+            ) from self.failed
+        if self.damage is not None:
+            raise StoreFailedError(
+                f"transactions over several stores are stopped: the decision log is damaged: {self.damage}. Restore "
+                f"{self._directory.path} from a backup, or move it aside and call reopen_decisions(): what is prepared "
+                "then waits for your word (in_doubt, resolve)"
+            ) from self.damage
 
     @property
     def syncs(self) -> int:

@@ -31,8 +31,11 @@ from ..policies.errors import (
 )
 from ..policies.wildcard import Match
 from .addresses import Address, resolve
-from .coordinator import COMMIT, ROLLBACK, Coordinator, Heuristic, InDoubt, Part
+from .coordinator import Coordinator
+from .decision_log import COMMIT, ROLLBACK
+from .doubt import Heuristic, InDoubt
 from .layout import Layout
+from .parts import Part
 from .placement import DestinationRow, Placement, StoreRow
 from .queue import Queue
 from .reconcile import Reconciler
@@ -75,8 +78,8 @@ class Router:
         self._by_destination = self._open_stores.by_destination
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._open_stores)
         self.coordinator = Coordinator(config.directory / "decisions", config.transactions, self)
-        self._open_stores.on_open = self.coordinator.settle
-        self._transactions = OpenTransactions(config.transactions, lambda: self.coordinator.prepared)
+        self._open_stores.on_open = self.coordinator.settling.settle
+        self._transactions = OpenTransactions(config.transactions, lambda: len(self.coordinator.externals))
         self._opened = False
         self._generation = fork_generation()
 
@@ -110,7 +113,7 @@ class Router:
                     self._reconciler.run()
                     self.coordinator.require_participants(self._placement.stores)
                 self._opened = True
-                self.coordinator.recover()
+                self.coordinator.settling.recover()
             except BaseException:
                 self.close()
                 raise
@@ -138,7 +141,7 @@ class Router:
             self._opened = self._open_stores.accepting = False
             try:
                 self._open_stores.close_all()
-                self.coordinator.close_log()
+                self.coordinator.log.close()
             except (AnabranchError, OSError):
                 self._let_go()
                 raise
@@ -146,7 +149,7 @@ class Router:
 
     def _let_go(self) -> None:
         try:
-            self.coordinator.close_log()
+            self.coordinator.log.close()
         finally:
             self._placement.close()
             self._directory_lock.release()
@@ -272,7 +275,7 @@ class Router:
         xid = as_xid(xid)
         transaction = Transaction(self, self._transactions, xid)
         try:
-            self.coordinator.require_free(xid)
+            self.coordinator.externals.require_free(xid)
         except TransactionError:
             self._transactions.remove(transaction)
             raise
@@ -310,7 +313,7 @@ class Router:
         self.require_open()
         opened = self._transactions.by_xid(as_xid(xid))
         if opened is None:
-            self.coordinator.end(as_xid(xid), commit=True)
+            self.coordinator.externals.end(as_xid(xid), commit=True)
         elif one_phase:
             opened.commit()
         else:
@@ -321,7 +324,7 @@ class Router:
         self.require_open()
         opened = self._transactions.by_xid(as_xid(xid))
         if opened is None:
-            self.coordinator.end(as_xid(xid), commit=False)
+            self.coordinator.externals.end(as_xid(xid), commit=False)
         else:
             opened.rollback()
 
@@ -329,13 +332,13 @@ class Router:
         """The external transactions that are prepared and wait for commit or rollback, oldest first. Raises
         StoreFailedError if the decision log cannot be read."""
         self.require_open()
-        return self.coordinator.externals()
+        return self.coordinator.externals.waiting()
 
     def in_doubt(self) -> list[InDoubt]:
         """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
         for a word of yours. All stores are opened for it."""
         self.require_open()
-        return self.coordinator.in_doubt(self._all_stores())
+        return self.coordinator.doubt.in_doubt(self._all_stores())
 
     def resolve(self, transaction: str, outcome: str) -> None:
         """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
@@ -343,17 +346,17 @@ class Router:
         self.require_open()
         if outcome not in (COMMIT, ROLLBACK):
             raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
-        self.coordinator.resolve(_transaction_id(transaction), outcome == COMMIT, self._all_stores())
+        self.coordinator.doubt.resolve(_transaction_id(transaction), outcome == COMMIT, self._all_stores())
 
     def heuristics(self) -> list[Heuristic]:
         """The outcomes that were decided by hand and not forgotten since, oldest first."""
         self.require_open()
-        return self.coordinator.heuristics()
+        return self.coordinator.doubt.heuristics()
 
     def forget(self, transaction: str) -> None:
         """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
         self.require_open()
-        self.coordinator.forget_by_hand(_transaction_id(transaction))
+        self.coordinator.doubt.forget(_transaction_id(transaction))
 
     def reopen_decisions(self) -> None:
         """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
@@ -423,7 +426,7 @@ class Router:
         """Of every store that exists; those that are not open are opened for it."""
         self.require_open()
         stores = {name: self._open_stores.open(row).stats() for name, row in self._rows_by_name().items()}
-        return RouterStats(stores, self.coordinator.syncs)
+        return RouterStats(stores, self.coordinator.log.syncs)
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.

@@ -33,7 +33,7 @@ from ..policies.errors import (
     TransactionInDoubt,
 )
 from .addresses import Address, resolve_all
-from .coordinator import Part, Work
+from .parts import Part, Work
 from .xid import Xid
 
 if TYPE_CHECKING:

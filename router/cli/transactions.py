@@ -10,7 +10,7 @@ import click
 from .output import config_option, echo_json, json_option, working
 
 if TYPE_CHECKING:
-    from ..coordinator import Heuristic, InDoubt
+    from ..doubt import Heuristic, InDoubt
     from ..router import Router
 
 
@@ -78,7 +78,7 @@ def command(
 
 
 def _list(ctx: click.Context, router: Router, as_json: bool) -> None:
-    waiting, by_hand, damage = router.in_doubt(), router.heuristics(), router.coordinator.damage
+    waiting, by_hand, damage = router.in_doubt(), router.heuristics(), router.coordinator.log.unusable
     if as_json:
         echo_json(
             {

@@ -36,7 +36,7 @@ from .policies.errors import (
     TransactionInDoubt,
     UnknownMessageError,
 )
-from .router.coordinator import Heuristic, InDoubt
+from .router.doubt import Heuristic, InDoubt
 from .router.queue import Queue
 from .router.router import Router, RouterStats, open
 from .router.tpc import Connection, ProgrammingError

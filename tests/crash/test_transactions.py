@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from anabranch.adapters.journal import JournalStore
-from anabranch.router import coordinator, decision_log
+from anabranch.router import decision_log
 
 from .calls import KINDS
 from .programs import POINTS, Account, Ack, Die, Do, Entry, Send, Step, Tell, Tx, Xa
@@ -132,7 +132,7 @@ _PREPARE = JournalStore.prepare
     [
         (decision_log.DecisionLog, "decide", _lazily, "power"),
         (JournalStore, "prepare", _unsynced, "power"),
-        (coordinator.Coordinator, "settle", lambda *_: None, "crash"),
+        (JournalStore, "recover_prepared", lambda _: [], "crash"),
     ],
 )
 def test_a_rule_that_is_broken_is_seen(

@@ -26,8 +26,11 @@ from typing import Any, Final
 from unittest import mock
 
 import anabranch
+from anabranch.adapters.base import Pending
+from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal import format as f
-from anabranch.router import coordinator, decision_log
+from anabranch.router import decision_log
+from anabranch.router.decision_log import Decision, DecisionLog, External
 
 from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
 from .disk import Lanes, Recorder, State, build, differences, states
@@ -106,10 +109,10 @@ def looked_at(router: anabranch.Router, script: Script, moment: int = LAST, powe
     return wrong + violations(router)
 
 
-def decisions_left(router: anabranch.Router) -> list[str]:
+def decisions_left(router: anabranch.Router, jobs: Jobs) -> list[str]:
     """Decisions that nobody needs any more are forgotten (rule T5)."""
-    router.coordinator.forget_finished()
-    return [f"never forgotten: {said}" for said in router.coordinator._log.decisions.values()]
+    jobs.run()
+    return [f"never forgotten: {said}" for said in router.coordinator.log.decisions.values()]
 
 
 def left(directory: Path, script: Script, jobs: Jobs, moment: int = LAST, power: bool = False) -> list[str]:
@@ -119,8 +122,7 @@ def left(directory: Path, script: Script, jobs: Jobs, moment: int = LAST, power:
     with anabranch.open(config) as router:
         wrong = looked_at(router, script, moment, power)
         found, externals = contents(router), externals_of(router)
-        jobs.run()
-        wrong += decisions_left(router)
+        wrong += decisions_left(router, jobs)
     for index in directory.rglob("index.mdb"):
         index.unlink()
     with anabranch.open(config) as router:
@@ -129,8 +131,7 @@ def left(directory: Path, script: Script, jobs: Jobs, moment: int = LAST, power:
             wrong.append(f"opened again without its indexes it holds {again}, before {(found, externals)}")
         wrong += in_doubt(router) + violations(router)
         wrong += told(router, script, externals, moment, power)
-        jobs.run()
-        wrong += probe(router, [store.name for store in stores_of(router)], 1) + decisions_left(router)
+        wrong += probe(router, [store.name for store in stores_of(router)], 1) + decisions_left(router, jobs)
     return wrong + jobs.raised
 
 
@@ -195,7 +196,7 @@ def behaviour(script: Script, faults: Faults) -> list[str]:
     router.in_doubt()  # opens them all
     names = [store.name for store in stores_of(router)]
     failed = [store.name for store in stores_of(router) if store.stats().failed]
-    undecided = router.coordinator._log.failed is not None
+    undecided = router.coordinator.log.failed is not None
     if len(failed) + undecided > 1:
         wrong.append(f"failed: {failed}{' and the decision log' if undecided else ''}")
     well = [name for name in names if name not in failed]
@@ -246,14 +247,16 @@ def record(base: Path, program: Sequence[Step], stores: int, backward: bool = Fa
     with simulated(jobs, "record"), small_decision_log(), contextlib.ExitStack() as stack:
         script = Script(directory, stores, jobs, now=recorder.now)
         recording = Recording(script, recorder)
-        prepare = coordinator.Coordinator._prepare
+        began: dict[bytes, int] = {}
+        prepare = JournalStore.prepare
 
-        def prepared(self: Any, work: Any) -> None:
-            first = recorder.now()
-            prepare(self, work)
-            recording.lanes.append(Lanes(first, recorder.now()))
+        def preparing(self: JournalStore, transaction: bytes, *arguments: Any) -> Pending[None]:
+            began.setdefault(transaction, recorder.now())
+            return prepare(self, transaction, *arguments)
 
-        stack.enter_context(mock.patch.object(coordinator.Coordinator, "_prepare", prepared))
+        stack.enter_context(mock.patch.object(JournalStore, "prepare", preparing))
+        for method in ("decide", "hold"):
+            stack.enter_context(_watched(method, began, recording))
         with faults.patched():
             script.run(program)
             faults.dead = True
@@ -269,6 +272,19 @@ def record(base: Path, program: Sequence[Step], stores: int, backward: bool = Fa
     if wrong:
         raise AssertionError(f"what was recorded is not what is there: {wrong}")
     return recording
+
+
+def _watched(method: str, began: dict[bytes, int], recording: Recording) -> Any:
+    """What the decision log is told ends the stores' preparing."""
+    real = getattr(DecisionLog, method)
+
+    def told(self: DecisionLog, said: Decision | External) -> Any:
+        first = began.pop(said.transaction, None)
+        if first is not None:
+            recording.lanes.append(Lanes(first, recording.recorder.now()))
+        return real(self, said)
+
+    return mock.patch.object(DecisionLog, method, told)
 
 
 def distinct(recording: Recording) -> tuple[int, list[State]]:

@@ -75,7 +75,7 @@ def crashed(router: anabranch.Router, copy: Path) -> Path:
             assert isinstance(store, JournalStore)
             for lock in (store._reclaimer._lock, store._log._lead, store._applier.lock):
                 stack.enter_context(lock)
-        decisions = router.coordinator._log
+        decisions = router.coordinator.log
         stack.enter_context(decisions._reclaiming)
         if decisions._log is not None:
             stack.enter_context(decisions._log._lead)

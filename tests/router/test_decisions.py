@@ -19,7 +19,7 @@ from anabranch.policies.errors import (
     TransactionError,
     TransactionInDoubt,
 )
-from anabranch.router import coordinator, decision_log
+from anabranch.router import decision_log, forgetting, settling
 
 from ..contract.disk import eventually
 from .disk import NEVER, OPTIONS, Faults, bodies, config, crashed, drain, take
@@ -30,8 +30,8 @@ XID = anabranch.Xid(7, "global", "branch")
 @pytest.fixture
 def synced(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
     """Prepares and decisions wait for the disk, nothing else happens in between."""
-    monkeypatch.setattr(coordinator, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(coordinator, "FORGET_SECONDS", 3600)
+    monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
     monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
     return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)
 
@@ -268,7 +268,7 @@ class TestDamage:
 
     def test_an_older_copy_of_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It lacks what was decided since: of a time that it does not know, nothing is taken for rolled back (T3)."""
-        monkeypatch.setattr(coordinator, "RETRY_SECONDS", 3600)
+        monkeypatch.setattr(settling, "RETRY_SECONDS", 3600)
         configuration = config(tmp_path / "data")
         decisions = configuration.directory / "decisions"
         with anabranch.open(configuration) as router:
@@ -316,7 +316,7 @@ class TestAnyCommitWins:
     def test_nobody_can_say_otherwise(
         self, synced: anabranch.Config, faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(coordinator, "RETRY_SECONDS", 3600)
+        monkeypatch.setattr(settling, "RETRY_SECONDS", 3600)
         with anabranch.open(self.half(synced, faults, tmp_path / "copy")) as router:
             (waiting,) = router.in_doubt()
             assert waiting.stores == ("b",)
@@ -393,7 +393,7 @@ class TestSegments:
     ) -> None:
         """Rule T5: what is held, in doubt or said by hand is carried on, and pins no file."""
         monkeypatch.setattr(decision_log, "SEGMENT_BYTES", 64 * 1024)
-        monkeypatch.setattr(coordinator, "FORGET_SECONDS", 0.05)
+        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 0.05)
         configuration = config(synced.directory, sync=NEVER)
         by_hand = held(configuration)
         shutil.rmtree(configuration.directory / "decisions")
@@ -433,7 +433,7 @@ class TestSegments:
         for number in range(5):
             with anabranch.open(configuration) as router:
                 router.send("a.x,b.x", b"x")
-                assert len(router.coordinator._log.epochs) == min(number + 2, 3)
+                assert len(router.coordinator.log.epochs) == min(number + 2, 3)
         with anabranch.open(configuration) as router:
             assert router.recover() == [XID]
             router.commit(XID)

@@ -18,7 +18,7 @@ from anabranch.policies.errors import (
     TransactionError,
     TransactionInDoubt,
 )
-from anabranch.router import coordinator
+from anabranch.router import settling
 
 from .disk import NEVER, Faults, bodies, config, crashed, drain, take
 
@@ -93,7 +93,7 @@ class TestOutcomes:
             with pytest.raises(TransactionError, match=rf"the outcome of transaction 7:global:branch is {outcome}"):
                 getattr(cross, other)(XID)
             assert len(drain(cross, "a.in")) == (1 if outcome == "commit" else 2)
-            cross.coordinator.forget_finished()
+            cross.coordinator.forgetting.run()
             with pytest.raises(TransactionError, match="no transaction 7:global:branch is prepared here"):
                 cross.commit(XID)
 
@@ -172,7 +172,7 @@ class TestOutcomes:
             assert len(said) == 1
             there = [f"{number}".encode() in found for found in bodies(cross, "a.q", "b.q")]
             assert there == [said == {"commit"}] * 2
-            cross.coordinator.forget_finished()
+            cross.coordinator.forgetting.run()
 
 
 class TestNames:
@@ -187,7 +187,7 @@ class TestNames:
             cross.transaction(XID)
         cross.transaction(anabranch.Xid(7, "global", "other branch")).rollback()
         cross.commit(XID)
-        cross.coordinator.forget_finished()
+        cross.coordinator.forgetting.run()
         with cross.transaction(XID) as again:
             again.send("a.q,b.q", b"y")
         assert bodies(cross, "a.q", "b.q") == [[b"x", b"y"]] * 2
@@ -249,7 +249,7 @@ class TestNames:
 class TestFailures:
     @pytest.fixture
     def synced(self, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
-        monkeypatch.setattr(coordinator, "RETRY_SECONDS", 0.05)
+        monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
         return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)
 
     def test_a_participant_fails_in_prepare(self, synced: anabranch.Config, faults: Faults) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import anabranch
 from anabranch.policies.errors import AnabranchError, TransactionInDoubt
-from anabranch.router import coordinator
+from anabranch.router import forgetting, settling
 
 from ..contract.disk import eventually
 from .disk import Faults, bodies, config, drain
@@ -85,7 +85,7 @@ def trouble(router: anabranch.Router, faults: Faults, stop: threading.Event) -> 
 
         def failed(part: str = part) -> bool:
             if part == "decisions":
-                return router.coordinator.damage is not None
+                return router.coordinator.log.unusable is not None
             return any(store.name == part and store.stats().failed for store in router.open_stores())
 
         eventually(failed)
@@ -101,8 +101,8 @@ def trouble(router: anabranch.Router, faults: Faults, stop: threading.Event) -> 
 def test_stores_and_log_fail_by_turns(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, sync: anabranch.Sync
 ) -> None:
-    monkeypatch.setattr(coordinator, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(coordinator, "FORGET_SECONDS", 0.02)
+    monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 0.02)
     said, stop = Outcomes(), threading.Event()
     options = anabranch.JournalOptions(segment_size=64 * 1024, sync=sync)
     configuration = config(tmp_path / "data", options, sync=anabranch.Sync.ALWAYS)

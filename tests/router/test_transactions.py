@@ -19,7 +19,7 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.router import coordinator
+from anabranch.router import forgetting
 from anabranch.router import stores as stores_module
 
 from ..contract.disk import Parallel, eventually
@@ -515,7 +515,7 @@ class TestSyncs:
     @pytest.fixture(autouse=True)
     def nothing_in_the_background(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
-        monkeypatch.setattr(coordinator, "FORGET_SECONDS", 3600)
+        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
 
     def counts(self, router: anabranch.Router) -> list[int]:
         stats = router.stats()

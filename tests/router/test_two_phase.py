@@ -16,7 +16,7 @@ import pytest
 import anabranch
 from anabranch.adapters.journal import log
 from anabranch.policies.errors import StoreFailedError, StoreFullError, StoreLockedError
-from anabranch.router import coordinator
+from anabranch.router import forgetting, settling
 from anabranch.router import stores as stores_module
 
 from ..contract.disk import eventually
@@ -26,8 +26,8 @@ from .disk import OPTIONS, SYNCED, Faults, bodies, config, copied, drain, take
 @pytest.fixture
 def synced(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
     """Prepares and decisions wait for the disk. Use after `faults`."""
-    monkeypatch.setattr(coordinator, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(coordinator, "FORGET_SECONDS", 3600)
+    monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
     monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
     return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)
 
@@ -236,17 +236,17 @@ class TestSecondPhase:
             eventually(lambda: [waiting.stores for waiting in router.in_doubt()] == [("a",)])
             for _ in range(3):
                 router.send("b.more,c.more", b"x")
-            router.coordinator.forget_finished()
+            router.coordinator.forgetting.run()
             a = next(store.store_id for store in router.open_stores() if store.name == "a")
-            kept = router.coordinator._log.decisions.values()
+            kept = router.coordinator.log.decisions.values()
             assert [a in decision.participants for decision in kept] == [True, True], (
                 "what concerns others is forgotten"
             )
             router.reopen("a")
             assert summary(router) == AFTER
             assert router.in_doubt() == []
-            router.coordinator.forget_finished()
-            assert router.coordinator._log.decisions == {}
+            router.coordinator.forgetting.run()
+            assert router.coordinator.log.decisions == {}
 
     def test_receipts_are_not_taken_by_who_looks_for_what_waits(
         self, synced: anabranch.Config, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +257,7 @@ class TestSecondPhase:
             carry_out = router.coordinator._carry_out
 
             def after_a_retry(*arguments: Any) -> Any:
-                router.coordinator._settle_open()
+                router.coordinator.settling.settle_open()
                 return carry_out(*arguments)
 
             monkeypatch.setattr(router.coordinator, "_carry_out", after_a_retry)
@@ -272,11 +272,11 @@ class TestForgetting:
     def test_decisions_go_once_they_are_durable_everywhere(
         self, synced: anabranch.Config, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(coordinator, "FORGET_SECONDS", 0.05)
+        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 0.05)
         with anabranch.open(synced) as router:
             for _ in range(5):
                 router.send("a.q,b.q", b"x")
-            eventually(lambda: not router.coordinator._log.decisions)
+            eventually(lambda: not router.coordinator.log.decisions)
             for store in router.open_stores():
                 assert store.committed() == []
 
@@ -284,28 +284,28 @@ class TestForgetting:
         with anabranch.open(synced) as router:
             router.send("a.q,b.q", b"x")
             faults.fail("fdatasync", "/stores/b/")
-            router.coordinator.forget_finished()
-            assert len(router.coordinator._log.decisions) == 1
+            router.coordinator.forgetting.run()
+            assert len(router.coordinator.log.decisions) == 1
             faults.mend()
             router.reopen("b")
-            router.coordinator.forget_finished()
-            assert router.coordinator._log.decisions == {}
+            router.coordinator.forgetting.run()
+            assert router.coordinator.log.decisions == {}
             assert bodies(router, "a.q", "b.q") == [[b"x"], [b"x"]]
 
     def test_closing_forgets(self, synced: anabranch.Config) -> None:
         with anabranch.open(synced) as router:
             router.send("a.q,b.q", b"x")
         with anabranch.open(synced) as router:
-            assert router.coordinator._log.decisions == {}
+            assert router.coordinator.log.decisions == {}
 
     def test_a_thousand_do_not_wait(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Invariant 10."""
-        monkeypatch.setattr(coordinator, "FORGET_SECONDS", 3600)
-        monkeypatch.setattr(coordinator, "FORGET_MAX", 100)
+        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
+        monkeypatch.setattr(forgetting, "FORGET_MAX", 100)
         with anabranch.open(config(tmp_path)) as router:
             for _ in range(150):
                 router.send("a.q,b.q", b"x")
-            eventually(lambda: len(router.coordinator._log.decisions) <= 100)
+            eventually(lambda: len(router.coordinator.log.decisions) <= 100)
 
 
 class TestKilled:
@@ -347,7 +347,7 @@ class TestKilled:
 
     @pytest.mark.parametrize("options", [OPTIONS, SYNCED], ids=["never", "always"])
     def test_a_commit(self, tmp_path: Path, options: anabranch.JournalOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(coordinator, "FORGET_SECONDS", 3600)
+        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
         monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
         configuration = config(tmp_path / "data", options, sync=anabranch.Sync.ALWAYS)
         decided = False

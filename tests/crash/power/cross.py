@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anabranch
-from anabranch.router import coordinator, decision_log
+from anabranch.router import decision_log
+from anabranch.router import forgetting as forgetting_module
 from anabranch.router.router import Router
 
 from ..ledger import Held, Marks, Operation, acks_of, sends_of, whole_lines
@@ -38,11 +39,11 @@ class Partner(Worker):
 
 def opened(setup: anabranch.Config) -> anabranch.Router:
     """A router that forgets decisions soon, and whose decision log has small segments."""
-    vars(coordinator)["FORGET_SECONDS"] = 0.05
+    vars(forgetting_module)["FORGET_SECONDS"] = 0.05
     vars(decision_log)["SEGMENT_BYTES"] = 64 * 1024
     router = Router(setup)
     vars(decision_log)["SEGMENT_BYTES"] = DECISIONS_BYTES  # less than options may say
-    the_log = router.coordinator._log
+    the_log = router.coordinator.log
     the_log._options = the_log._options.model_copy(update={"segment_size": DECISIONS_BYTES})
     return router.open()
 
@@ -113,7 +114,7 @@ def forgetting(directory: Path, workload: Workload) -> None:
 
 def forgotten(router: anabranch.Router) -> None:
     """Wait until no decision is in force any more, and make that durable (rule T5)."""
-    the_log = router.coordinator._log
+    the_log = router.coordinator.log
     deadline = time.monotonic() + 30
     while the_log.decisions:
         assert time.monotonic() < deadline, "decisions are not forgotten"

@@ -111,7 +111,7 @@ def write_transactions(router: anabranch.Router) -> None:
     def killed(_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    router.coordinator._log.decide = killed  # type: ignore[method-assign,assignment]
+    router.coordinator.log.decide = killed  # type: ignore[method-assign,assignment]
     begin(1004).commit()
 
 

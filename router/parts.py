@@ -1,0 +1,84 @@
+"""A transaction over several stores while it is in memory: what it does in each, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..adapters.base import Message, Outgoing, Store
+from ..policies.destination import Destination
+from ..policies.errors import ClosedError, StoreFailedError, UnknownMessageError
+from .xid import Xid
+
+
+class Part:
+    """What a transaction does in one store."""
+
+    __slots__ = ("acks", "first", "room", "sends", "store", "work")
+
+    def __init__(self, store: Store, first: Destination) -> None:
+        self.store = store
+        self.first = first
+        """A destination in it: one that was closed for being idle is opened again by it."""
+        self.sends: list[tuple[Destination, Outgoing]] = []
+        self.acks: list[Message] = []
+        self.room: object = None
+        self.work: Work | None = None
+        """The transaction that it has become part of."""
+
+    def unclaim(self) -> None:
+        """Nothing was prepared, or it failed: the messages are free again."""
+        if self.acks:
+            try:
+                self.store.unclaim(self.acks)
+            except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
+                self._unclaim_each()
+            except (StoreFailedError, ClosedError):
+                pass  # the store's leases and claims are gone with it
+
+    def _unclaim_each(self) -> None:
+        for message in self.acks:
+            try:
+                self.store.unclaim([message])
+            except (StoreFailedError, ClosedError, UnknownMessageError):
+                pass
+
+
+class Work:
+    """A transaction on its way through the two phases. `phase` moves by single assignments, so that another thread can
+    take over from one that was interrupted."""
+
+    __slots__ = ("id", "parts", "phase", "xid")
+
+    def __init__(self, transaction: bytes, parts: Sequence[Part], xid: Xid | None) -> None:
+        self.id = transaction
+        self.parts = parts
+        self.xid = xid
+        self.phase = "preparing"
+
+    @property
+    def participants(self) -> list[bytes]:
+        return [part.store.store_id for part in self.parts]
+
+    @property
+    def stores(self) -> list[str]:
+        return [part.store.name for part in self.parts]
+
+
+class Stores(Protocol):
+    """What the coordinator asks of the router."""
+
+    def store_by_id(self, store_id: bytes) -> Store:
+        """The open store of that id, opened if need be. Raises PlacementError for one that is not recorded."""
+
+    def require_open(self) -> None:
+        """Raise ClosedError if the router is closed, or in a forked child."""
+
+    def name_of(self, store_id: bytes) -> str:
+        """Its name, or its id where it has none."""
+
+    def open_stores(self) -> list[Store]:
+        """Those that are open."""
+
+    def reopened(self, part: Part) -> Store:
+        """After a ClosedError: the part's store, opened again if it was closed for being idle."""
