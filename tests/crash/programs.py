@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
+from unittest import mock
 
 import anabranch
+from anabranch.adapters.base import Pending
 from anabranch.adapters.journal import JournalStore
-from anabranch.router.decision_log import Decision
+from anabranch.router.decision_log import Decision, DecisionLog
 
 from .calls import Crash, Jobs
 from .ledger import body_of, identity_of, name
@@ -481,7 +483,7 @@ class Script:
         entry.interrupted = True
         if tx is not None:
             after = UNDONE if step.point == "prepared" else DONE
-            commit = partial(_gone_at, step.point, self.open_router, tx)
+            commit = partial(_gone_at, step.point, tx)
             self._call(entry, commit, {UNDONE, DONE}, {after}, {UNDONE, DONE})
         self._abandon()
 
@@ -517,26 +519,27 @@ class Gone(BaseException):
     """The process is gone here."""
 
 
-def _gone_at(point: str, router: anabranch.Router, tx: anabranch.Transaction) -> None:
+def _gone_at(point: str, tx: anabranch.Transaction) -> None:
     """Commit, and be gone at a point, if it is reached."""
-    coordinator: Any = router.coordinator
-    outcome = coordinator._outcome
+    decide, carry_out = DecisionLog.decide, JournalStore.commit_prepared
 
-    def gone(*_: object) -> None:
+    def before(self: DecisionLog, decision: Decision) -> Decision:
         raise Gone
 
-    def once(store: JournalStore, decision: Decision) -> object:
-        if not decision.commit:
-            return outcome(store, decision)
-        coordinator._outcome = gone
-        outcome(store, decision).wait()
+    def after(self: DecisionLog, decision: Decision) -> Decision:
+        decide(self, decision)
         raise Gone
 
-    if point == "half":
-        coordinator._outcome = once
-    else:
-        setattr(coordinator, {"prepared": "_decide", "decided": "_carry_out"}[point], gone)
-    with contextlib.suppress(Gone):
+    def half(self: JournalStore, transaction: bytes) -> Pending[list[anabranch.Receipt]]:
+        carry_out(self, transaction).wait()
+        raise Gone
+
+    owner, method, instead = {
+        "prepared": (DecisionLog, "decide", before),
+        "decided": (DecisionLog, "decide", after),
+        "half": (JournalStore, "commit_prepared", half),
+    }[point]
+    with mock.patch.object(owner, method, instead), contextlib.suppress(Gone):
         tx.commit()
 
 
