@@ -360,9 +360,10 @@ class Store(Protocol):
         """
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
-        """The branch is forgotten, and its acks are free again, each message at its old place. Once `wait` has returned
-        that is visible; after a crash the branch may be prepared again. `wait` returns whether it was prepared here; if
-        it was not, claims are as they were. Else as commit_prepared."""
+        """The branch is forgotten, and its acks are free again, each message at its old place: who had acked them can
+        do nothing more with their Message. Once `wait` has returned that is visible; after a crash the branch may be
+        prepared again. `wait` returns whether it was prepared here; if it was not, claims are as they were. Else as
+        commit_prepared."""
 
     def recover_prepared(self) -> Sequence[Prepared]:
         """All that is prepared and waits for its outcome, oldest first."""

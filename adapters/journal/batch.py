@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from google_crc32c import extend as crc32c
 
+from ..base import Message
 from . import format as f
 from .background import shared
 from .destinations import DestinationState
@@ -31,7 +32,7 @@ Outcome = tuple[int, bool]
 class Branch:
     """A store's part of a transaction that is prepared: what its commit will do."""
 
-    __slots__ = ("acks", "operations", "participants", "payload", "reservation", "size", "transaction")
+    __slots__ = ("acks", "messages", "operations", "participants", "payload", "reservation", "size", "transaction")
 
     def __init__(
         self,
@@ -51,6 +52,8 @@ class Branch:
         self.payload = payload
         """Of the PREPARE record."""
         self.acks: list[tuple[DestinationState, int]] = [(op[1], op[2]) for op in operations if op[0] == f.ACK]
+        self.messages: Sequence[Message] = ()
+        """Those that it acks, where this process received them."""
         self.reservation: object = None
         """Room in the store until the outcome (limits.py)."""
 

@@ -153,6 +153,8 @@ class Delivery:
             elif kind == f.ROLLBACK:
                 for state, seq in entry[2].acks:
                     self._free(state, seq, index)
+                for message in entry[2].messages:  # as in give_back: an interrupted rollback is done once more
+                    message.note = None
             elif kind == f.DESTINATION_GONE:
                 state = entry[1]
                 state.ready.clear()

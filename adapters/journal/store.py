@@ -469,7 +469,7 @@ class JournalStore:
         operations, size = self._send_operations(sends)
         operations += self._delivery.take(self, acks, CLAIMED, CLAIMED)
         branch = new_branch(transaction, participants, operations, size + f.ACK_BYTES * len(acks))
-        branch.reservation = room
+        branch.reservation, branch.messages = room, acks
         ticket = Ticket([(f.PREPARE, branch)], f.RECORD_HEADER.size + len(branch.payload), sync)
         self._log.submit(ticket)
         return Step(self._log, self._wait, ticket, lambda outcomes: None)

@@ -278,6 +278,16 @@ class PreparingContract:
         assert drain(again) == [b"0", b"3", b"5", b"50", b"70", b"99", b"100"]
         assert_whole(again)
 
+    def test_what_a_rollback_has_freed_is_freed_once(self, store: Store) -> None:
+        """Whoever claims it next keeps it, though an interrupted rollback is done again from the start."""
+        store.send(A, b"1")
+        before = claim(store)
+        assert store.rollback_prepared(prepare(store, 1, (), [before])).wait()
+        claim(store)
+        with pytest.raises(UnknownMessageError):
+            store.unclaim([before])
+        assert store.receive(A) is None
+
     def test_a_rollback_wakes_who_waits(self, store: Store) -> None:
         store.send(A, b"x")
         name = prepare(store, 1, (), [claim(store)])
