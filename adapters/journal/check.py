@@ -20,11 +20,36 @@ from .batch import Tail
 from .index import Index
 from .messages import read_record_at
 from .reader import BatchReader
-from .segment import SegmentTable
+from .segment import Segment, SegmentTable
+
+
+class _Counted:
+    """What the index holds."""
+
+    def __init__(self) -> None:
+        self.messages: Counter[int] = Counter()
+        self.bytes: Counter[int] = Counter()
+        """By destination id, both."""
+        self.live: Counter[int] = Counter()
+        self.live_bytes: Counter[int] = Counter()
+        """By segment number, both."""
+
+    def record(self, segment: Segment, length: int) -> None:
+        """A record that is needed."""
+        self.live[segment.number] += 1
+        self.live_bytes[segment.number] += length
 
 
 def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str]:
     """Each violation found, as a sentence. Called under the index lock, with nothing pending."""
+    counted = _Counted()
+    yield from _segments(table, applied)
+    yield from _messages(index, table, counted)
+    yield from _branches(index, table, counted)
+    yield from _counts(index, table, counted)
+
+
+def _segments(table: SegmentTable, applied: Tail) -> Iterator[str]:
     for segment in table.segments:
         if segment.number > applied.segment.number:
             continue
@@ -34,14 +59,12 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
             pass
         if reader.offset != end:
             yield f"C1 {CorruptionError(str(segment.path), reader.offset, f'records after {reader.lsn} are damaged')}"
-    counts: Counter[int] = Counter()
-    sizes: Counter[int] = Counter()
-    live: Counter[int] = Counter()
-    live_bytes: Counter[int] = Counter()
+
+
+def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
     reading = None
-    for number, place in index.all_places():
-        seq, lsn, offset, length = place
-        segment = table.find(lsn)  # type: ignore[assignment]
+    for number, (seq, lsn, offset, length) in index.all_places():
+        segment = table.find(lsn)
         if segment is None:
             yield f"C2 message {seq} of destination {number} lies in no segment (record {lsn})"
             continue
@@ -53,30 +76,36 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
             yield f"C2 message {seq} of destination {number} does not read back at {segment.path}:{offset}"
         elif f.MESSAGE.unpack_from(record, start)[0] != number:
             yield f"C2 message {seq} at {segment.path}:{offset} is not of destination {number}"
-        counts[number] += 1
-        sizes[number] += length
-        live[segment.number] += 1
-        live_bytes[segment.number] += length
+        counted.messages[number] += 1
+        counted.bytes[number] += length
+        counted.record(segment, length)
         if segment.is_dead(lsn):
             yield f"C4 message {seq} of destination {number} is in the index and marked dead in {segment.path}"
+
+
+def _branches(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
     for transaction, (lsn, offset, length) in index.prepared():
-        segment = table.find(lsn)  # type: ignore[assignment]
+        segment = table.find(lsn)
         if segment is None or read_record_at(segment, f.PREPARE, lsn, offset, length) is None:
             yield f"C5 the prepared transaction {transaction.hex()} (record {lsn}) does not read back"
             continue
-        live[segment.number] += 1
-        live_bytes[segment.number] += length
+        counted.record(segment, length)
         if segment.is_dead(lsn):
             yield f"C4 the prepared transaction {transaction.hex()} is marked dead in {segment.path}"
+
+
+def _counts(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
     for number, state in index.states.items():
-        if (state.count, state.bytes) != (counts[number], sizes[number]):
+        held = counted.messages[number], counted.bytes[number]
+        if (state.count, state.bytes) != held:
             yield (
                 f"C3 {state.destination} counts {state.count} messages of {state.bytes} bytes; "
-                f"the index holds {counts[number]} of {sizes[number]}"
+                f"the index holds {held[0]} of {held[1]}"
             )
     for segment in table.segments:
-        if (segment.live, segment.live_bytes) != (live[segment.number], live_bytes[segment.number]):
+        live = counted.live[segment.number], counted.live_bytes[segment.number]
+        if (segment.live, segment.live_bytes) != live:
             yield (
                 f"C4 {segment.path} counts {segment.live} live messages of {segment.live_bytes} bytes; "
-                f"the index has {live[segment.number]} of {live_bytes[segment.number]} in it"
+                f"the index has {live[0]} of {live[1]} in it"
             )
