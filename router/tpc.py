@@ -42,7 +42,7 @@ class Connection:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._transaction: Transaction | None = None
-        self._two_phase = False
+        """The current one; with an xid if tpc_begin has begun it."""
         self._closed = False
 
     def __enter__(self) -> Connection:
@@ -99,7 +99,7 @@ class Connection:
 
     def _require_one_phase(self, called: str, instead: str) -> None:
         self._require_open()
-        if self._two_phase:
+        if self._transaction is not None and self._transaction.xid is not None:
             raise ProgrammingError(f"{called}() is for transactions without an xid; this one ends with {instead}()")
 
     # Two phases
@@ -116,13 +116,12 @@ class Connection:
             self._transaction = self._router.transaction(as_xid(xid))
         except TransactionError as error:
             raise ProgrammingError(str(error)) from error
-        self._two_phase = True
 
     def tpc_prepare(self) -> None:
         """The first phase. Afterwards only tpc_commit and tpc_rollback may be called. After any error it is rolled
         back, and tpc_rollback() ends it. Raises ProgrammingError unless in a transaction that tpc_begin has begun; else
         as Transaction.prepare."""
-        transaction = self._require_two_phase("tpc_prepare")
+        transaction, _ = self._require_two_phase("tpc_prepare")
         if transaction.state == "prepared":
             raise ProgrammingError("the transaction is prepared already; call tpc_commit() or tpc_rollback()")
         transaction.prepare()
@@ -135,10 +134,9 @@ class Connection:
             self._require_outside("tpc_commit(xid)")
             self._say(xid, commit=True)
             return
-        transaction = self._require_two_phase("tpc_commit")
+        transaction, known = self._require_two_phase("tpc_commit")
         if transaction.state == "prepared":
-            assert transaction.xid is not None
-            self._say(transaction.xid, commit=True)  # where that fails it is prepared still, and can be tried again
+            self._say(known, commit=True)  # where that fails it is prepared still, and can be tried again
             self._end()
         elif transaction.state == "committed":  # there was nothing to prepare
             self._end()
@@ -152,15 +150,11 @@ class Connection:
             self._require_outside("tpc_rollback(xid)")
             self._say(xid, commit=False)
             return
-        transaction = self._require_two_phase("tpc_rollback")
-        if transaction.state == "prepared":
-            assert transaction.xid is not None
-            self._say(transaction.xid, commit=False)
-        elif transaction.state == "open":
+        transaction, known = self._require_two_phase("tpc_rollback")
+        if transaction.state == "open":
             transaction.rollback()
-        elif transaction.xid in self._router.recover():  # its prepare was in doubt, or interrupted
-            assert transaction.xid is not None
-            self._say(transaction.xid, commit=False)
+        elif transaction.state == "prepared" or known in self._router.recover():  # or its prepare was interrupted
+            self._say(known, commit=False)
         self._end()
 
     def tpc_recover(self) -> list[Xid]:
@@ -179,18 +173,19 @@ class Connection:
             raise ProgrammingError(str(error)) from error
 
     def _end(self) -> None:
-        self._transaction, self._two_phase = None, False
+        self._transaction = None
 
     def _require_outside(self, called: str) -> None:
         self._require_open()
         if self._transaction is not None:
             raise ProgrammingError(f"{called} inside a transaction; end that first")
 
-    def _require_two_phase(self, called: str) -> Transaction:
+    def _require_two_phase(self, called: str) -> tuple[Transaction, Xid]:
         self._require_open()
-        if self._transaction is None or not self._two_phase:
+        transaction = self._transaction
+        if transaction is None or transaction.xid is None:
             raise ProgrammingError(f"{called}() is for a transaction that was begun with tpc_begin(xid)")
-        return self._transaction
+        return transaction, transaction.xid
 
     def _require_open(self) -> None:
         if self._closed:
