@@ -8,12 +8,17 @@
             tx.send("queue://orders.custom,queue://audit", b"...")
 
 `router` opens the stores that a configuration names and routes to them, `queue` and `transaction` are what it hands
-out. `coordinator` makes a transaction over several stores one, `decision_log` holds its outcome; `xid` names those that
-a transaction manager decides, `datamanager` is for managers of the `transaction` package, `tpc` for the DB-API's.
-`stores` keeps open stores and closes idle ones; `placement` is the durable record of which store holds which
+out. `stores` keeps open stores and closes idle ones; `placement` is the durable record of which store holds which
 destination (`placement.mdb`), `reconcile` compares it with configuration and disk, so that nothing is lost sight of
 (invariant 6), `layout` and `names` say where directories lie. `addresses` reads what users call a destination.
 `replay` does a usage trace again, `cli` is the command line.
+
+Transactions: `transaction` gathers sends and acks, `open_transactions` counts and times those that are open; `parts` is
+what they do in each store. `coordinator` makes one over several stores one, in two phases around a record in
+`decision_log`; `settling` carries out what is decided where that could not be done at once, `forgetting` lets go of
+what is done everywhere. `xid` names those that a transaction manager decides, `external` holds them until it does;
+`doubt` says what waits, and takes outcomes by hand. `datamanager` is for managers of the `transaction` package, `tpc`
+for the DB-API's.
 
 On disk, in the configuration's directory: `router.lock`, `placement.mdb`, `stores/<name>/`, and `decisions/` once a
 transaction has needed it. What survives a crash is each store's affair, and for a transaction over several the decision

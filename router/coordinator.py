@@ -114,16 +114,17 @@ class Coordinator:
         Raises TransactionInDoubt if the decision may or may not have reached the disk; after any other error the
         transaction is rolled back.
         """
-        work = self.begin(parts)
-        self._prepare(work)
+        work = self.vote(parts)
         return self._decide(work, Decision(work.id, True, work.participants))
 
-    # The same in two steps, for who has other resources to ask between them: begin and vote, then finish or abandon.
+    # The same in two steps, for who has other resources to ask between them: vote, then finish or abandon.
 
-    def vote(self, work: Work) -> None:
+    def vote(self, parts: Sequence[Part], xid: Xid | None = None) -> Work:
         """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
-        error it is rolled back."""
+        error it is rolled back. Raises StoreFailedError if the decision log has failed."""
+        work = self._begin(parts, xid)
         self._prepare(work)
+        return work
 
     def finish(self, work: Work) -> dict[int, list[Receipt]]:
         """Decide it and carry it out. Receipts and TransactionInDoubt as those of `commit`. After StoreFailedError
@@ -138,18 +139,16 @@ class Coordinator:
         if self._active.get(work.id) is work:
             self._roll_back(work)
 
-    def hold(self, parts: Sequence[Part], xid: Xid) -> bytes:
-        """The first phase of an external transaction: prepared until its outcome is said. Returns its id. Errors as
-        those of `commit`."""
-        work = self.begin(parts, xid)
-        self._prepare(work)
+    def hold(self, parts: Sequence[Part], xid: Xid) -> None:
+        """The first phase of an external transaction: prepared until its outcome is said. Errors as those of
+        `commit`."""
+        work = self.vote(parts, xid)
         work.phase = "deciding"
         self._hand_over(work, lambda: self.log.hold(External(work.id, work.participants, xid)))
         self._end(work)
-        return work.id
 
-    def begin(self, parts: Sequence[Part], xid: Xid | None = None) -> Work:
-        """Nothing is prepared yet. Raises StoreFailedError if the decision log has failed; all is rolled back then."""
+    def _begin(self, parts: Sequence[Part], xid: Xid | None) -> Work:
+        """Nothing is prepared yet."""
         try:
             self._require_usable()
             work = Work(self.log.new_transaction(), sorted(parts, key=lambda part: part.store.name), xid)

@@ -35,13 +35,14 @@ from .coordinator import Coordinator
 from .decision_log import COMMIT, ROLLBACK
 from .doubt import Heuristic, InDoubt
 from .layout import Layout
+from .open_transactions import OpenTransactions
 from .parts import Part
 from .placement import DestinationRow, Placement, StoreRow
 from .queue import Queue
 from .reconcile import Reconciler
 from .stores import OpenStores
 from .tpc import Connection
-from .transaction import OpenTransactions, Transaction
+from .transaction import Transaction
 from .xid import Xid, as_xid
 
 if TYPE_CHECKING:

@@ -14,33 +14,21 @@ and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
-import weakref
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from ..adapters.base import Headers, Message, Receipt, Store, checked
 from ..adapters.journal.background import shared
-from ..policies.config import TransactionOptions
 from ..policies.destination import Destination
-from ..policies.errors import (
-    ClosedError,
-    OutcomeUnknownError,
-    TransactionError,
-    TransactionInDoubt,
-)
+from ..policies.errors import ClosedError, OutcomeUnknownError, TransactionError, TransactionInDoubt
 from .addresses import Address, resolve_all
 from .parts import Part, Work
 from .xid import Xid
 
 if TYPE_CHECKING:
+    from .open_transactions import OpenTransactions
     from .router import Router
-
-log = logging.getLogger(__name__)
-
 
 UNKNOWN: Final = "of unknown outcome"
 ACK: Final = -1
@@ -65,7 +53,7 @@ class Transaction:
         """By the number of operations before each, which differ."""
         self._work: Work | None = None
         """Once it has voted."""
-        self._operations = self._bytes = 0
+        self._bytes = 0
         self._state = "open"
         self._entered = False
         opened.add(self)
@@ -124,7 +112,6 @@ class Transaction:
             stores = [(destination, self._router.store_for(destination)) for destination in parts]
             size = len(parts) * len(message.body)
             self._require_room(len(parts), size)
-            self._operations += len(parts)
             self._bytes += size
             for destination, store in stores:
                 part = self._part(store, destination)
@@ -149,7 +136,6 @@ class Transaction:
                 part = self._part(message.store, message.destination)
                 part.acks.append(message)
                 self._order.append((part, ACK))
-                self._operations += 1
             except KeyboardInterrupt:
                 self._take_back(message, before)
                 raise
@@ -161,7 +147,6 @@ class Transaction:
         if not part.acks and not part.sends:
             del self._parts[message.store.store_id]
         del self._order[operations:]
-        self._operations = operations
         alone = Part(message.store, message.destination)
         alone.acks.append(message)
         alone.unclaim()
@@ -199,7 +184,6 @@ class Transaction:
                 free.unclaim()
         while len(self._order) > operations:
             part, place = self._order.pop()
-            self._operations -= 1
             if place == ACK:
                 part.acks.pop()
             else:
@@ -225,7 +209,7 @@ class Transaction:
     def _require_room(self, operations: int, size: int) -> None:
         options = self._options
         for what, option, used, limit in (
-            ("operations", "max_operations", self._operations + operations, options.max_operations),
+            ("operations", "max_operations", len(self._order) + operations, options.max_operations),
             ("bytes of messages", "max_bytes", self._bytes + size, options.max_bytes),
         ):
             if used > limit:
@@ -363,8 +347,7 @@ class Transaction:
             try:
                 self._state = "voting"
                 if self._parts:
-                    self._work = self._router.coordinator.begin(list(self._parts.values()))
-                    self._router.coordinator.vote(self._work)
+                    self._work = self._router.coordinator.vote(list(self._parts.values()))
                 self._opened.keep(self)
                 self._state = "voted"
             except Exception:
@@ -422,84 +405,3 @@ class Savepoint:
         May be called again; savepoints made after this one are gone. Raises TransactionError for one that is, and when
         the transaction has ended."""
         self._transaction.roll_back_to(self)
-
-
-class OpenTransactions:
-    """Of one router: how many there are, and which have been open for too long."""
-
-    def __init__(self, options: TransactionOptions, prepared: Callable[[], int]) -> None:
-        """`prepared` tells how many external ones wait for their outcome."""
-        self.options = options
-        self._prepared = prepared
-        self._lock = threading.Lock()  # guards the fields
-        self._since: dict[Transaction, float] = {}
-        """Oldest first."""
-        self._kept: set[Transaction] = set()
-        """Those that voted: open still, but nothing times them out."""
-        self._timer = False
-
-    def add(self, transaction: Transaction) -> None:
-        """Raises TransactionError at the limit, and for the xid of another."""
-        with self._lock:
-            known = len(self._since) + len(self._kept)
-            prepared = self._prepared()
-            if known + prepared >= self.options.max_open:
-                raise TransactionError(
-                    f"{known} transactions are open and {prepared} prepared; transactions.max_open is "
-                    f"{self.options.max_open}: commit or roll back some (recover() lists the prepared ones), or raise "
-                    "the limit"
-                )
-            if transaction.xid is not None and self._by_xid(transaction.xid) is not None:
-                raise TransactionError(f"xid {transaction.xid} is in use; commit or roll back that transaction first")
-            self._since[transaction] = time.monotonic()
-            start, self._timer = not self._timer, True
-        if start:
-            self._schedule(self.options.timeout)
-
-    def remove(self, transaction: Transaction) -> None:
-        """It has ended."""
-        with self._lock:
-            self._since.pop(transaction, None)
-            self._kept.discard(transaction)
-
-    def keep(self, transaction: Transaction) -> None:
-        """It has voted: its time is not over before it ends."""
-        with self._lock:
-            self._kept.add(transaction)
-            self._since.pop(transaction, None)
-
-    def by_xid(self, xid: Xid) -> Transaction | None:
-        """The open external transaction of that name."""
-        with self._lock:
-            known = self._by_xid(xid)
-        return known if known is not None and known.state != UNKNOWN else None  # what becomes of that, the log says
-
-    def _by_xid(self, xid: Xid) -> Transaction | None:
-        return next((known for known in (*self._since, *self._kept) if known.xid == xid), None)
-
-    def expire(self) -> None:
-        """Roll back those whose time is over; come again for the next."""
-        with self._lock:
-            known = list(self._since.items())
-        now = time.monotonic()
-        due = [transaction for transaction, since in known if now - since >= self.options.timeout]
-        for transaction in due:
-            try:
-                transaction.expire()
-            except Exception:  # its store's trouble: the next ones' time is over all the same
-                log.exception("a transaction that timed out could not be rolled back")
-        with self._lock:
-            oldest = next(iter(self._since.values()), None)
-            self._timer = oldest is not None
-        if oldest is not None:
-            self._schedule(max(oldest + self.options.timeout - time.monotonic(), 0.05))
-
-    def _schedule(self, seconds: float) -> None:
-        alive = weakref.ref(self)  # a timer must not keep a closed router alive
-
-        def run() -> None:
-            transactions = alive()
-            if transactions is not None:
-                transactions.expire()
-
-        shared().schedule(seconds, run)
