@@ -32,7 +32,17 @@ Outcome = tuple[int, bool]
 class Branch:
     """A store's part of a transaction that is prepared: what its commit will do."""
 
-    __slots__ = ("acks", "messages", "operations", "participants", "payload", "reservation", "size", "transaction")
+    __slots__ = (
+        "acks",
+        "messages",
+        "operations",
+        "participants",
+        "payload",
+        "promise",
+        "reservation",
+        "size",
+        "transaction",
+    )
 
     def __init__(
         self,
@@ -52,6 +62,8 @@ class Branch:
         self.payload = payload
         """Of the PREPARE record."""
         self.acks: list[tuple[DestinationState, int]] = [(op[1], op[2]) for op in operations if op[0] == f.ACK]
+        self.promise = 0
+        """Bytes kept free for its outcome (Log.promise)."""
         self.messages: Sequence[Message] = ()
         """Those that it acks, where this process received them."""
         self.reservation: object = None
@@ -70,6 +82,11 @@ class Ticket:
     """Room in the store that the ticket holds until it is done (limits.py)."""
     lazy = False
     """Need not be synced even under `always`: a durable decision stands behind it, and recovery does it again."""
+
+    promise = 0
+    """Bytes that its outcome will take, if it prepares a branch."""
+    frees = False
+    """A snapshot, after which there is more room than before: it may use what is promised."""
 
     def __init__(self, operations: list[Operation], size: int, sync: bool) -> None:
         self.operations = operations

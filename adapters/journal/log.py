@@ -72,6 +72,8 @@ class Log:
         self.table = SegmentTable(())
         self.prepared: dict[bytes, Branch] = {}
         """Branches that wait for their outcome, by transaction. The leader's."""
+        self._promised = 0
+        """Bytes that their outcomes take; after Ctrl-C it may say too much until nothing is prepared."""
         self.durable_lsn = 0
         self.snapshot_at = (0, 0)
         self.batch_bytes_max = min(options.batch_bytes_max, options.segment_size - f.HEADER_BYTES)
@@ -109,6 +111,18 @@ class Log:
         self._last_number = last_number
         self._generation = fork_generation()
         self._closed = self._ended = False
+
+    def restore(self, branch: Branch) -> None:
+        """At open: it waits for its outcome."""
+        branch.promise = self.promise(branch)
+        self.prepared[branch.transaction] = branch
+        self._promised += branch.promise
+
+    def promise(self, branch: Branch) -> int:
+        """Bytes to keep free for its outcome, which takes at most so many. None where that needs a segment of its own:
+        on a full disk such a one waits for room."""
+        size = f.BATCH_HEADER.size + f.OUTCOME_BYTES + branch.size
+        return size if size <= self.options.segment_size - f.HEADER_BYTES else 0
 
     @property
     def tail(self) -> Tail:
@@ -294,9 +308,11 @@ class Log:
             if self._ended or self.failed is not None:
                 self._dismiss(tickets, self._refusal())
                 return
-            tail = self._tail
-            if self._must_roll or tail.offset + size > tail.segment.allocated:
-                if not self._make_room(tickets, size):
+            tail, owed = self._tail, 0
+            if self._promised or len(tickets) > 1 or tickets[0].promise:
+                owed = self._owed(tickets)
+            if self._must_roll or tail.offset + size + owed > tail.segment.allocated:
+                if not self._make_room(tickets, size, owed):
                     return
                 tail = self._tail
             try:
@@ -340,13 +356,23 @@ class Log:
         for ticket in tickets:
             ticket.finish(error)
 
-    def _make_room(self, tickets: list[Ticket], size: int) -> bool:
-        """See that the batch fits into the segment and its space is allocated; on a full disk the tickets get
-        StoreFullError before any byte of the batch is written (invariant 7)."""
+    def _owed(self, tickets: list[Ticket]) -> int:
+        """Bytes to keep free behind this batch for the outcomes of all that is prepared, and is in it (rule J10). The
+        outcomes themselves may use them."""
+        if all(ticket.lazy or ticket.frees for ticket in tickets):
+            return 0
+        return self._promised + sum(ticket.promise for ticket in tickets)
+
+    def _make_room(self, tickets: list[Ticket], size: int, owed: int = 0) -> bool:
+        """See that the batch fits into the segment and its space is allocated, with `owed` bytes behind it here or in
+        the pool; on a full disk the tickets get StoreFullError before any byte of the batch is written (invariant 7).
+        """
         try:
             if self._must_roll or self._tail.offset + size > self._tail.segment.capacity:
                 self._roll(size)
             self._allocate(self._tail.segment, self._tail.offset + size)
+            if owed:
+                self._keep_free(self._tail.offset + size, owed)
         except StoreFailedError as error:
             self._dismiss(tickets, error)
             return False
@@ -363,6 +389,18 @@ class Log:
             self._dismiss(tickets, full)
             return False
         return True
+
+    def _keep_free(self, end: int, owed: int) -> None:
+        """So many bytes of allocated space behind `end`, or in files of the pool: as many as it takes if outcomes fill
+        each to more than a half only."""
+        segment, file_bytes = self._tail.segment, self.options.segment_size - f.HEADER_BYTES
+        if end + owed <= segment.capacity:
+            self._allocate(segment, end + owed)
+            return
+        files = -(-2 * owed // file_bytes)
+        with self._prepare_lock:
+            while len(self.files.pool) < files:
+                self.files.prepare(self.options.segment_size)
 
     def _allocate(self, segment: Segment, end: int) -> None:
         """Zero-fill ahead of the appends, in chunks that grow (rule M1)."""
@@ -468,10 +506,15 @@ class Log:
         if flight.snapshot is not None:
             self.snapshot_at = flight.snapshot
         for branch in flight.prepared or ():
+            if branch.transaction not in self.prepared:
+                self._promised += branch.promise
             self.prepared[branch.transaction] = branch
         for branch in flight.settled or ():
-            self.prepared.pop(branch.transaction, None)
+            if self.prepared.pop(branch.transaction, None) is not None:
+                self._promised -= branch.promise
             branch.reservation = None
+        if not self.prepared:
+            self._promised = 0
 
     # Syncing
 

@@ -64,6 +64,7 @@ class Reclaimer:
                 return 0
             size = f.RECORD_HEADER.size + len(document)
             ticket = Ticket([(f.SNAPSHOT, document)], size, sync=True)
+            ticket.frees = True
             self._log.submit(ticket)
             self._log.wait(ticket)
             self._forget({segment.number for segment in empty})

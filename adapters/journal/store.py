@@ -175,7 +175,7 @@ class JournalStore:
             self._delivery.restore(branch.acks)
             if self._room is not None:
                 branch.reservation = self._room.hold(branch.operations)
-            self._log.prepared[branch.transaction] = branch
+            self._log.restore(branch)
 
     def close(self) -> None:
         if not self._opened:
@@ -471,6 +471,7 @@ class JournalStore:
         branch = new_branch(transaction, participants, operations, size + f.ACK_BYTES * len(acks))
         branch.reservation, branch.messages = room, acks
         ticket = Ticket([(f.PREPARE, branch)], f.RECORD_HEADER.size + len(branch.payload), sync)
+        ticket.promise = branch.promise = self._log.promise(branch)
         self._log.submit(ticket)
         return Step(self._log, self._wait, ticket, lambda outcomes: None)
 

@@ -161,6 +161,7 @@ def test_a_transaction_whose_participant_is_full_takes_effect_nowhere_or_later(
         spare.write_bytes(bytes(8_000_000))
         sent = over_two(router, 0, size)
         assert sent > 5
+        assert router.in_doubt() == []  # who could prepare can commit: its room was promised (rule J10)
         assert over_two(router, sent, 300_000) == sent
         assert len(router.queue("a.out")) == sent
         router.queue("a.out").send(body_of("alone.0"))  # store a works on (invariant 7)

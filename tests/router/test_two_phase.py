@@ -45,6 +45,14 @@ def begin(router: anabranch.Router) -> anabranch.Transaction:
     return tx
 
 
+def fill(router: anabranch.Router, faults: Faults) -> None:
+    """Store b takes what it has room for, and gets no more."""
+    faults.fail("grow", "/stores/b/", errno.ENOSPC)
+    with pytest.raises(StoreFullError):
+        while True:
+            router.queue("b.fill").send(bytes(1000))
+
+
 BEFORE = [[b"1", b"2"], [b"1", b"2"], [], [], []]
 QUEUES = ("a.in", "b.in", "a.out", "b.out", "c.out")
 
@@ -207,14 +215,25 @@ class TestSecondPhase:
             assert summary(router) == AFTER
             assert router.in_doubt() == []
 
+    def test_who_has_prepared_has_room_to_commit(self, synced: anabranch.Config, faults: Faults) -> None:
+        """Rule J10, whatever comes between: the disk is full for sends first."""
+        with anabranch.open(synced) as router:
+            tx = begin(router)
+            faults.before("fdatasync", "/decisions/", lambda: fill(router, faults))
+            assert all(receipt.seq for receipt in tx.commit())
+            assert summary(router) == AFTER
+            assert router.in_doubt() == []
+
     def test_a_store_without_room_is_told_again_until_it_has_some(
         self, synced: anabranch.Config, faults: Faults
     ) -> None:
+        """What is larger than a segment gets no room beforehand."""
         with anabranch.open(synced) as router:
             tx = begin(router)
+            tx.send("b.large", bytes(100_000))
             faults.before("fdatasync", "/decisions/", lambda: faults.fail("grow", "/stores/b/", errno.ENOSPC))
             receipts = tx.commit()
-            assert [bool(receipt.seq) for receipt in receipts] == [True, False, True]
+            assert [bool(receipt.seq) for receipt in receipts] == [True, False, True, False]
             (waiting,) = router.in_doubt()
             assert (waiting.outcome, waiting.stores) == ("commit", ("b",))
             assert router.queue("b.in").receive() is not None  # the second: the first is claimed
@@ -227,9 +246,9 @@ class TestSecondPhase:
         """Invariant 7: in the background too, whichever comes first."""
         with anabranch.open(synced) as router:
             tx = begin(router)
+            tx.send("c.large", bytes(100_000))
             faults.before("fdatasync", "/decisions/", lambda: faults.fail("pwrite", "/stores/a/"))
             faults.before("fdatasync", "/decisions/", lambda: faults.fail("grow", "/stores/c/", errno.ENOSPC))
-            router.queue("c.fill").send(bytes(20_000))
             tx.commit()
             assert [waiting.stores for waiting in router.in_doubt()] == [("a", "c")]
             faults.mend()
