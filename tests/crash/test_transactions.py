@@ -45,10 +45,10 @@ def lean() -> Iterator[None]:
     "arguments",
     [
         "--stores 2 --kind crash",
-        "--stores 2 --kind eio --kind enospc --kind short --share 1/16",
-        "--stores 3 --kind crash --kind eio --kind enospc --share 1/40 --backward",
-        "--stores 4 --kind crash --kind eio --kind enospc --share 1/60",
-        "--stores 2 --stores 3 --stores 4 --kind power --share 1/100",
+        "--stores 2 --kind eio --kind enospc --kind short --share 1/24",
+        "--stores 3 --kind crash --kind eio --kind enospc --share 1/64 --backward",
+        "--stores 4 --kind crash --kind eio --kind enospc --share 1/96",
+        "--stores 2 --stores 3 --stores 4 --kind power --share 1/128",
     ],
 )
 def test_no_spoiled_call_and_no_power_failure_leaves_a_part_of_a_transaction(arguments: str) -> None:
