@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..adapters.files import sync_directory
 from ..policies.config import StoreConfig
 from ..policies.config_options import DEFAULT_KIND
 from ..policies.destination import Destination
@@ -124,7 +125,10 @@ class Reconciler:
 
     def _record_if_all_belong(self, row: StoreRow) -> list[Misplaced]:
         """Record a store and what it holds, or return what does not belong there. An empty one is left as it is: a
-        crash came after it was made, and the first send records it."""
+        crash came after it was made, and the first send records it.
+
+        Whoever made it may have been killed before its name was on disk, so that is done first (rule D2)."""
+        sync_directory(self._layout.path(row).parent)
         store = self._stores.load(row)
         try:
             held = {d: count for d in store.destinations() if (count := store.depth(d))}

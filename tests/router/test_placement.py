@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -414,3 +415,24 @@ def test_unfinished_stores_are_swept(tmp_path: Path) -> None:
     with anabranch.open(settings) as router:
         assert held(router) == {"queue://a": [b"x"]}
     assert [path.exists() for path in left + others] == [False, False, True, True]
+
+
+def test_a_name_of_a_process_that_was_killed_is_made_durable_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule D2: its store and its decision log were whole, and their names perhaps in the page cache alone."""
+    settings = config(tmp_path, ("a", ["queue://a"]), ("b", [">"]))
+    for made in (tmp_path / "stores" / "a", tmp_path / "decisions"):
+        JournalStore.create("made", made, OPTIONS)
+    real, synced = os.fsync, []
+
+    def fsync(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with anabranch.open(settings) as router:
+        assert str(tmp_path) in synced
+        assert str(tmp_path / "stores") in synced
+        router.send("a,b", b"x")
+        assert held(router) == {"queue://a": [b"x"], "queue://b": [b"x"]}
