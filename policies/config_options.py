@@ -216,11 +216,11 @@ class TransactionOptions(Options):
     max_bytes: Annotated[int, Size(1, GIB)] = 64 * MIB
     """How many bytes of messages one transaction may hold; they are kept in memory until it ends."""
 
-    @field_validator("sync")
+    @field_validator("sync", mode="before")  # or a mistyped one would be told of periodic
     @classmethod
-    def _always_or_never(cls, value: Sync) -> Sync:
-        if value is Sync.PERIODIC:
-            raise ValueError("expected always or never")
+    def _always_or_never(cls, value: object) -> object:
+        if value not in (Sync.ALWAYS, Sync.NEVER, Sync.ALWAYS.value, Sync.NEVER.value):
+            raise ValueError("expected 'always' or 'never'")
         return value
 
 

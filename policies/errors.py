@@ -56,9 +56,10 @@ class PlacementError(AnabranchError):
 class CorruptionError(AnabranchError):
     """Acknowledged data is damaged. Nothing was changed on disk."""
 
-    def __init__(self, path: str, offset: int, reason: str) -> None:
-        self.path, self.offset, self.reason = path, offset, reason
-        super().__init__(f"{path} at offset {offset}: {reason}")
+    def __init__(self, path: str, offset: int, reason: str, step: str = "") -> None:
+        """`step`: what to do about it, where somebody knows."""
+        self.path, self.offset, self.reason, self.step = path, offset, reason, step
+        super().__init__(f"{path} at offset {offset}: {reason}{f'; {step}' if step else ''}")
 
 
 class StoreFailedError(AnabranchError):

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 def join(router: Router, manager: Any = None, xid: Xid | None = None) -> DataManager:
     """See Router.join."""
     manager = of_this_thread if manager is None else manager
+    if isinstance(manager, (tuple, str)):  # an Xid, most likely
+        raise TypeError(f"join() takes a transaction manager, not {manager!r}; an xid is given by name: join(xid=...)")
     joined = manager.get()
     try:
         known: DataManager = joined.data(router)

@@ -44,6 +44,8 @@ COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
 
 SEGMENT_BYTES: Final = 1 << 20
+WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it aside (docs/transactions.md)"
+
 EPOCHS_MAX: Final = 1000
 """So many openings are remembered. What is still prepared from an earlier one waits for a word."""
 
@@ -125,7 +127,11 @@ class DecisionLog:
     def _open(self) -> None:
         self.id = self._directory.read_id()
         the_log = self._new_log()
-        self._read(the_log)
+        try:
+            self._read(the_log)
+        except CorruptionError as error:
+            step = WAY_OUT if error.step in ("", recovery.RESTORE) else error.step  # a backup would be an older copy
+            raise CorruptionError(error.path, error.offset, error.reason, step) from error
         self._log = the_log  # last: who has been waiting to decide must not write to one that is half read
 
     def _read(self, the_log: Log) -> None:
@@ -193,9 +199,9 @@ class DecisionLog:
             ) from self.failed
         if self.damage is not None:
             raise StoreFailedError(
-                f"transactions over several stores are stopped: the decision log is damaged: {self.damage}. Restore "
-                f"{self._directory.path} from a backup, or move it aside and call reopen_decisions(): what is prepared "
-                "then waits for your word (in_doubt, resolve)"
+                f"transactions over several stores are stopped: the decision log cannot be read: {self.damage}. Once "
+                "that is put right, or the directory moved aside, call reopen_decisions(); without it what is prepared "
+                "waits for your word (in_doubt, resolve)"
             ) from self.damage
 
     @property
@@ -292,7 +298,7 @@ class DecisionLog:
                 self.decisions.pop(transaction, None)
                 self.externals.pop(transaction, None)
         elif kind != f.SNAPSHOT:
-            raise CorruptionError(path, offset, f"record of unknown type {kind}; a newer version wrote it")
+            raise CorruptionError(path, offset, f"record of unknown type {kind}", "use the version that wrote it")
 
     # Releasing segments
 

@@ -32,6 +32,10 @@ class InDoubt:
     """Where it waits."""
     reason: str
     """Why, and what to do."""
+    sends: int
+    """How many it holds where it is prepared, in the stores that can be opened."""
+    acks: int
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +66,29 @@ class Doubt:
         """What waits in these stores, and what is decided and not carried out everywhere."""
         where: dict[bytes, list[str]] = {}
         reasons: dict[bytes, str] = {}
+        holds: dict[bytes, tuple[int, int]] = {}
         for store, prepared in prepared_in(stores):
             if prepared.transaction not in self._active:
                 said = self._settling.verdict(prepared)
                 where.setdefault(prepared.transaction, []).append(store.name)
+                sends, acks = holds.get(prepared.transaction, (0, 0))
+                holds[prepared.transaction] = (sends + prepared.sends, acks + prepared.acks)
                 reasons[prepared.transaction] = said if isinstance(said, str) else "its store carries it out soon"
         for transaction, store_ids in self._settling.unfinished().items():
             names = {self._stores.name_of(store_id) for store_id in store_ids}
             where[transaction] = sorted(names | set(where.get(transaction, [])))
             reasons[transaction] = "decided; these stores cannot carry it out now, and are told again until they can"
-        return [self._described(transaction, where[transaction], reasons[transaction]) for transaction in sorted(where)]
+        return [
+            self._described(transaction, where[transaction], reasons[transaction], *holds.get(transaction, (0, 0)))
+            for transaction in sorted(where)
+        ]
 
-    def _described(self, transaction: bytes, stores: Sequence[str], reason: str) -> InDoubt:
+    def _described(self, transaction: bytes, stores: Sequence[str], reason: str, sends: int, acks: int) -> InDoubt:
         said = self._log.decisions.get(transaction)
         known = said or self._log.externals.get(transaction)
         outcome = word(said) if said is not None else None
-        return InDoubt(transaction.hex(), known.xid if known is not None else None, outcome, tuple(stores), reason)
+        xid = known.xid if known is not None else None
+        return InDoubt(transaction.hex(), xid, outcome, tuple(stores), reason, sends, acks)
 
     def resolve(self, transaction: bytes, commit: bool, stores: Iterable[Store]) -> None:
         """The outcome by hand, recorded. Raises TransactionError for a transaction that does not wait for one."""

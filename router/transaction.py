@@ -34,6 +34,12 @@ UNKNOWN: Final = "of unknown outcome"
 ACK: Final = -1
 """In place of a send's place."""
 
+_STEPS: Final = {
+    "prepared": ("is prepared", "say its outcome with router.commit(xid) or router.rollback(xid)"),
+    "voted": ("has voted", "commit it or roll it back"),
+}
+"""The states in which something can be done about it yet."""
+
 
 class Transaction:
     """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block, or when its time
@@ -57,6 +63,10 @@ class Transaction:
         self._state = "open"
         self._entered = False
         opened.add(self)
+
+    def __repr__(self) -> str:
+        name = f" {self.xid}" if self.xid is not None else ""
+        return f"<Transaction{name}, {self._state}, {len(self._order)} operations>"
 
     def __enter__(self) -> Transaction:
         with self._lock:
@@ -220,7 +230,8 @@ class Transaction:
 
     def _require_open(self) -> None:
         if self._state != "open":
-            raise TransactionError(f"this transaction is {self._state}; begin another")
+            what, step = _STEPS.get(self._state, (f"is {self._state}", "begin another"))
+            raise TransactionError(f"this transaction {what}; {step}")
 
     def commit(self) -> list[Receipt]:
         """Make it durable, then visible. Returns a receipt for each send, in order; its `seq` is 0 where the store

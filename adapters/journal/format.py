@@ -146,8 +146,8 @@ class SegmentHeader:
             raise CorruptionError(path, 0, "not a journal segment: its header is missing or damaged")
         _, version, flags, crc, store_id, *fields = SEGMENT_HEADER.unpack_from(page)
         if version != VERSION:
-            reason = f"format version {version}; this program reads version {VERSION}: use the version that wrote it"
-            raise CorruptionError(path, 8, reason)
+            reason = f"format version {version}; this program reads version {VERSION}"
+            raise CorruptionError(path, 8, reason, "use the version that wrote it")
         blank = SEGMENT_HEADER.pack(MAGIC, version, flags, 0, store_id, *fields)
         if crc32c(0, blank) != crc:
             raise CorruptionError(path, 0, "the segment header's checksum does not match")

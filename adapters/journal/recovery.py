@@ -28,6 +28,9 @@ from .segment import Segment, SegmentTable
 
 log = logging.getLogger(__name__)
 
+RESTORE: Final = "restore it from a backup"
+"""What to do about a store's file that is damaged or gone."""
+
 
 PARTIAL_OPERATIONS: Final = 200_000
 """A rebuild commits after so many, so that LMDB's transaction stays of bounded size; without a checkpoint in it such a
@@ -74,7 +77,7 @@ def survey(files: SegmentFiles, store_id: bytes, checkpoint: Checkpoint | None, 
     """Decide. With no `checkpoint` the index is to be rebuilt. Writes nothing. Raises CorruptionError."""
     headers = {header.number: header for header in files.headers()}
     if not headers:
-        raise CorruptionError(str(files.directory), 0, "the journal's segments are gone; restore them from a backup")
+        raise CorruptionError(str(files.directory), 0, "the journal's segments are gone", RESTORE)
     for header in headers.values():
         if header.store_id != store_id:
             reason = f"this segment belongs to store {header.store_id.hex()}, not to {store_id.hex()}"
@@ -120,7 +123,7 @@ def _require_length(segment: Segment, watermark: int, checkpoint: Checkpoint | N
     size = segment.path.stat().st_size
     if size < end:
         reason = f"the file is cut short: records up to offset {end} were known to be on disk"
-        raise CorruptionError(str(segment.path), size, reason + "; restore it from a backup")
+        raise CorruptionError(str(segment.path), size, reason, RESTORE)
 
 
 def _chain(headers: dict[int, f.SegmentHeader], files: SegmentFiles) -> list[Segment]:
@@ -176,7 +179,7 @@ class IndexMismatchError(Exception):
 
 def _gone(files: SegmentFiles, number: int) -> CorruptionError:
     return CorruptionError(
-        str(files.path(number)), 0, f"segment {number} is missing and may have held messages; restore it from a backup"
+        str(files.path(number)), 0, f"segment {number} is missing, and records that count may have been in it", RESTORE
     )
 
 
@@ -221,7 +224,7 @@ def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint:
                     highest = max(highest, header.base_lsn + header.count - 1)
     if watermark > end.lsn:
         reason = f"records {end.lsn + 1} to {watermark} were known to be on disk and do not read back"
-        raise CorruptionError(str(last.path), end.offset, reason + "; restore the file from a backup")
+        raise CorruptionError(str(last.path), end.offset, reason, RESTORE)
     if hole or highest > end.lsn:
         log.warning(
             "%s: torn tail cut at offset %d: records after %d were never acknowledged", last.path, end.offset, end.lsn
@@ -286,7 +289,7 @@ def read_snapshot(
         for record in records_of(batch):
             if record.kind == f.SNAPSHOT:
                 return snapshots.decode(record.payload)
-    raise CorruptionError(str(path), offset, "the latest snapshot does not read back; restore the file from a backup")
+    raise CorruptionError(str(path), offset, "the latest snapshot does not read back", RESTORE)
 
 
 def _one_batch(file: File, seed: int, offset: int) -> Iterator[Batch]:

@@ -84,7 +84,10 @@ def _list(ctx: click.Context, router: Router, as_json: bool) -> None:
             {
                 "directory": str(router.config.directory),
                 "decision_log": str(damage) if damage is not None else "ok",
-                "in_doubt": [_row(one) | {"stores": list(one.stores), "reason": one.reason} for one in waiting],
+                "in_doubt": [
+                    _row(one) | {"stores": list(one.stores), "sends": one.sends, "acks": one.acks, "reason": one.reason}
+                    for one in waiting
+                ],
                 "by_hand": [_row(one) for one in by_hand],
             }
         )
@@ -111,6 +114,7 @@ def _print(router: Router, waiting: list[InDoubt], by_hand: list[Heuristic]) -> 
         if one.xid is not None:
             click.echo(f"  xid      {one.xid}")
         click.echo(f"  stores   {', '.join(one.stores) or 'none that can be opened'}")
+        click.echo(f"  holds    sends: {one.sends:,}, acks: {one.acks:,}")
         click.echo(f"  outcome  {one.outcome or 'none yet'}")
         click.echo(f"  waits    {one.reason}")
     if by_hand:
@@ -121,7 +125,13 @@ def _print(router: Router, waiting: list[InDoubt], by_hand: list[Heuristic]) -> 
 
 
 def _decide(router: Router, text: str, outcome: str) -> dict[str, Any]:
-    transaction = _named(text, router.in_doubt())
+    from ...policies.errors import TransactionError
+
+    waiting = router.in_doubt()
+    for one in router.heuristics():
+        if text in (one.transaction, str(one.xid)) and not any(text == str(other.xid) for other in waiting):
+            raise TransactionError(f"the outcome of {text!r} was given by hand already: {one.outcome}")
+    transaction = _named(text, waiting)
     router.resolve(transaction, outcome)
     left = [one for one in router.in_doubt() if one.transaction == transaction]
     return {
@@ -141,8 +151,10 @@ def _named(text: str, known: list[InDoubt] | list[Heuristic]) -> str:
     """The id of the transaction that is called so, by its id or by its xid."""
     from ...policies.errors import TransactionError
 
-    for one in known:
-        if text in (one.transaction, str(one.xid)):
-            return one.transaction
+    found = [one.transaction for one in known if text in (one.transaction, str(one.xid))]
+    if len(found) > 1:  # 1:a:b: is (1, "a:b", "") and (1, "a", "b:")
+        raise TransactionError(f"{text!r} names several of these transactions; give the id: {', '.join(found)}")
+    if found:
+        return found[0]
     names = ", ".join(str(one.xid or one.transaction) for one in known[:10])
     raise TransactionError(f"{text!r} names none of these transactions; there are: {names or 'none'}")

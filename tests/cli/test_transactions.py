@@ -70,8 +70,8 @@ def test_what_waits_is_listed() -> None:
     assert (one["outcome"], sorted(one["stores"]), len(one["transaction"])) == (None, ["orders", "rest"], 64)
     lines = run().stdout.splitlines()
     assert lines[:2] == [one["transaction"], "  xid      1:order-17:messages"]
-    assert lines[3] == "  outcome  none yet"
-    assert "its transaction manager has not said the outcome" in lines[4]
+    assert lines[3:5] == ["  holds    sends: 2, acks: 0", "  outcome  none yet"]
+    assert "its transaction manager has not said the outcome" in lines[5]
 
 
 @pytest.mark.parametrize("by_xid", [False, True])
@@ -91,6 +91,27 @@ def test_an_outcome_by_hand(option: str, finds: list[bytes], by_xid: bool) -> No
     assert json.loads(forgotten.stdout) == {"transaction": transaction, "forgotten": True}
     assert "by hand" not in run().stdout
     assert orders() == finds
+
+
+@pytest.mark.parametrize("option", ["--commit", "--rollback"])
+def test_an_outcome_by_hand_is_given_once(option: str) -> None:
+    prepare()
+    assert run("--commit", str(XID)).exit_code == 0
+    result = run(option, str(XID))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: the outcome of '{XID}' was given by hand already: commit\n"
+    assert orders() == [b"a train"]
+
+
+def test_an_xid_that_two_are_called_by_decides_neither() -> None:
+    prepare(Xid(1, "a:b", "c"), b"one")
+    prepare(Xid(1, "a", "b:c"), b"other")
+    first, second = (one["transaction"] for one in json.loads(run("--json").stdout)["in_doubt"])
+    result = run("--commit", "1:a:b:c")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"give the id: {first}, {second}" in result.stderr
+    assert run("--commit", second).exit_code == 0
+    assert orders() == [b"other"]
 
 
 def test_its_manager_is_told_of_an_outcome_by_hand() -> None:
@@ -141,6 +162,7 @@ def test_a_damaged_decision_log_decides_nothing() -> None:
     assert result.exit_code == 1
     assert "the decision log cannot be read" in result.stdout
     assert result.stderr.startswith("Error: the decision log cannot be used: ") and str(segment) in result.stderr
+    assert "never an older copy, or move it aside" in result.stderr and "backup" not in result.stderr
     found = json.loads(run("--json").stdout)
     assert str(segment) in found["decision_log"]
     (waiting,) = found["in_doubt"]

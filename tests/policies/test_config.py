@@ -179,7 +179,9 @@ def test_transactions() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("{sync: periodic}", "sync: expected always or never"),
+        ("{sync: periodic}", "sync: expected 'always' or 'never'; found 'periodic'"),
+        ("{sync: allways}", "sync: expected 'always' or 'never'; found 'allways'"),
+        ("{sync: off}", "sync: expected 'always' or 'never'; found false"),
         ("{timeout: 0}", "timeout: expected at least 1ms"),
         ("{max_open: 0}", "max_open: "),
         ("{max_bytes: 2GiB}", "max_bytes: expected at least 1B and at most 1GiB"),

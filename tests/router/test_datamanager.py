@@ -147,6 +147,10 @@ class TestCommit:
         with pytest.raises(TransactionError, match="committed; begin another"):
             first.send("audit", b"too late")
 
+    def test_an_xid_in_place_of_the_manager(self, router: anabranch.Router) -> None:
+        with pytest.raises(TypeError, match=r"an xid is given by name: join\(xid="):
+            router.join(Xid(17, "1"))
+
     def test_another_xid_than_it_has(self, router: anabranch.Router) -> None:
         router.join(xid=Xid(1, "a"))
         assert router.join(xid=Xid(1, "a")) is router.join()

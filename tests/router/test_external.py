@@ -59,7 +59,7 @@ def test_it_is_held_until_told(tmp_path: Path, stores: int, restart: str, outcom
         for _ in range(2):
             assert router.recover() == [XID]
             (waiting,) = router.in_doubt()
-            assert (waiting.xid, waiting.outcome) == (XID, None)
+            assert (waiting.xid, waiting.outcome, waiting.sends, waiting.acks) == (XID, None, 1, 1)
             assert "its transaction manager has not said" in waiting.reason
             assert state(router, stores=stores) == BEFORE
             message = take(router, "a.in")

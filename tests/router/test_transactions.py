@@ -276,6 +276,23 @@ class TestMisuse:
         assert bodies(cross, "a.q", "b.q") == [[b"x"], [b"x"]]
         message.ack()
 
+    def test_one_that_is_in_between_says_how_to_go_on(self, cross: anabranch.Router) -> None:
+        tx = cross.transaction(anabranch.Xid(1, "a", "b"))
+        tx.send("a.q,b.q", b"x")
+        assert repr(tx) == "<Transaction 1:a:b, open, 2 operations>"
+        tx.prepare()
+        assert repr(tx) == "<Transaction 1:a:b, prepared, 2 operations>"
+        with pytest.raises(TransactionError, match=r"is prepared; say its outcome with router.commit\(xid\)"):
+            tx.commit()
+        cross.commit(anabranch.Xid(1, "a", "b"))
+        tx = cross.transaction()
+        tx.send("a.q,b.q", b"y")
+        tx.vote()
+        with pytest.raises(TransactionError, match="has voted; commit it or roll it back"):
+            tx.send("a.q", b"z")
+        tx.commit()
+        assert bodies(cross, "a.q", "b.q") == [[b"x", b"y"], [b"x", b"y"]]
+
     def test_it_is_not_entered_twice(self, cross: anabranch.Router) -> None:
         """The inner block would commit what the outer one is not done with."""
         with pytest.raises(TransactionError, match="is entered already"), cross.transaction() as tx:

@@ -84,7 +84,7 @@ class TestVote:
             point = tx.savepoint()
             tx.vote()
             for step in (tx.vote, tx.prepare, tx.savepoint, point.rollback, lambda: tx.send(ONE, b"2")):
-                with pytest.raises(TransactionError, match="this transaction is voted"):
+                with pytest.raises(TransactionError, match="this transaction has voted; commit it or roll it back"):
                     step()
         assert bodies(router, "one") == [b"1"]
 
