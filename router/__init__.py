@@ -7,10 +7,10 @@
         with router.transaction() as tx:                    # over any stores, all or nothing
             tx.send("queue://orders.custom,queue://audit", b"...")
 
-`router` opens the stores that a configuration names and routes to them, `queue` and `transaction` are what it hands
-out. `stores` keeps open stores and closes idle ones; `placement` is the durable record of which store holds which
-destination (`placement.mdb`), `reconcile` compares it with configuration and disk, so that nothing is lost sight of
-(invariant 6), `layout` and `names` say where directories lie. `addresses` reads what users call a destination.
+`router` is opened, `queue` and `transaction` are what it hands out. `places` routes, and finds or makes the store of a
+destination; `stores` keeps open stores and closes idle ones; `placement` is the durable record of which store holds
+which destination (`placement.mdb`), `reconcile` compares it with configuration and disk, so that nothing is lost sight
+of (invariant 6), `layout` and `names` say where directories lie. `addresses` reads what users call a destination.
 `replay` does a usage trace again, `cli` is the command line.
 
 Transactions: `transaction` gathers sends and acks, `open_transactions` counts and times those that are open; `parts` is

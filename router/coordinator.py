@@ -36,7 +36,8 @@ from .decision_log import Decision, DecisionLog, External, word
 from .doubt import Doubt
 from .external import Externals
 from .forgetting import Forgetting, tell
-from .parts import Part, Stores, Work
+from .parts import Part, Work
+from .places import Places
 from .settling import Settling
 from .xid import Xid
 
@@ -46,17 +47,17 @@ log = logging.getLogger(__name__)
 class Coordinator:
     """Threads: all, once open. What is decided, the decision log says; the fields here are memory alone."""
 
-    def __init__(self, directory: Path, options: TransactionOptions, stores: Stores) -> None:
+    def __init__(self, directory: Path, options: TransactionOptions, places: Places) -> None:
         self._options = options
-        self._stores = stores
+        self._places = places
         self._closed = True
         self._active: dict[bytes, Work] = {}
         """From before the first prepare until the outcome is carried out or left to be."""
         self.log = DecisionLog(directory, options.sync)
-        self.forgetting = Forgetting(self.log, stores)
-        self.settling = Settling(self.log, stores, self._active, self.forgetting)
-        self.externals = Externals(self.log, stores, self.settling)
-        self.doubt = Doubt(self.log, stores, self._active, self.settling, self.forgetting, self.externals)
+        self.forgetting = Forgetting(self.log, places)
+        self.settling = Settling(self.log, places, self._active, self.forgetting)
+        self.externals = Externals(self.log, places, self.settling)
+        self.doubt = Doubt(self.log, places, self._active, self.settling, self.forgetting, self.externals)
 
     # Opening and closing
 
@@ -170,7 +171,7 @@ class Coordinator:
     def _require_usable(self) -> None:
         if self._closed:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
-        self._stores.require_open()
+        self._places.require_open()
         self.log.require_usable()
 
     def _prepare(self, work: Work) -> None:
@@ -208,7 +209,7 @@ class Coordinator:
             except ClosedError:
                 if part.acks:
                     raise
-                part.store = self._stores.reopened(part)
+                part.store = self._places.reopened(part)
 
     def _decide(self, work: Work, decision: Decision) -> dict[int, list[Receipt]]:
         work.phase = "deciding"
@@ -259,7 +260,7 @@ class Coordinator:
         try:
             return tell(store, decision)
         except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
-            return tell(self._stores.store_by_id(store.store_id), decision)
+            return tell(self._places.store_by_id(store.store_id), decision)
 
     def _leave(self, decision: Decision, left: Sequence[tuple[Store, AnabranchError]]) -> None:
         for store, error in left:

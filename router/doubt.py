@@ -11,7 +11,7 @@ from ..policies.errors import AnabranchError, TransactionError
 from .decision_log import Decision, DecisionLog, word
 from .external import Externals
 from .forgetting import Forgetting
-from .parts import Stores
+from .places import Places
 from .settling import Settling
 from .xid import Xid
 
@@ -53,13 +53,13 @@ class Doubt:
     def __init__(
         self,
         the_log: DecisionLog,
-        stores: Stores,
+        places: Places,
         active: Container[bytes],
         settling: Settling,
         forgetting: Forgetting,
         externals: Externals,
     ) -> None:
-        self._log, self._stores, self._active = the_log, stores, active
+        self._log, self._places, self._active = the_log, places, active
         self._settling, self._forgetting, self._externals = settling, forgetting, externals
 
     def in_doubt(self, stores: Iterable[Store]) -> list[InDoubt]:
@@ -75,7 +75,7 @@ class Doubt:
                 holds[prepared.transaction] = (sends + prepared.sends, acks + prepared.acks)
                 reasons[prepared.transaction] = said if isinstance(said, str) else "its store carries it out soon"
         for transaction, store_ids in self._settling.unfinished().items():
-            names = {self._stores.name_of(store_id) for store_id in store_ids}
+            names = {self._places.name_of(store_id) for store_id in store_ids}
             where[transaction] = sorted(names | set(where.get(transaction, [])))
             reasons[transaction] = "decided; these stores cannot carry it out now, and are told again until they can"
         return [

@@ -8,7 +8,7 @@ from functools import partial
 from ..adapters.journal.background import shared
 from ..policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
 from .decision_log import Decision, DecisionLog, External, word
-from .parts import Stores
+from .places import Places
 from .settling import Settling
 from .xid import Xid
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 class Externals:
     """Those that are prepared, by the names that their managers gave them. Threads: all. Keeps nothing itself."""
 
-    def __init__(self, the_log: DecisionLog, stores: Stores, settling: Settling) -> None:
-        self._log, self._stores, self._settling = the_log, stores, settling
+    def __init__(self, the_log: DecisionLog, places: Places, settling: Settling) -> None:
+        self._log, self._places, self._settling = the_log, places, settling
 
     def __len__(self) -> int:
         return len(self._log.externals)
@@ -87,7 +87,7 @@ class Externals:
         try:
             stands = self._log.decide(decision)
         except OutcomeUnknownError as error:
-            names = [self._stores.name_of(store_id) for store_id in decision.participants]
+            names = [self._places.name_of(store_id) for store_id in decision.participants]
             raise TransactionInDoubt(
                 f"transaction {decision.transaction.hex()}: the decision log failed while it wrote the outcome: "
                 f"{error}; see to the disk, call reopen_decisions() and look at recover()",

@@ -11,7 +11,7 @@ from ..adapters.base import Pending, Store
 from ..adapters.journal.background import shared
 from ..policies.errors import AnabranchError, PlacementError
 from .decision_log import Decision, DecisionLog
-from .parts import Stores
+from .places import Places
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,8 @@ FORGET_MAX: Final = 1000
 class Forgetting:
     """Threads: all. `_lock` guards `_finished` and `_due`; `busy` is held while decisions are being forgotten."""
 
-    def __init__(self, the_log: DecisionLog, stores: Stores) -> None:
-        self._log, self._stores = the_log, stores
+    def __init__(self, the_log: DecisionLog, places: Places) -> None:
+        self._log, self._places = the_log, places
         self._lock = threading.Lock()
         self.busy = threading.Lock()
         self.clear()
@@ -88,13 +88,13 @@ class Forgetting:
         missing: set[bytes] = set()
         for store_id, told in by_store.items():
             try:
-                store = self._stores.store_by_id(store_id)
+                store = self._places.store_by_id(store_id)
                 _sync_outcomes(store, told)
                 stores[store_id] = store
             except PlacementError:
                 missing.add(store_id)
             except (AnabranchError, OSError) as error:
-                log.debug("decisions of store %s are kept: %s", self._stores.name_of(store_id), error)
+                log.debug("decisions of store %s are kept: %s", self._places.name_of(store_id), error)
         durable = [
             decision
             for decision in decisions

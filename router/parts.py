@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from ..adapters.base import Message, Outgoing, Store
 from ..policies.destination import Destination
@@ -63,22 +62,3 @@ class Work:
     @property
     def stores(self) -> list[str]:
         return [part.store.name for part in self.parts]
-
-
-class Stores(Protocol):
-    """What the coordinator asks of the router."""
-
-    def store_by_id(self, store_id: bytes) -> Store:
-        """The open store of that id, opened if need be. Raises PlacementError for one that is not recorded."""
-
-    def require_open(self) -> None:
-        """Raise ClosedError if the router is closed, or in a forked child."""
-
-    def name_of(self, store_id: bytes) -> str:
-        """Its name, or its id where it has none."""
-
-    def open_stores(self) -> list[Store]:
-        """Those that are open."""
-
-    def reopened(self, part: Part) -> Store:
-        """After a ClosedError: the part's store, opened again if it was closed for being idle."""

@@ -11,7 +11,7 @@ from ..policies.destination import Destination
 from ..policies.errors import ClosedError
 
 if TYPE_CHECKING:
-    from .router import Router
+    from .places import Places
 
 
 T = TypeVar("T")
@@ -20,10 +20,10 @@ T = TypeVar("T")
 class Queue:
     """Cheap to make, cheap to keep; any thread may use it. What each call promises: adapters/base.py, Store."""
 
-    __slots__ = ("_router", "destination")
+    __slots__ = ("_places", "destination")
 
-    def __init__(self, router: Router, destination: Destination) -> None:
-        self._router = router
+    def __init__(self, places: Places, destination: Destination) -> None:
+        self._places = places
         self.destination = destination
 
     def __repr__(self) -> str:
@@ -44,11 +44,11 @@ class Queue:
         the same `message_id`).
         """
         while True:
-            store = self._router.store_for(self.destination)
+            store = self._places.store_for(self.destination)
             try:
                 return store.send(self.destination, body, headers, message_id, sync)
             except ClosedError:
-                self._router.forget_closed(self.destination, store)
+                self._places.forget_closed(self.destination, store)
 
     def send_many(self, messages: Iterable[Outgoing | bytes], sync: bool | None = None) -> list[Receipt]:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
@@ -71,7 +71,7 @@ class Queue:
 
         It is this process's until `message.ack()` or `message.release()`; when the process ends, all its leases do.
         """
-        if timeout == 0 and self._router.store_of(self.destination) is None:
+        if timeout == 0 and self._places.store_of(self.destination) is None:
             return None
         return self._for_store(lambda store: store.receive(self.destination, timeout))
 
@@ -80,13 +80,13 @@ class Queue:
         take its time: a store that is closed for being idle meanwhile is opened again."""
         if limit is not None and limit < 0:
             raise ValueError(f"browse takes a limit of 0 or more, or None for all; not {limit}")
-        if self._router.store_of(self.destination) is None:
+        if self._places.store_of(self.destination) is None:
             return iter(())
         return self._browse(limit, after)
 
     def _browse(self, left: int | None, after: int) -> Iterator[Message]:
         while left is None or left > 0:
-            store = self._router.store_for(self.destination)
+            store = self._places.store_for(self.destination)
             try:
                 for message in store.browse(self.destination, left, after):
                     after = message.seq
@@ -94,34 +94,34 @@ class Queue:
                     yield message
                 return
             except ClosedError:
-                self._router.forget_closed(self.destination, store)
+                self._places.forget_closed(self.destination, store)
 
     def purge(self) -> int:
         """Remove all messages that nobody holds; returns how many."""
-        if self._router.store_of(self.destination) is None:
+        if self._places.store_of(self.destination) is None:
             return 0
         return self._for_store(lambda store: store.purge(self.destination))
 
     def delete(self) -> int:
         """Remove the queue with all its messages, leased ones too; returns how many there were."""
-        if self._router.store_of(self.destination) is None:
+        if self._places.store_of(self.destination) is None:
             return 0
         return self._for_store(lambda store: store.delete(self.destination))  # its place stays: others may be sending
 
     def __len__(self) -> int:
         """Messages held, leased ones included."""
-        if self._router.store_of(self.destination) is None:
+        if self._places.store_of(self.destination) is None:
             return 0
         return self._for_store(lambda store: store.depth(self.destination))
 
     def _for_store(self, call: Callable[[Store], T]) -> T:
         """Call with the store; once more if it had just been closed for being idle."""
         while True:
-            store = self._router.store_for(self.destination)
+            store = self._places.store_for(self.destination)
             try:
                 return call(store)
             except ClosedError:
-                self._router.forget_closed(self.destination, store)
+                self._places.forget_closed(self.destination, store)
 
     def __bool__(self) -> bool:
         return True

@@ -16,7 +16,7 @@ from ..adapters.journal.background import shared
 from ..policies.errors import AnabranchError, PlacementError
 from .decision_log import Decision, DecisionLog, word
 from .forgetting import Forgetting, tell
-from .parts import Stores
+from .places import Places
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ RETRY_SECONDS_MAX: Final = 30.0
 class Settling:
     """Threads: all. `_lock` guards `_unfinished` and the retry's two fields."""
 
-    def __init__(self, the_log: DecisionLog, stores: Stores, active: Container[bytes], forgetting: Forgetting) -> None:
+    def __init__(self, the_log: DecisionLog, places: Places, active: Container[bytes], forgetting: Forgetting) -> None:
         """`active`: the transactions that a thread is committing or preparing, which are not ours to settle."""
-        self._log, self._stores, self._active, self._forgetting = the_log, stores, active, forgetting
+        self._log, self._places, self._active, self._forgetting = the_log, places, active, forgetting
         self._lock = threading.Lock()
         self.clear()
 
@@ -148,7 +148,7 @@ class Settling:
 
     def settle_open(self) -> None:
         """A store that fails holds up no other (invariant 7)."""
-        for store in self._stores.open_stores():
+        for store in self._places.open_stores():
             try:
                 self._find_commits(store)
                 self.settle(store)
@@ -162,11 +162,11 @@ class Settling:
             store_ids = set().union(*self._unfinished.values())
         for store_id in sorted(store_ids):
             try:
-                self.settle(self._stores.store_by_id(store_id))
+                self.settle(self._places.store_by_id(store_id))
             except PlacementError:  # only by hand can a transaction be decided that names a store not recorded here
                 self.carried_out(store_id, list(self._unfinished))
             except (AnabranchError, OSError) as error:
-                log.debug("store %s cannot carry out what is decided: %s", self._stores.name_of(store_id), error)
+                log.debug("store %s cannot carry out what is decided: %s", self._places.name_of(store_id), error)
                 self.retry_later()
 
     def _find_commits(self, store: Store) -> None:
@@ -187,10 +187,10 @@ class Settling:
         for store_id in prepared.participants:
             if store_id != store.store_id:
                 try:
-                    if prepared.transaction in self._stores.store_by_id(store_id).committed():
-                        return self._stores.name_of(store_id)
+                    if prepared.transaction in self._places.store_by_id(store_id).committed():
+                        return self._places.name_of(store_id)
                 except (AnabranchError, OSError) as error:
-                    log.debug("store %s cannot be asked: %s", self._stores.name_of(store_id), error)
+                    log.debug("store %s cannot be asked: %s", self._places.name_of(store_id), error)
         return None
 
     def done_with(self, decision: Decision) -> None:

@@ -43,9 +43,6 @@ class OpenStores:
         self.on_open: Callable[[Store], None] = lambda store: None
         """Called with each store that was opened, before anybody else has it."""
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def values(self) -> list[Store]:
         with self._lock:
             return list(self._open.values())

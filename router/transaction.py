@@ -119,7 +119,7 @@ class Transaction:
         parts, message = resolve_all(destination), checked(body, headers, message_id)
         with self._lock:
             self._require_open()
-            stores = [(destination, self._router.store_for(destination)) for destination in parts]
+            stores = [(destination, self._router.places.store_for(destination)) for destination in parts]
             size = len(parts) * len(message.body)
             self._require_room(len(parts), size)
             self._bytes += size
@@ -138,7 +138,7 @@ class Transaction:
         with self._lock:
             self._require_open()
             self._require_room(1, 0)
-            self._router.require_own(message)
+            self._router.places.require_own(message)
             self._require_same(message)
             before = len(self._order)
             try:
@@ -305,7 +305,7 @@ class Transaction:
                 except ClosedError:
                     if part.acks:
                         raise
-                    part.store = self._router.reopened(part)
+                    part.store = self._router.places.reopened(part)
         except OutcomeUnknownError:
             raise
         except Exception:

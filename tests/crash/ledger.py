@@ -63,7 +63,7 @@ def contents(router: anabranch.Router) -> dict[str, list[str]]:
 def violations(router: anabranch.Router) -> list[str]:
     """What check() finds in all of the router's stores."""
     router.stats()  # opens them all
-    return [line for store in router._open_stores.values() for line in store.check()]
+    return [line for store in router.places.open_stores() for line in store.check()]
 
 
 def nothing_else_waits(router: anabranch.Router) -> list[str]:

@@ -494,7 +494,7 @@ class Script:
         for store in stores_of(router):
             store._index.close()
             store._directory.unlock()
-        router._placement.close()
+        router.places.let_go()
         router._directory_lock.release()
 
     def _prepare(self, step: Xa) -> None:
@@ -564,4 +564,4 @@ def configured(directory: Path, stores: int) -> anabranch.Config:
 
 
 def stores_of(router: anabranch.Router) -> list[JournalStore]:
-    return [store for store in router._open_stores.values() if isinstance(store, JournalStore)]
+    return [store for store in router.places.open_stores() if isinstance(store, JournalStore)]

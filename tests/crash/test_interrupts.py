@@ -108,7 +108,7 @@ def router(tmp_path: Path) -> Iterator[anabranch.Router]:
 
 
 def store_of(router: anabranch.Router) -> JournalStore:
-    (store,) = router._open_stores.values()
+    (store,) = router.places.open_stores()
     assert isinstance(store, JournalStore)
     return store
 

@@ -63,7 +63,7 @@ class Scene:
         while self._busy():
             assert time.monotonic() < deadline, f"{where}: it hangs: {self.router.in_doubt()}, {self.router.stats()}"
             time.sleep(0.0005)
-        for store in self.router.open_stores():
+        for store in self.router.places.open_stores():
             assert isinstance(store, JournalStore)
             store._log.flush()  # else a worker may carry on with a batch between two looks
 

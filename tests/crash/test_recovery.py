@@ -23,7 +23,7 @@ def as_killed(router: anabranch.Router, to: Path) -> anabranch.Config:
 
 
 def checkpoint(router: anabranch.Router) -> None:
-    (store,) = router._open_stores.values()
+    (store,) = router.places.open_stores()
     assert isinstance(store, JournalStore)
     store.checkpoint()
 

@@ -71,7 +71,7 @@ def copied(router: anabranch.Router, copy: Path) -> Path:
 def crashed(router: anabranch.Router, copy: Path) -> Path:
     """The data directory as it is when the process is killed now."""
     with ExitStack() as stack:
-        for store in router.open_stores():
+        for store in router.places.open_stores():
             assert isinstance(store, JournalStore)
             for lock in (store._reclaimer._lock, store._log._lead, store._applier.lock):
                 stack.enter_context(lock)

@@ -223,7 +223,7 @@ class TestReconcile:
         """The crash came between: an empty one is taken."""
         settings = config(tmp_path, ("all", [">"]))
         with anabranch.open(settings) as router:
-            router._open_stores.adapter("journal").create("all", tmp_path / "stores" / "all", OPTIONS)
+            JournalStore.create("all", tmp_path / "stores" / "all", OPTIONS)
             router.queue("a").send(b"x")
             assert held(router) == {"queue://a": [b"x"]}
         with anabranch.open(settings) as router:

@@ -165,7 +165,7 @@ class TestPerDestination:
                 queue.send(f"{round_}".encode())
                 if n == 0 and round_ == 0:
                     held.append(take(queue))
-        assert len(router._open_stores) <= 4
+        assert len(router.places.open_stores()) <= 4
         for message in held:
             message.ack()  # its store was held open for it
         assert [len(queue) for queue in queues] == [2] + [3] * 9
@@ -269,7 +269,7 @@ class TestIsolation:
     """Invariant 7: one store's trouble is nobody else's."""
 
     def fail(self, router: anabranch.Router, store: str) -> None:
-        (failing,) = [s for s in router._open_stores.values() if s.name == store]
+        (failing,) = [s for s in router.places.open_stores() if s.name == store]
         failing._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
 
     def test_other_stores_go_on(self, router: anabranch.Router) -> None:
@@ -496,7 +496,7 @@ class TestIdleStores:
             seen.append(message.body)
             if n in (0, 600):
                 router.queue(f"each.{n}").send(b"x")
-                assert [store.name for store in router._open_stores.values()] == [f"each:queue://each.{n}"]
+                assert [store.name for store in router.places.open_stores()] == [f"each:queue://each.{n}"]
         assert seen == [f"{n}".encode() for n in range(1500)]
 
     def test_one_that_is_used_stays_open(self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,11 +504,11 @@ class TestIdleStores:
         for n in range(20):
             router.queue("each.hot").send(b"x")
             router.queue(f"each.{n}").send(b"x")
-            assert n < 4 or "each:queue://each.hot" in [store.name for store in router._open_stores.values()]
+            assert n < 4 or "each:queue://each.hot" in [store.name for store in router.places.open_stores()]
 
     def test_a_composite_goes_on(self, router: anabranch.Router) -> None:
         router.send("one.a,one.b", b"1")
-        (store,) = router._open_stores.values()
+        (store,) = router.places.open_stores()
         assert store.retire()
         router.send("one.a,one.b", b"2")
         assert bodies(router, "one.a") == bodies(router, "one.b") == [b"1", b"2"]
@@ -518,7 +518,7 @@ class TestIdleStores:
             queue = router.queue(name)
             queue.send_many([bytes(30_000)] * 10)
             queue.purge()
-        one, two = router._open_stores.values()
+        one, two = router.places.open_stores()
         one._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
         before = two.stats().segments["retained"]
         with pytest.raises(StoreFailedError):

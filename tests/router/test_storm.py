@@ -86,7 +86,7 @@ def trouble(router: anabranch.Router, faults: Faults, stop: threading.Event) -> 
         def failed(part: str = part) -> bool:
             if part == "decisions":
                 return router.coordinator.log.unusable is not None
-            return any(store.name == part and store.stats().failed for store in router.open_stores())
+            return any(store.name == part and store.stats().failed for store in router.places.open_stores())
 
         eventually(failed)
         faults.mend()

@@ -106,7 +106,7 @@ class Routes:
     def __init__(self, directory: Path) -> None:
         stores = {f"store-{number}": [f"queue://area-{number}.>"] for number in range(STORES)}
         self._router = opened(directory, stores, durable=False)
-        self.find = self._router.route
+        self.find = self._router.places.route
         self.destinations = [Destination.parse(f"queue://area-{number}.line.press") for number in range(STORES)]
         self.close = self._router.close
 

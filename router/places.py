@@ -1,0 +1,239 @@
+"""Where destinations live: which store holds one, by what the configuration says and the placement record knows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..adapters.base import Message, Progress, Store
+from ..adapters.files import disk_errors, sweep_unfinished
+from ..adapters.locking import fork_generation
+from ..policies.config import Config, StoreConfig
+from ..policies.destination import Destination
+from ..policies.errors import (
+    AnabranchError,
+    ClosedError,
+    ConfigError,
+    NoRouteError,
+    PlacementError,
+    UnknownMessageError,
+)
+from ..policies.wildcard import Match
+from .layout import Layout
+from .parts import Part
+from .placement import DestinationRow, Placement, StoreRow
+from .reconcile import Reconciler
+from .stores import OpenStores
+
+log = logging.getLogger(__name__)
+
+
+class Places:
+    """The stores of a router: found by destination, by id, by name; made and opened when they are needed.
+
+    Threads: all, between `open` and `close_stores`. A call on a destination whose store is open takes no lock;
+    stores.py says which are taken while one opens.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._routes = config.routes()
+        self._layout = Layout(config)
+        self._placement = Placement(config.directory / "placement.mdb")
+        self._stores = OpenStores(self._layout)
+        self._by_destination = self._stores.by_destination
+        self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._stores)
+        self._generation = fork_generation()
+        self.opened = False
+        """Set by the router, once all is compared: whether users may come."""
+
+    def on_open(self, call: Callable[[Store], None]) -> None:
+        """Call this with each store that is opened, before anybody else has it."""
+        self._stores.on_open = call
+
+    # Opening and closing, by the router
+
+    def open(self, progress: Progress | None) -> None:
+        """Read the placement record; stores open on first use from now on. Raises PlacementError, CorruptionError."""
+        self._generation = fork_generation()
+        self._sweep()
+        self._placement.open()
+        self._stores.progress, self._stores.accepting = progress, True
+
+    def _sweep(self) -> None:
+        """Remove what a crash left of stores that were being made (rule D2)."""
+        try:
+            for config in self._config.stores:
+                directory = self._config.directory_of(config)
+                swept = sweep_unfinished(directory) if config.per_destination else 0
+                swept += sweep_unfinished(directory.parent, directory.name)
+                if swept:
+                    log.info("removed %d unfinished store(s) of %s", swept, config.name)
+        except OSError as error:
+            log.warning("an unfinished store cannot be removed: %s", error)
+
+    def reconcile(self) -> None:
+        """Compare the record with configuration and disk (invariant 6). Raises PlacementError."""
+        self._reconciler.run()
+
+    def close_stores(self) -> None:
+        """Take no more calls, close all stores. Raises the first error of a store after closing all."""
+        self.opened = self._stores.accepting = False
+        self._stores.close_all()
+
+    def let_go(self) -> None:
+        """Close the record. Idempotent."""
+        self._placement.close()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that opened it: all of it belongs to the parent."""
+        return self._generation != fork_generation()
+
+    def require_open(self) -> None:
+        """Raise ClosedError if the router is closed, or in a forked child."""
+        # The fork first: what a child sees of its parent's locks and flags means nothing.
+        if self.forked:
+            raise ClosedError(
+                "this router was opened by the parent process; close it there first and open it here, or open another "
+                "directory"
+            )
+        if not self.opened:
+            raise ClosedError("the router is closed; open it with anabranch.open(...)")
+
+    # By destination
+
+    def route(self, destination: Destination) -> Match[StoreConfig]:
+        """The pattern and the store for a destination. Raises NoRouteError, which names the closest patterns."""
+        match = self._routes.route(destination)
+        if match is None:
+            near = ", ".join(self._routes.nearest(destination))
+            raise NoRouteError(
+                f'no pattern matches {destination}; the closest are {near}. Add one, or a store that matches ">"'
+            )
+        return match
+
+    def store_of(self, destination: Destination) -> Store | None:
+        """The open store that holds a destination; None if it has none yet."""
+        store = self._by_destination.get(destination)
+        if store is None:
+            match = self.route(destination)
+            self.require_open()
+            known = self._placement.destinations.get(destination)
+            if known is None:
+                return self._unrecorded(destination, match)
+            store = self._stores.open(self._placement.stores[known.store_id])
+            self._by_destination[destination] = store
+        return store
+
+    def _unrecorded(self, destination: Destination, match: Match[StoreConfig]) -> Store | None:
+        """A destination without a row has nothing, unless the record was restored from an old backup: then its
+        messages are in the store that it is routed to, and it is recorded again."""
+        path = self._layout.expected(match.target, destination)
+        row = self._placement.store_at(self._layout.recorded(path))
+        if row is None or not self._stores.open(row).depth(destination):
+            return None
+        return self.store_for(destination)
+
+    def store_for(self, destination: Destination) -> Store:
+        """The open store for a destination, made and recorded if it is not there yet (rule D1)."""
+        store = self._by_destination.get(destination)
+        if store is None:
+            match = self.route(destination)
+            self.require_open()
+            known = self._placement.destinations.get(destination)
+            row = self._placement.stores[known.store_id] if known is not None else self._place(destination, match)
+            store = self._by_destination[destination] = self._stores.open(row)
+        return store
+
+    def _place(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow:
+        """Record a destination in the store that it is routed to; the store is made if need be (rules D1, D2)."""
+        config = match.target
+        path, name = self._layout.expected(config, destination), self._layout.name(config, destination)
+        with (
+            disk_errors(f"{destination} cannot be given a place in {path}"),
+            self._stores.exclusive(self._layout.recorded(path)),
+        ):
+            self.require_open()
+            row = self._placement.store_at(self._layout.recorded(path))
+            if row is None and path.exists():
+                row = self._reconciler.adopt(config, name, path)
+            elif row is None:
+                store_id = self._stores.adapter(config.kind).create(name, path, config.options)
+                row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
+                self._placement.record_store(row)
+            self._placement.record_destination(
+                DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
+            )
+        return row
+
+    def forget_closed(self, destination: Destination, store: Store) -> None:
+        """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
+        ClosedError if the router is closed too."""
+        self.require_open()
+        self._stores.forget_closed(destination, store)
+
+    # By id, by name, all
+
+    def store_by_id(self, store_id: bytes) -> Store:
+        """The open store of that id, opened if need be. Raises PlacementError for one that is not recorded."""
+        row = self._placement.stores.get(store_id)
+        if row is None:
+            raise PlacementError(f"no store {store_id.hex()} is recorded in {self._config.directory}")
+        return self._stores.open(row)
+
+    def name_of(self, store_id: bytes) -> str:
+        """A store's name, or its id where it has none."""
+        row = self._placement.stores.get(store_id)
+        return row.name if row is not None else store_id.hex()
+
+    def open_stores(self) -> list[Store]:
+        """Those that are open."""
+        return self._stores.values()
+
+    def reopened(self, part: Part) -> Store:
+        """After a ClosedError: the part's store, opened again if it was closed for being idle."""
+        self.forget_closed(part.first, part.store)
+        return self.store_for(part.first)
+
+    def require_own(self, message: Message) -> None:
+        """Raise UnknownMessageError for a message of another router."""
+        if message.store.store_id not in self._placement.stores:
+            raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
+
+    def store_ids(self) -> list[bytes]:
+        """Of all recorded stores."""
+        return list(self._placement.stores)
+
+    def open_row(self, row: StoreRow) -> Store:
+        """The store of a row, opened if it is not open."""
+        return self._stores.open(row)
+
+    def all_stores(self) -> list[Store]:
+        """Every store that can be opened."""
+        stores = []
+        for name, row in self.rows_by_name().items():
+            try:
+                stores.append(self._stores.open(row))
+            except (AnabranchError, OSError) as error:
+                log.warning("store %s cannot say what is prepared in it: %s", name, error)
+        return stores
+
+    def reopen(self, name: str) -> None:
+        """Close a store and open it again. Raises ConfigError for a name that none has."""
+        rows = self.rows_by_name()
+        if name not in rows:
+            raise ConfigError([f"there is no store {name!r} to reopen; there are: {', '.join(rows) or 'none yet'}"])
+        row = rows[name]
+        try:
+            self._stores.close_at(row.path)
+        except (AnabranchError, OSError) as error:
+            log.warning("store %s: closing it after a failure: %s", name, error)
+        self._stores.open(row)
+
+    def rows_by_name(self) -> dict[str, StoreRow]:
+        """All recorded stores. One whose name another has been given since is told apart by its directory."""
+        rows: dict[str, StoreRow] = {}
+        for row in sorted(self._placement.stores.values(), key=lambda row: (row.name, row.path)):
+            rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
+        return rows
