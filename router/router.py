@@ -196,7 +196,8 @@ class Router:
         """Commit a prepared external transaction, or with `one_phase` one that is open and not prepared.
 
         It stands on return, whatever becomes of a store meanwhile (in_doubt shows that). Said again it changes nothing.
-        Raises TransactionError for one that is not prepared here or was rolled back by hand, and TransactionInDoubt.
+        Raises TransactionError for one that is not prepared here, which one that has ended is once all its stores have
+        it on disk, or that was rolled back; and TransactionInDoubt.
         """
         self.places.require_open()
         opened = self._transactions.by_xid(as_xid(xid))

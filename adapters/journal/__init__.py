@@ -13,7 +13,8 @@ has returned; after a mere kill of the process, under every policy, all that has
 
 Where things are:
 
-- the contract: `store`, with `delivery` (leases and order), `bodies` (reading messages back), `limits`, `duplicates`
+- the contract: `store`, with `delivery` (leases and order), `bodies` (reading messages back), `limits`, `duplicates`,
+  `transactions` (branches of transactions over several stores)
 - writing: `log` (group commit, syncs), `batch` (what goes in together), `messages` (a message's bytes), `applying`
   (what is durable goes into the index), `background` (shared threads)
 - the index: `index` (LMDB), `destinations` (counts, what is fetched for delivery)

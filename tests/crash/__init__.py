@@ -8,6 +8,9 @@
                                                                        python -m tests.crash.transactions
     power/             workloads and a checker for a power-failure simulator; see its docstring
 
+What they are made of: calls.py (system calls, counted and spoiled), disk.py (what a power failure may leave of them),
+programs.py (steps of transactions, and what each was promised).
+
 The `test_` modules run all of it with small counts. A workload says what it does in *marks*, one line a write, to the
 file named by $CRASHSIM_MARKS: `TRY <json>` before it begins something, `ACK <json>` once that is promised.
 """
