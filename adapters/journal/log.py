@@ -262,7 +262,7 @@ class Log:
             shared().schedule(0, self._lead_queued)  # others may wait for what this thread was about to write
             interrupt.add_note(
                 f"store {self.name!r}: it is not known whether the interrupted operation took effect; "
-                "retry a send with the same message_id"
+                "a send can be retried with the same message_id"
             )
             raise
         if ticket.error is not None:
