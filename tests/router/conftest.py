@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import anabranch
+from anabranch.adapters.journal import log
+from anabranch.router import forgetting, settling
 
 from ..model import FAST
 from .disk import Faults, config
@@ -34,3 +36,12 @@ def cross(tmp_path: Path) -> Iterator[anabranch.Router]:
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     """A disk that fails where it is told to."""
     return Faults(monkeypatch)
+
+
+@pytest.fixture
+def synced(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
+    """Prepares and decisions wait for the disk, nothing else is synced or forgotten in between."""
+    monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
+    monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
+    return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)

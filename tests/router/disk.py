@@ -1,5 +1,5 @@
-"""What the tests of transactions over several stores share: three stores, a disk that fails where a test says, and the
-directory as a killed process leaves it."""
+"""What the router's tests share, those of transactions over several stores above all: three stores, a disk that fails
+where a test says, and the directory as a killed process leaves it."""
 
 from __future__ import annotations
 
@@ -48,9 +48,14 @@ def take(router: anabranch.Router, name: str) -> Message:
     return message
 
 
+def contents(router: anabranch.Router, name: str) -> list[bytes]:
+    """What a queue holds, in order."""
+    return [message.body for message in router.queue(name).browse()]
+
+
 def bodies(router: anabranch.Router, *names: str) -> list[list[bytes]]:
     """What the queues hold, in order."""
-    return [[message.body for message in router.queue(name).browse()] for name in names]
+    return [contents(router, name) for name in names]
 
 
 def drain(router: anabranch.Router, name: str) -> list[bytes]:

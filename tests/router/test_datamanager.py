@@ -23,7 +23,7 @@ from zope.interface.verify import verifyObject
 import anabranch
 from anabranch import StoreFailedError, StoreFullError, TransactionError, TransactionInDoubt, Xid
 
-from .disk import Faults
+from .disk import Faults, contents, take
 
 NEVER = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 SMALL = NEVER.model_copy(update={"max_messages": 2})
@@ -51,16 +51,6 @@ def _no_transaction_is_left() -> Iterator[None]:
 def router(tmp_path: Path) -> Iterator[anabranch.Router]:
     with anabranch.open(config(tmp_path / "data")) as router:
         yield router
-
-
-def bodies(router: anabranch.Router, name: str) -> list[bytes]:
-    return [message.body for message in router.queue(name).browse()]
-
-
-def take(router: anabranch.Router, name: str) -> anabranch.Message:
-    message = router.queue(name).receive()
-    assert message is not None
-    return message
 
 
 class Other:
@@ -106,8 +96,8 @@ class TestCommit:
             ours = router.join()
             ours.ack(take(router, "orders"))
             ours.send("queue://orders,queue://audit", b"new")
-            assert bodies(router, "audit") == []
-        assert (bodies(router, "orders"), bodies(router, "audit")) == ([b"new"], [b"new"])
+            assert contents(router, "audit") == []
+        assert (contents(router, "orders"), contents(router, "audit")) == ([b"new"], [b"new"])
 
     def test_an_abort_frees_what_was_acked_in_order(self, router: anabranch.Router) -> None:
         router.queue("orders").send_many([b"1", b"2", b"3"])
@@ -117,7 +107,7 @@ class TestCommit:
             ours.ack(take(router, "orders"))
             ours.send("audit", b"never")
             raise ValueError("changed my mind")
-        assert bodies(router, "audit") == []
+        assert contents(router, "audit") == []
         assert [take(router, "orders").body for _ in range(3)] == [b"1", b"2", b"3"]
 
     def test_a_doomed_one_is_not_committed(self, router: anabranch.Router) -> None:
@@ -126,7 +116,7 @@ class TestCommit:
         with pytest.raises(transaction.interfaces.DoomedTransaction):
             transaction.commit()
         transaction.abort()
-        assert bodies(router, "audit") == []
+        assert contents(router, "audit") == []
 
     def test_one_that_does_nothing_writes_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
         with transaction.manager:
@@ -164,7 +154,7 @@ class TestCommit:
         with manager:
             router.join(manager).send("audit", b"1")
             assert not transaction.get()._resources  # the thread's own has nothing to do with it
-        assert bodies(router, "audit") == [b"1"]
+        assert contents(router, "audit") == [b"1"]
 
     def test_a_failed_transaction_is_not_joined(self, router: anabranch.Router) -> None:
         transaction.get().join(Other(AFTER, "tpc_vote"))
@@ -180,7 +170,7 @@ class TestCommit:
             with transaction.manager:
                 router.join().send("audit", b"1")
                 other.join().send("orders", b"2")
-            assert (bodies(router, "audit"), bodies(other, "orders")) == ([b"1"], [b"2"])
+            assert (contents(router, "audit"), contents(other, "orders")) == ([b"1"], [b"2"])
 
     def test_each_thread_has_its_own(self, router: anabranch.Router) -> None:
         """A third of them is aborted; what each took and sent is there once, or as it was."""
@@ -198,8 +188,8 @@ class TestCommit:
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(work, range(4)))
         done = sorted(b"%d %d" % (number, step) for number in range(4) for step in range(6) if step % 3)
-        assert sorted(bodies(router, "done")) == sorted(bodies(router, "copy")) == done
-        assert len(bodies(router, "orders")) == 24 - len(done)
+        assert sorted(contents(router, "done")) == sorted(contents(router, "copy")) == done
+        assert len(contents(router, "orders")) == 24 - len(done)
 
     def test_one_takes_part_in_one_transaction(self, router: anabranch.Router) -> None:
         ours = router.join()
@@ -232,7 +222,7 @@ class TestVote:
             ours = router.join(xid=xid)
             ours.ack(take(router, "orders"))
             ours.send("audit", b"never")
-        assert bodies(router, "audit") == []
+        assert contents(router, "audit") == []
         assert take(router, "orders").body == b"old"
         assert (router.in_doubt(), router.recover()) == ([], [])
 
@@ -241,7 +231,7 @@ class TestVote:
         seen: list[Any] = []
 
         def look() -> None:
-            seen.extend([bodies(router, "audit"), router.queue("orders").receive(), router.in_doubt()])
+            seen.extend([contents(router, "audit"), router.queue("orders").receive(), router.in_doubt()])
 
         with pytest.raises(RuntimeError), transaction.manager:
             transaction.get().join(Other(AFTER, "tpc_vote", look))
@@ -260,7 +250,7 @@ class TestVote:
             with pytest.raises(TransactionError, match="timed out"):
                 transaction.commit()
             transaction.abort()
-            assert bodies(router, "q") == []
+            assert contents(router, "q") == []
 
 
 class TestFinish:
@@ -268,14 +258,14 @@ class TestFinish:
         with pytest.raises(RuntimeError), transaction.manager:
             transaction.get().join(Other(BEFORE, "tpc_finish"))
             router.join().send("audit", b"never")
-        assert bodies(router, "audit") == []
+        assert contents(router, "audit") == []
 
     @pytest.mark.parametrize("xid", [None, Xid(1, "x")], ids=["ours", "external"])
     def test_another_fails_after_ours_which_stands(self, router: anabranch.Router, xid: Xid | None) -> None:
         with pytest.raises(RuntimeError), transaction.manager:
             transaction.get().join(Other(AFTER, "tpc_finish"))
             router.join(xid=xid).send("audit", b"it stands")
-        assert bodies(router, "audit") == [b"it stands"]
+        assert contents(router, "audit") == [b"it stands"]
 
     def test_the_router_was_closed_since_the_vote(self, tmp_path: Path) -> None:
         router = anabranch.open(config(tmp_path / "data"))
@@ -284,7 +274,7 @@ class TestFinish:
             transaction.get().join(other)
             router.join().send("audit", b"never")
         with anabranch.open(config(tmp_path / "data")) as router:
-            assert (bodies(router, "audit"), router.in_doubt()) == ([], [])
+            assert (contents(router, "audit"), router.in_doubt()) == ([], [])
 
     def test_a_store_was_reopened_since_the_vote(self, router: anabranch.Router) -> None:
         """Nobody rolls back what has voted: its outcome is on its way."""
@@ -295,9 +285,9 @@ class TestFinish:
         ours.commit(this)
         ours.tpc_vote(this)
         router.reopen("audit")
-        assert bodies(router, "audit") == []
+        assert contents(router, "audit") == []
         ours.tpc_finish(this)
-        assert (bodies(router, "orders"), bodies(router, "audit")) == ([b"1"], [b"1"])
+        assert (contents(router, "orders"), contents(router, "audit")) == ([b"1"], [b"1"])
 
 
 class TestDisk:
@@ -314,18 +304,21 @@ class TestDisk:
             ours.ack(take(router, "orders"))
             ours.send("queue://orders,queue://audit", b"new")
 
+    def fail(self, router: anabranch.Router, faults: Faults) -> None:
+        """Another transaction finds that the decision log's disk is broken."""
+        faults.fail("fdatasync", "/decisions/")
+        with pytest.raises(TransactionInDoubt):
+            router.send("queue://orders,queue://audit", b"in doubt")
+
     @pytest.mark.parametrize("xid", [None, Xid(1, "x")], ids=["ours", "external"])
     @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
-    def test_of_the_decision_log(
-        self, router: anabranch.Router, xid: Xid | None, call: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_of_the_decision_log(self, router: anabranch.Router, xid: Xid | None, call: str, faults: Faults) -> None:
         """Nobody knows whether it is decided; the log tells when it can be read, and nothing is undone before (T2)."""
-        faults = Faults(monkeypatch)
         with pytest.raises(TransactionInDoubt):
             self.commit(router, lambda: faults.fail(call, "/decisions/"), xid)
         (waiting,) = router.in_doubt()
         assert sorted(waiting.stores) == ["audit", "orders"]
-        assert (bodies(router, "audit"), router.queue("orders").receive()) == ([], None)
+        assert (contents(router, "audit"), router.queue("orders").receive()) == ([], None)
         faults.mend()
         router.reopen_decisions()
         written = call == "fdatasync"
@@ -333,58 +326,41 @@ class TestDisk:
         for name in router.recover():
             router.commit(name)
         committed = written or xid is not None
-        assert bodies(router, "audit") == ([b"new"] if committed else [])
-        assert bodies(router, "orders") == ([b"new"] if committed else [b"old"])
+        assert contents(router, "audit") == ([b"new"] if committed else [])
+        assert contents(router, "orders") == ([b"new"] if committed else [b"old"])
         assert router.in_doubt() == []
 
-    def test_of_the_decision_log_that_had_failed_before(
-        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_of_the_decision_log_that_had_failed_before(self, router: anabranch.Router, faults: Faults) -> None:
         """What is not handed to the log is rolled back; with an xid it is held, since others may have committed."""
-        faults = Faults(monkeypatch)
-
-        def broken() -> None:
-            faults.fail("fdatasync", "/decisions/")
-            with pytest.raises(TransactionInDoubt):
-                router.send("queue://orders,queue://audit", b"in doubt")
 
         with pytest.raises(StoreFailedError, match="decision log"):
-            self.commit(router, broken)
+            self.commit(router, lambda: self.fail(router, faults))
         assert take(router, "orders").body == b"old"
         faults.mend()
         router.reopen_decisions()
-        assert bodies(router, "orders") == [b"old", b"in doubt"]
+        assert contents(router, "orders") == [b"old", b"in doubt"]
 
     def test_of_the_decision_log_that_had_failed_before_an_external_one(
-        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+        self, router: anabranch.Router, faults: Faults
     ) -> None:
-        faults = Faults(monkeypatch)
-
-        def broken() -> None:
-            faults.fail("fdatasync", "/decisions/")
-            with pytest.raises(TransactionInDoubt):
-                router.send("queue://orders,queue://audit", b"in doubt")
 
         with pytest.raises(StoreFailedError, match="decision log"):
-            self.commit(router, broken, Xid(1, "x"))
+            self.commit(router, lambda: self.fail(router, faults), Xid(1, "x"))
         faults.mend()
         router.reopen_decisions()
         assert router.recover() == [Xid(1, "x")]
         router.commit(Xid(1, "x"))
-        assert sorted(bodies(router, "audit")) == [b"in doubt", b"new"]
+        assert sorted(contents(router, "audit")) == [b"in doubt", b"new"]
 
-    def test_of_a_store_whose_commit_is_carried_out_later(
-        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_of_a_store_whose_commit_is_carried_out_later(self, router: anabranch.Router, faults: Faults) -> None:
         """The vote was its word: the commit returns, and stands (T2)."""
-        faults = Faults(monkeypatch)
         self.commit(router, lambda: faults.fail("pwrite", "/stores/audit/"))
-        assert bodies(router, "orders") == [b"new"]
+        assert contents(router, "orders") == [b"new"]
         (waiting,) = router.in_doubt()
         assert (waiting.outcome, waiting.stores) == ("commit", ("audit",))
         faults.mend()
         router.reopen("audit")
-        assert (bodies(router, "audit"), router.in_doubt()) == ([b"new"], [])
+        assert (contents(router, "audit"), router.in_doubt()) == ([b"new"], [])
 
 
 def test_savepoints(router: anabranch.Router) -> None:
@@ -398,7 +374,7 @@ def test_savepoints(router: anabranch.Router) -> None:
         ours.send("audit", b"never")
         point.rollback()
         assert take(router, "orders").body == b"2"  # free again at once
-    assert (bodies(router, "orders"), bodies(router, "audit")) == ([b"2", b"3"], [])
+    assert (contents(router, "orders"), contents(router, "audit")) == ([b"2", b"3"], [])
 
 
 # A real database ------------------------------------------------------------------------------------------------------
@@ -432,8 +408,8 @@ class TestDatabase:
         made = sessions(tmp_path)
         with transaction.manager:
             sell(router, made(), "train")
-            assert (sold(tmp_path), bodies(router, "audit")) == ([], [])
-        assert (sold(tmp_path), bodies(router, "audit")) == (["train"], [b"train"])
+            assert (sold(tmp_path), contents(router, "audit")) == ([], [])
+        assert (sold(tmp_path), contents(router, "audit")) == (["train"], [b"train"])
 
     def test_the_database_refuses(self, router: anabranch.Router, tmp_path: Path) -> None:
         made = sessions(tmp_path)
@@ -442,7 +418,7 @@ class TestDatabase:
         with pytest.raises(sqlalchemy.exc.IntegrityError), transaction.manager:
             router.join().send("orders", b"again")
             sell(router, made(), "train")
-        assert (sold(tmp_path), bodies(router, "orders")) == (["train"], [b"train"])
+        assert (sold(tmp_path), contents(router, "orders")) == (["train"], [b"train"])
 
     def test_the_database_fails_in_its_vote_after_ours(self, router: anabranch.Router, tmp_path: Path) -> None:
         """SQLite commits in its vote; here it cannot, since another connection reads."""
@@ -453,14 +429,14 @@ class TestDatabase:
             reader.execute(sqlalchemy.select(SOLD.c.name)).all()
             with pytest.raises(sqlalchemy.exc.OperationalError, match="locked"), transaction.manager:
                 sell(router, made(), "train")
-        assert (sold(tmp_path), bodies(router, "orders"), bodies(router, "audit")) == ([], [], [])
+        assert (sold(tmp_path), contents(router, "orders"), contents(router, "audit")) == ([], [], [])
 
     def test_a_store_refuses_and_the_database_has_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
         made = sessions(tmp_path)
         router.queue("audit").send_many([b"1", b"2"])
         with pytest.raises(StoreFullError), transaction.manager:
             sell(router, made(), "train")
-        assert (sold(tmp_path), bodies(router, "orders")) == ([], [])
+        assert (sold(tmp_path), contents(router, "orders")) == ([], [])
 
 
 KILLED = textwrap.dedent(
@@ -499,7 +475,7 @@ class TestKilled:
     def test_after_our_vote_it_is_rolled_back(self, tmp_path: Path) -> None:
         killed(tmp_path, "tpc_vote", "b")
         with anabranch.open(config(tmp_path / "data")) as router:
-            assert (sold(tmp_path), bodies(router, "audit"), router.in_doubt()) == ([], [], [])
+            assert (sold(tmp_path), contents(router, "audit"), router.in_doubt()) == ([], [], [])
             assert take(router, "orders").body == b"old"
 
     @pytest.mark.parametrize(
@@ -514,13 +490,13 @@ class TestKilled:
             for xid in router.recover():
                 (router.commit if xid.global_id in sold(tmp_path) else router.rollback)(xid)
             assert sold(tmp_path) == (["train"] if committed else [])
-            assert bodies(router, "audit") == ([b"train"] if committed else [])
-            assert bodies(router, "orders") == ([b"train"] if committed else [b"old"])
+            assert contents(router, "audit") == ([b"train"] if committed else [])
+            assert contents(router, "orders") == ([b"train"] if committed else [b"old"])
 
     def test_after_our_finish_it_stands(self, tmp_path: Path) -> None:
         killed(tmp_path, "tpc_finish", "~~")
         with anabranch.open(config(tmp_path / "data")) as router:
-            assert (sold(tmp_path), bodies(router, "audit"), bodies(router, "orders")) == (
+            assert (sold(tmp_path), contents(router, "audit"), contents(router, "orders")) == (
                 ["train"],
                 [b"train"],
                 [b"train"],

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.journal import log
 from anabranch.policies.errors import (
     CorruptionError,
     PlacementError,
@@ -25,15 +24,6 @@ from ..contract.disk import eventually
 from .disk import NEVER, OPTIONS, Faults, bodies, config, crashed, drain, take
 
 XID = anabranch.Xid(7, "global", "branch")
-
-
-@pytest.fixture
-def synced(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
-    """Prepares and decisions wait for the disk, nothing else happens in between."""
-    monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
-    monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
-    return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)
 
 
 def begin(router: anabranch.Router, xid: anabranch.Xid | None = None) -> anabranch.Transaction:

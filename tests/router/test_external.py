@@ -18,7 +18,6 @@ from anabranch.policies.errors import (
     TransactionError,
     TransactionInDoubt,
 )
-from anabranch.router import settling
 
 from .disk import NEVER, Faults, bodies, config, crashed, drain, take
 
@@ -247,11 +246,6 @@ class TestNames:
 
 
 class TestFailures:
-    @pytest.fixture
-    def synced(self, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
-        monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
-        return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)
-
     def test_a_participant_fails_in_prepare(self, synced: anabranch.Config, faults: Faults) -> None:
         with anabranch.open(synced) as router:
             router.send("a.x,b.x", b"")

@@ -26,6 +26,8 @@ from anabranch.policies.errors import (
 )
 from anabranch.router import stores as stores_module
 
+from .disk import bodies, contents
+
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
 
@@ -50,10 +52,6 @@ def take(queue: anabranch.Queue) -> Message:
     message = queue.receive()
     assert message is not None
     return message
-
-
-def bodies(router: anabranch.Router, name: str) -> list[bytes]:
-    return [message.body for message in router.queue(name).browse()]
 
 
 class TestQueues:
@@ -99,7 +97,7 @@ class TestQueues:
             with pytest.raises(NoRouteError):
                 tx.send("three", b"x")
             tx.send("one.a", b"x")
-        assert bodies(router, "one.a") == [b"x"]
+        assert contents(router, "one.a") == [b"x"]
 
     def test_a_receiver_waits_for_a_queue_that_is_not_there_yet(self, router: anabranch.Router) -> None:
         with ThreadPoolExecutor(1) as pool:
@@ -115,7 +113,7 @@ class TestQueues:
         assert queue.delete() == 2
         assert (len(queue), router.destinations()) == (0, [])
         queue.send(b"3")
-        assert bodies(router, "one.a") == [b"3"]
+        assert contents(router, "one.a") == [b"3"]
 
     def test_ack_of_messages_of_several_stores(self, router: anabranch.Router) -> None:
         for name in ("one.a", "two.a", "each.a", "each.b"):
@@ -128,13 +126,13 @@ class TestComposites:
     def test_a_composite_is_one_send(self, router: anabranch.Router) -> None:
         receipts = router.send("queue://one.a, one.b,one.a", b"x", {"h": 1}, "id")
         assert [str(r.destination) for r in receipts] == ["queue://one.a", "queue://one.b"]
-        assert bodies(router, "one.a") == bodies(router, "one.b") == [b"x"]
+        assert contents(router, "one.a") == contents(router, "one.b") == [b"x"]
         assert all(r.duplicate for r in router.send("one.a,one.b", b"x", None, "id"))
 
     def test_one_part_without_a_route_refuses_all(self, router: anabranch.Router) -> None:
         with pytest.raises(NoRouteError):
             router.send("one.a,nowhere", b"x")
-        assert bodies(router, "one.a") == []
+        assert contents(router, "one.a") == []
 
 
 class TestPerDestination:
@@ -145,7 +143,7 @@ class TestPerDestination:
         assert len(list((tmp_path / "data" / "stores" / "each").iterdir())) == len(names)
         assert set(router.stats().stores) == {f"each:queue://{name}" for name in names}
         for name in names:
-            assert bodies(router, name) == [name.encode()]
+            assert contents(router, name) == [name.encode()]
 
     def test_they_come_back(self, tmp_path: Path) -> None:
         for n in range(3):
@@ -154,7 +152,7 @@ class TestPerDestination:
                     router.queue(f"each.{name}").send(f"{name}{n}".encode())
         with anabranch.open(config(tmp_path)) as router:
             assert [str(d) for d in router.destinations()] == ["queue://each.a", "queue://each.b", "queue://each.c"]
-            assert bodies(router, "each.b") == [b"b0", b"b1", b"b2"]
+            assert contents(router, "each.b") == [b"b0", b"b1", b"b2"]
 
     def test_idle_stores_close_and_open_again(self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 3)
@@ -181,7 +179,7 @@ class TestPerDestination:
             tx.send("each.0", b"x")
             for n in range(1, 6):
                 router.queue(f"each.{n}").send(b"y")
-        assert bodies(router, "each.0") == [b"x"]
+        assert contents(router, "each.0") == [b"x"]
 
 
 class TestTransactions:
@@ -191,8 +189,8 @@ class TestTransactions:
         with router.transaction() as tx:
             tx.ack(take(queue))
             tx.send("one.b,one.c", b"3", {"h": 1}, "id")
-            assert (bodies(router, "one.a"), bodies(router, "one.b")) == ([b"1", b"2"], [])
-        assert (bodies(router, "one.a"), bodies(router, "one.b"), bodies(router, "one.c")) == ([b"2"], [b"3"], [b"3"])
+            assert (contents(router, "one.a"), contents(router, "one.b")) == ([b"1", b"2"], [])
+        assert bodies(router, "one.a", "one.b", "one.c") == [[b"2"], [b"3"], [b"3"]]
 
     def test_an_exception_rolls_back(self, router: anabranch.Router) -> None:
         queue = router.queue("one.a")
@@ -202,7 +200,7 @@ class TestTransactions:
             tx.send("one.b", b"3")
             raise ZeroDivisionError
         assert take(queue).body == b"1"
-        assert bodies(router, "one.b") == []
+        assert contents(router, "one.b") == []
 
     def test_a_refused_first_step_ties_it_to_no_store(self, router: anabranch.Router, tmp_path: Path) -> None:
         """What did not become part of the transaction does not make it one over several stores."""
@@ -215,7 +213,7 @@ class TestTransactions:
             with pytest.raises(NoRouteError):
                 tx.send("one.b,three", b"x")
             tx.send("two.a", b"y")
-        assert (bodies(router, "one.b"), bodies(router, "two.a")) == ([], [b"y"])
+        assert (contents(router, "one.b"), contents(router, "two.a")) == ([], [b"y"])
         assert not (tmp_path / "data" / "decisions").exists()
 
     def test_it_ends_once(self, router: anabranch.Router) -> None:
@@ -226,7 +224,7 @@ class TestTransactions:
             for call in (tx.commit, tx.rollback, lambda tx=tx: tx.send("one.a", b"x")):
                 with pytest.raises(TransactionError, match="begin another"):
                     call()
-        assert bodies(router, "one.a") == [b"x"]
+        assert contents(router, "one.a") == [b"x"]
 
     def test_an_empty_one(self, router: anabranch.Router) -> None:
         assert router.transaction().commit() == []
@@ -279,13 +277,13 @@ class TestIsolation:
         with pytest.raises(StoreFailedError):
             router.queue("one.a").send(b"y")
         router.queue("two.a").send(b"y")
-        assert bodies(router, "two.a") == [b"x", b"y"]
+        assert contents(router, "two.a") == [b"x", b"y"]
         stats = router.stats().stores
         assert "Input/output error" in (stats["one"].failed or "")
         assert stats["two"].failed is None
         router.reopen("one")
         router.queue("one.a").send(b"z")
-        assert bodies(router, "one.a") == [b"x", b"z"]
+        assert contents(router, "one.a") == [b"x", b"z"]
 
     def test_a_failed_store_does_not_stop_others_from_opening(
         self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
@@ -295,7 +293,7 @@ class TestIsolation:
         self.fail(router, "one")
         for n in range(5):
             router.queue(f"each.{n}").send(b"x")
-        assert bodies(router, "each.0") == [b"x"]
+        assert contents(router, "each.0") == [b"x"]
 
     def test_a_damaged_store_does_not_stop_others(self, tmp_path: Path) -> None:
         with anabranch.open(config(tmp_path)) as router:
@@ -303,7 +301,7 @@ class TestIsolation:
                 router.queue(name).send(b"x")
         (tmp_path / "stores" / "one" / "journal" / "000000000001.seg").unlink()
         with anabranch.open(config(tmp_path)) as router:
-            assert bodies(router, "two.a") == [b"x"]
+            assert contents(router, "two.a") == [b"x"]
             for _ in range(2):
                 with pytest.raises(anabranch.CorruptionError, match="segments are gone"):
                     router.queue("one.a").send(b"y")
@@ -360,7 +358,7 @@ class TestLifecycle:
                 with pytest.raises(StoreLockedError):
                     two.queue("q").send(b"y")
                 assert two.destinations() == []
-            assert bodies(one, "q") == [b"x"]
+            assert contents(one, "q") == [b"x"]
 
     def test_a_forked_child_is_refused_and_harms_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
         queue = router.queue("one.a")
@@ -383,7 +381,7 @@ class TestLifecycle:
         with os.fdopen(reader) as pipe:
             assert pipe.read() == "ClosedError ClosedError ClosedError ClosedError"
         queue.send(b"z")
-        assert bodies(router, "one.a") == [b"x", b"z"]
+        assert contents(router, "one.a") == [b"x", b"z"]
         with pytest.raises(StoreLockedError):
             anabranch.open(config(tmp_path / "data"))
 
@@ -405,7 +403,7 @@ class TestLifecycle:
             list(pool.map(work, range(8)))
         for n in range(20):
             for store in ("each", "one"):
-                assert sorted(bodies(router, f"{store}.{n}")) == [f"{k}".encode() for k in range(8)]
+                assert sorted(contents(router, f"{store}.{n}")) == [f"{k}".encode() for k in range(8)]
         assert len(router.stats().stores) == 21
 
 
@@ -451,7 +449,7 @@ class TestArguments:
             tx.send("two.a", b"x")  # the refused step ties it to no store
         with pytest.raises(error, match=says):
             router.queue("one.a").send(*message)
-        assert (bodies(router, "one.a"), bodies(router, "two.a")) == ([], [b"x"])
+        assert (contents(router, "one.a"), contents(router, "two.a")) == ([], [b"x"])
 
     def test_a_transaction_keeps_what_it_was_given(self, router: anabranch.Router) -> None:
         body, headers = bytearray(b"x"), {"h": 1}
@@ -472,7 +470,7 @@ class TestArguments:
             with pytest.raises(UnknownMessageError):
                 tx.ack(seen)
             tx.send("two.a", b"y")
-        assert bodies(router, "two.a") == [b"y"]
+        assert contents(router, "two.a") == [b"y"]
 
     def test_ack_takes_one_message_too(self, router: anabranch.Router) -> None:
         router.queue("one.a").send(b"x")
@@ -511,7 +509,7 @@ class TestIdleStores:
         (store,) = router.places.open_stores()
         assert store.retire()
         router.send("one.a,one.b", b"2")
-        assert bodies(router, "one.a") == bodies(router, "one.b") == [b"1", b"2"]
+        assert contents(router, "one.a") == contents(router, "one.b") == [b"1", b"2"]
 
     def test_reclaim_tries_every_store(self, router: anabranch.Router) -> None:
         for name in ("one.a", "two.a"):

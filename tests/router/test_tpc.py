@@ -10,7 +10,7 @@ import pytest
 import anabranch
 from anabranch import Connection, ProgrammingError, TransactionError, TransactionInDoubt, Xid
 
-from .disk import Faults
+from .disk import Faults, contents, take
 
 NEVER = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
@@ -35,28 +35,18 @@ def connection(router: anabranch.Router) -> Iterator[Connection]:
         yield connection
 
 
-def bodies(router: anabranch.Router, name: str) -> list[bytes]:
-    return [message.body for message in router.queue(name).browse()]
-
-
-def take(router: anabranch.Router, name: str) -> anabranch.Message:
-    message = router.queue(name).receive()
-    assert message is not None
-    return message
-
-
 class TestOnePhase:
     def test_a_transaction_begins_by_itself(self, router: anabranch.Router, connection: Connection) -> None:
         connection.commit()
         connection.rollback()
         connection.send("one", b"1")
         connection.send("few", b"2")
-        assert bodies(router, "one") == []
+        assert contents(router, "one") == []
         assert [receipt.destination.name for receipt in connection.commit()] == ["one", "few"]
         connection.send("one", b"never")
         connection.ack(take(router, "few"))
         connection.rollback()
-        assert (bodies(router, "one"), take(router, "few").body) == ([b"1"], b"2")
+        assert (contents(router, "one"), take(router, "few").body) == ([b"1"], b"2")
 
     def test_after_a_failed_commit_another_begins(self, router: anabranch.Router, connection: Connection) -> None:
         connection.send("few", b"1")
@@ -66,7 +56,7 @@ class TestOnePhase:
         connection.rollback()
         connection.send("few", b"3")
         connection.commit()
-        assert bodies(router, "few") == [b"3"]
+        assert contents(router, "few") == [b"3"]
 
     def test_closing_rolls_back(self, router: anabranch.Router) -> None:
         router.queue("one").send(b"1")
@@ -85,9 +75,9 @@ class TestTwoPhases:
         connection.tpc_begin(xid)
         connection.send("queue://one,queue://few", b"1")
         connection.tpc_prepare()
-        assert (connection.tpc_recover(), bodies(router, "one")) == ([xid], [])
+        assert (connection.tpc_recover(), contents(router, "one")) == ([xid], [])
         connection.tpc_commit()
-        assert (connection.tpc_recover(), bodies(router, "one"), bodies(router, "few")) == ([], [b"1"], [b"1"])
+        assert (connection.tpc_recover(), contents(router, "one"), contents(router, "few")) == ([], [b"1"], [b"1"])
         connection.tpc_begin(connection.xid(1, "order-18"))  # the connection is free again
         connection.tpc_rollback()
 
@@ -95,7 +85,7 @@ class TestTwoPhases:
         connection.tpc_begin(connection.xid(1, "a"))
         connection.send("one", b"1")
         connection.tpc_commit()
-        assert bodies(router, "one") == [b"1"]
+        assert contents(router, "one") == [b"1"]
 
     @pytest.mark.parametrize("prepared", [False, True])
     def test_rollback(self, router: anabranch.Router, connection: Connection, prepared: bool) -> None:
@@ -119,7 +109,7 @@ class TestTwoPhases:
             assert connection.tpc_recover() == names
             connection.tpc_commit(names[0])
             connection.tpc_rollback(names[1])
-            assert (connection.tpc_recover(), bodies(router, "one")) == ([], [b"commit"])
+            assert (connection.tpc_recover(), contents(router, "one")) == ([], [b"commit"])
 
     def test_what_did_nothing(self, connection: Connection) -> None:
         for end in (connection.tpc_commit, connection.tpc_rollback):
@@ -137,7 +127,7 @@ class TestTwoPhases:
         connection.tpc_rollback()
         connection.send("one", b"1")
         connection.commit()
-        assert bodies(router, "one") == [b"1"]
+        assert contents(router, "one") == [b"1"]
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
@@ -163,7 +153,7 @@ def test_a_prepare_in_doubt(
     faults.mend()
     router.reopen_decisions()
     connection.tpc_rollback()
-    assert (connection.tpc_recover(), router.in_doubt(), bodies(router, "one")) == ([], [], [b"1"])
+    assert (connection.tpc_recover(), router.in_doubt(), contents(router, "one")) == ([], [], [b"1"])
     assert take(router, "few").body == b"old"
 
 
@@ -216,7 +206,7 @@ def test_what_is_not_allowed_at_that_point(
         connection.tpc_commit()
     elif before is sent:
         connection.commit()
-    assert bodies(router, "one") == ([b"1"] if before in (sent, prepared) else [])
+    assert contents(router, "one") == ([b"1"] if before in (sent, prepared) else [])
 
 
 def test_a_name_in_use(router: anabranch.Router, connection: Connection) -> None:

@@ -16,20 +16,11 @@ import pytest
 import anabranch
 from anabranch.adapters.journal import log
 from anabranch.policies.errors import StoreFailedError, StoreFullError, StoreLockedError
-from anabranch.router import forgetting, settling
+from anabranch.router import forgetting
 from anabranch.router import stores as stores_module
 
 from ..contract.disk import eventually
 from .disk import OPTIONS, SYNCED, Faults, bodies, config, copied, drain, take
-
-
-@pytest.fixture
-def synced(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
-    """Prepares and decisions wait for the disk. Use after `faults`."""
-    monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
-    monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
-    return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)
 
 
 def begin(router: anabranch.Router) -> anabranch.Transaction:

@@ -12,6 +12,8 @@ import anabranch
 from anabranch import StoreFullError, TransactionError, UnknownMessageError, Xid
 from anabranch.router import stores as stores_module
 
+from .disk import contents, take
+
 PATIENCE = 20.0
 NEVER = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
@@ -32,16 +34,6 @@ def router(tmp_path: Path) -> Iterator[anabranch.Router]:
         yield router
 
 
-def bodies(router: anabranch.Router, name: str) -> list[bytes]:
-    return [message.body for message in router.queue(name).browse()]
-
-
-def take(router: anabranch.Router, name: str) -> anabranch.Message:
-    message = router.queue(name).receive()
-    assert message is not None
-    return message
-
-
 ONE, BOTH = "queue://one", "queue://one,queue://two"
 
 
@@ -53,9 +45,9 @@ class TestVote:
         tx.ack(take(router, "one"))
         tx.send(where, b"new")
         tx.vote()
-        assert (tx.state, bodies(router, "one"), bodies(router, "two")) == ("voted", [b"old"], [])
+        assert (tx.state, contents(router, "one"), contents(router, "two")) == ("voted", [b"old"], [])
         receipts = tx.commit()
-        assert bodies(router, "one") == [b"new"]
+        assert contents(router, "one") == [b"new"]
         assert [receipt.seq > 0 for receipt in receipts] == [True] * len(where.split(","))
 
     def test_then_rollback(self, router: anabranch.Router, where: str) -> None:
@@ -66,7 +58,7 @@ class TestVote:
         tx.vote()
         tx.rollback()
         assert (tx.state, take(router, "one").body, take(router, "one").body) == ("rolled back", b"1", b"2")
-        assert (bodies(router, "two"), router.in_doubt()) == ([], [])
+        assert (contents(router, "two"), router.in_doubt()) == ([], [])
 
     def test_its_block_commits_or_rolls_back(self, router: anabranch.Router, where: str) -> None:
         with router.transaction() as tx:
@@ -76,7 +68,7 @@ class TestVote:
             tx.send(where, b"2")
             tx.vote()
             raise ValueError("no")
-        assert bodies(router, "one") == [b"1"]
+        assert contents(router, "one") == [b"1"]
 
     def test_nothing_else_can_be_done_with_it(self, router: anabranch.Router, where: str) -> None:
         with router.transaction() as tx:
@@ -86,7 +78,7 @@ class TestVote:
             for step in (tx.vote, tx.prepare, tx.savepoint, point.rollback, lambda: tx.send(ONE, b"2")):
                 with pytest.raises(TransactionError, match="this transaction has voted; commit it or roll it back"):
                     step()
-        assert bodies(router, "one") == [b"1"]
+        assert contents(router, "one") == [b"1"]
 
     def test_closing_the_router_rolls_it_back(self, tmp_path: Path, where: str) -> None:
         router = anabranch.open(config(tmp_path / "data"))
@@ -97,7 +89,7 @@ class TestVote:
         tx.vote()
         router.close()
         with router:  # the same object again
-            assert (bodies(router, "one"), router.in_doubt()) == ([b"old"], [])
+            assert (contents(router, "one"), router.in_doubt()) == ([b"old"], [])
             with pytest.raises(TransactionError, match="when the router was closed"):
                 tx.commit()
             assert take(router, "one").body == b"old"
@@ -127,7 +119,7 @@ class TestVote:
         for number in range(4):
             router.queue(f"each.{number}").send(b"x")
         getattr(tx, outcome)()
-        assert bodies(router, "one") == ([b"new"] if outcome == "commit" else [])
+        assert contents(router, "one") == ([b"new"] if outcome == "commit" else [])
         assert router.in_doubt() == []
 
 
@@ -160,7 +152,7 @@ class TestVoteOfOthers:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
             voted.commit()
-            assert bodies(router, "two") == [b"1"]
+            assert contents(router, "two") == [b"1"]
 
     def test_it_counts_as_open(self, tmp_path: Path) -> None:
         with anabranch.open(config(tmp_path / "data", max_open=1)) as router:
@@ -192,7 +184,7 @@ class TestSavepoints:
                 point.rollback()
                 point.rollback()  # harmless
             tx.send("two", b"d")
-        assert (bodies(router, "one"), bodies(router, "two")) == ([b"2", b"3"], [b"a", b"d"])
+        assert (contents(router, "one"), contents(router, "two")) == ([b"2", b"3"], [b"a", b"d"])
 
     def test_what_was_undone_is_free_at_its_old_place(self, router: anabranch.Router) -> None:
         router.queue("one").send_many([b"1", b"2"])
@@ -211,7 +203,7 @@ class TestSavepoints:
             point = tx.savepoint()
             tx.send("two", b"never")
             point.rollback()
-        assert bodies(router, "one") == [b"1"]
+        assert contents(router, "one") == [b"1"]
         assert not (tmp_path / "data" / "decisions").exists()  # one store: one batch
 
     def test_a_later_one_is_gone(self, router: anabranch.Router) -> None:
@@ -224,7 +216,7 @@ class TestSavepoints:
             tx.send("one", b"3")
             with pytest.raises(TransactionError, match="this savepoint is gone"):
                 late.rollback()
-        assert bodies(router, "one") == [b"1", b"3"]
+        assert contents(router, "one") == [b"1", b"3"]
         with pytest.raises(TransactionError, match="committed; begin another"):
             early.rollback()
 
@@ -235,7 +227,7 @@ class TestSavepoints:
                 for _ in range(3):
                     point.rollback()
                     tx.send(BOTH, b"12345")
-            assert bodies(router, "two") == [b"12345"]
+            assert contents(router, "two") == [b"12345"]
 
     def test_many_at_one_point_are_one(self, router: anabranch.Router) -> None:
         with router.transaction() as tx:
