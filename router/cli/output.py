@@ -1,4 +1,4 @@
-"""What the commands share: options, JSON, and progress on long work."""
+"""What the commands share: options, JSON, progress on long work, and a router over stores that are there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from ..router import Router
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of text. Errors stay text, on stderr."
@@ -73,3 +75,18 @@ def working(label: str) -> Iterator[Work]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Work(progress, label)
+
+
+def opened(config_path: Path) -> Router:
+    """The router of a configuration whose data directory exists, opened; nothing is created. Raises PlacementError."""
+    from ...policies.config import load
+    from ...policies.errors import PlacementError
+    from ..router import Router
+
+    config = load(config_path)
+    if not config.directory.exists():
+        raise PlacementError(
+            f"{config.directory}, the data directory of {config_path}, does not exist yet; it is made at the first use"
+        )
+    with working(f"Opening {config.directory.name}") as progress:
+        return Router(config).open(lambda what, done, total: progress(done, total))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ...policies.units import format_size
-from .output import config_option, echo_json, json_option, working
+from .output import config_option, echo_json, json_option, opened
 
 
 @click.command()
@@ -24,27 +24,16 @@ def command(config_path: Path, as_json: bool) -> None:
       anabranch stats --config stores.yaml
       anabranch stats --config stores.yaml --json
     """
-    from ...policies.config import load
-    from ...policies.errors import PlacementError
-    from ..router import Router
-
-    config = load(config_path)
-    if not config.directory.exists():
-        raise PlacementError(
-            f"{config.directory}, the data directory of {config_path}, does not exist yet; it is made at the first use"
-        )
-    with working(f"Opening {config.directory.name}") as progress:
-        router = Router(config).open(lambda what, done, total: progress(done, total))
-    with router:
-        stats = router.stats()
+    with opened(config_path) as router:
+        directory, stats = router.config.directory, router.stats()
     if as_json:
         stores = {}
         for name, store in stats.stores.items():
             stores[name] = asdict(store) | {"destinations": {str(d): n for d, n in store.destinations.items()}}
-        echo_json({"directory": str(config.directory), "stores": stores})
+        echo_json({"directory": str(directory), "stores": stores})
         return
     if not stats.stores:
-        click.echo(f"{config.directory} holds no stores yet.")
+        click.echo(f"{directory} holds no stores yet.")
         return
     rows = [("store", "messages", "queues", "files", "journal", "live", "pool")]
     for name, store in stats.stores.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .output import config_option, echo_json, json_option, working
+from .output import config_option, echo_json, json_option, opened
 
 if TYPE_CHECKING:
     from ..doubt import Heuristic, InDoubt
@@ -45,20 +45,9 @@ def command(
       anabranch transactions --commit 1:order-17:messages
       anabranch transactions --forget 1:order-17:messages --json
     """
-    from ...policies.config import load
-    from ...policies.errors import PlacementError
-    from ..router import Router
-
     if sum(given is not None for given in (commit, rollback, forget)) > 1:
         raise click.UsageError("--commit, --rollback and --forget exclude each other; give one, for one transaction")
-    config = load(config_path)
-    if not config.directory.exists():
-        raise PlacementError(
-            f"{config.directory}, the data directory of {config_path}, does not exist yet; it is made at the first use"
-        )
-    with working(f"Opening {config.directory.name}") as progress:
-        router = Router(config).open(lambda what, done, total: progress(done, total))
-    with router:
+    with opened(config_path) as router:
         if forget is not None:
             done = _forget(router, forget)
         elif commit is not None:

@@ -67,6 +67,26 @@ def drain(router: anabranch.Router, name: str) -> list[bytes]:
     return found
 
 
+def said_in_a_child(*calls: Callable[[], object]) -> list[str]:
+    """What these raise in a forked child; `returned` for what does not."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover
+        said = []
+        for call in calls:
+            try:
+                call()
+                said.append("returned")
+            except Exception as error:
+                said.append(type(error).__name__)
+        os.write(writer, " ".join(said).encode())
+        os._exit(0)
+    os.close(writer)
+    assert os.waitpid(pid, 0)[1] == 0
+    with os.fdopen(reader) as pipe:
+        return pipe.read().split()
+
+
 def copied(router: anabranch.Router, copy: Path) -> Path:
     """A copy of the data directory. Nobody may write meanwhile."""
     shutil.copytree(router.config.directory, copy, ignore=shutil.ignore_patterns("*.lock", "*.tmp"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from anabranch.policies.errors import (
 )
 from anabranch.router import stores as stores_module
 
-from .disk import bodies, contents
+from .disk import bodies, contents, said_in_a_child
 
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
@@ -363,23 +362,8 @@ class TestLifecycle:
     def test_a_forked_child_is_refused_and_harms_nothing(self, router: anabranch.Router, tmp_path: Path) -> None:
         queue = router.queue("one.a")
         queue.send(b"x")
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:  # pragma: no cover
-            said = []
-            for call in (lambda: queue.send(b"y"), lambda: queue.receive(1), router.stats, router.transaction):
-                try:
-                    call()
-                    said.append("returned")
-                except Exception as error:
-                    said.append(type(error).__name__)
-            router.close()
-            os.write(writer, " ".join(said).encode())
-            os._exit(0)
-        os.close(writer)
-        assert os.waitpid(pid, 0)[1] == 0
-        with os.fdopen(reader) as pipe:
-            assert pipe.read() == "ClosedError ClosedError ClosedError ClosedError"
+        calls = (lambda: queue.send(b"y"), lambda: queue.receive(1), router.stats, router.transaction, router.close)
+        assert said_in_a_child(*calls) == ["ClosedError"] * 4 + ["returned"]
         queue.send(b"z")
         assert contents(router, "one.a") == [b"x", b"z"]
         with pytest.raises(StoreLockedError):

@@ -23,7 +23,7 @@ from anabranch.router import forgetting
 from anabranch.router import stores as stores_module
 
 from ..contract.disk import Parallel, eventually
-from .disk import NEVER, OPTIONS, SYNCED, bodies, config, drain, take
+from .disk import NEVER, OPTIONS, SYNCED, bodies, config, drain, said_in_a_child, take
 
 
 class TestManyStores:
@@ -390,22 +390,8 @@ class TestMisuse:
         one.send("a.r", b"x")
         two.ack(take(cross, "a.q"))
         two.send("b.r", b"x")
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:  # pragma: no cover
-            said = []
-            for call in (one.commit, two.commit, cross.transaction, lambda: cross.commit(anabranch.Xid(1, "x"))):
-                try:
-                    call()
-                    said.append("returned")
-                except Exception as error:
-                    said.append(type(error).__name__)
-            os.write(writer, " ".join(said).encode())
-            os._exit(0)
-        os.close(writer)
-        assert os.waitpid(pid, 0)[1] == 0
-        with os.fdopen(reader) as pipe:
-            assert pipe.read() == "ClosedError ClosedError ClosedError ClosedError"
+        calls = (one.commit, two.commit, cross.transaction, lambda: cross.commit(anabranch.Xid(1, "x")))
+        assert said_in_a_child(*calls) == ["ClosedError"] * 4
         assert not (cross.config.directory / "decisions").exists()
         assert cross.queue("a.q").receive() is None
         one.commit()
