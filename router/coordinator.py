@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..adapters.base import TRANSACTION_BYTES, Pending, Receipt, Store
 from ..adapters.files import disk_errors
+from ..adapters.journal.background import shared
 from ..policies.config import TransactionOptions
 from ..policies.durability import Sync
 from ..policies.errors import (
@@ -131,13 +133,13 @@ class Coordinator:
         """Decide it and carry it out. Receipts and TransactionInDoubt as those of `commit`. After StoreFailedError
         because the decision log had failed before it is prepared still, and can only be abandoned."""
         self._require_usable()
-        if self._active.get(work.id) is not work:
+        if not self._is_active(work):
             raise TransactionError("this transaction was rolled back when the router was closed; begin another")
         return self._decide(work, Decision(work.id, True, work.participants))
 
     def abandon(self, work: Work) -> None:
         """Roll it back, unless that is done. Never raises but for a signal."""
-        if self._active.get(work.id) is work:
+        if self._is_active(work):
             self._roll_back(work)
 
     def hold(self, parts: Sequence[Part], xid: Xid) -> None:
@@ -145,7 +147,8 @@ class Coordinator:
         `commit`."""
         work = self.vote(parts, xid)
         work.phase = "deciding"
-        self._hand_over(work, lambda: self.log.hold(External(work.id, work.participants, xid)))
+        held = External(work.id, work.participants, xid)
+        self._hand_over(work, lambda: self.log.hold(held, lambda: self._is_active(work)))
         self._end(work)
 
     def _begin(self, parts: Sequence[Part], xid: Xid | None) -> Work:
@@ -163,6 +166,9 @@ class Coordinator:
             part.work = work
         self._active[work.id] = work
         return work
+
+    def _is_active(self, work: Work) -> bool:
+        return self._active.get(work.id) is work
 
     def _end(self, work: Work) -> None:
         work.phase = "ended"
@@ -213,7 +219,7 @@ class Coordinator:
 
     def _decide(self, work: Work, decision: Decision) -> dict[int, list[Receipt]]:
         work.phase = "deciding"
-        self._hand_over(work, lambda: self.log.decide(decision))
+        self._hand_over(work, lambda: self.log.decide(decision, lambda: self._is_active(work)))
         work.phase = "decided"
         receipts = self._carry_out(decision, work.parts)
         self._end(work)
@@ -225,6 +231,7 @@ class Coordinator:
             write()
         except OutcomeUnknownError as error:
             self._end(work)
+            self.settling.retry_later()  # whoever has read the log again meanwhile took it for one under way
             raise TransactionInDoubt(
                 f"transaction {work.id.hex()} over {', '.join(map(repr, work.stores))} is in doubt: the decision log "
                 f"failed while it wrote the decision: {error}. Its stores keep it prepared; see to the disk and call "
@@ -232,7 +239,7 @@ class Coordinator:
                 work.id.hex(),
                 work.stores,
             ) from error
-        except AnabranchError:
+        except (AnabranchError, RuntimeError):  # the latter in a signal handler that interrupted the log's own write
             self._roll_back(work)
             raise
 
@@ -275,7 +282,7 @@ class Coordinator:
         """Nothing is decided, so nothing needs to be written to undo it: a store that fails here rolls back when it is
         opened again. Never raises."""
         work.phase = "rolling back"
-        failed = False
+        failed = refused = False
         steps = []
         decision = Decision(work.id, False, work.participants)
         for part in work.parts:
@@ -284,12 +291,19 @@ class Coordinator:
                 steps.append((part, self._outcome(part.store, decision)))
             except AnabranchError:
                 failed = True
+            except RuntimeError:
+                refused = True
         for part, step in steps:
             try:
                 if not step.wait():  # not prepared there, or an interrupted rollback had come so far
                     part.unclaim()
             except AnabranchError:
                 failed = True
+            except RuntimeError:
+                refused = True
+        if refused:  # in a signal handler that interrupted this very store (rule G3): done once that goes on
+            shared().schedule(0, partial(self.take_over, work.parts))
+            return
         self._end(work)
         if failed:
             self.settling.retry_later()
@@ -305,12 +319,15 @@ class Coordinator:
                 self._free(part)
         elif work.phase in ("preparing", "rolling back"):
             self._roll_back(work)
-        elif work.phase != "ended" and self._active.get(work.id) is work:
+        elif work.phase != "ended" and self._is_active(work):
             try:
                 self._take_over_decided(work)
             except AnabranchError as error:
                 log.warning("transaction %s, which was interrupted, is in doubt: %s", work.id.hex(), error)
+                self.settling.retry_later()  # what could not be decided for want of room, say, is rolled back
             self._end(work)
+        else:
+            self._end(work)  # it may have been interrupted in there
 
     def _free(self, part: Part) -> None:
         """Of a transaction that was never begun here; of one store alone, its commit may be in the store's queue."""
@@ -323,7 +340,7 @@ class Coordinator:
     def _take_over_decided(self, work: Work) -> None:
         if work.xid is None:  # the decision may be in the log's queue, or on disk; once more changes nothing
             decision = Decision(work.id, True, work.participants)
-            self.log.decide(decision)
+            self.log.decide(decision, lambda: self._is_active(work))
             self._carry_out(decision, work.parts)
             return
         self.log.flush()

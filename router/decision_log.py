@@ -16,6 +16,7 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -88,7 +89,13 @@ class DecisionLog:
     def __init__(self, path: Path, sync: Sync) -> None:
         self._directory = StoreDirectory("decisions", path, None)
         self._options = JournalOptions(sync=sync, segment_size=SEGMENT_BYTES)
-        self._lock = threading.Lock()  # guards making it and beginning an epoch
+        self._lock = threading.Lock()  # guards opening, making and closing it, and beginning an epoch
+        self._opened = False
+        """Between open and close, whether or not there is a log yet. Guarded by `_lock`."""
+        self.openings = 0
+        """Counts what makes `decisions` and `externals` others than they were."""
+        self.damage: BaseException | None = None
+        """Why it could not be read."""
         self._reclaiming = threading.Lock()
         self._clear()
 
@@ -96,16 +103,14 @@ class DecisionLog:
         self._log: Log | None = None
         self.id = b""
         """16 bytes; empty while there is no log."""
-        self.epoch = 0
-        """Of this opening; 0 until it is first used. Microseconds since 1970, so that of two copies of a log, one put
-        back and one that went on, neither takes the other's for its own."""
         self.epochs: set[int] = set()
-        """All that this log has had: of a transaction of another it may have lost the decision."""
+        """All that this log has had, one for each opening in which it was used: of a transaction of another it may have
+        lost the decision. Microseconds since 1970, so that of two copies of a log, one put back and one that went on,
+        neither takes the other's for its own."""
         self.decisions: dict[bytes, Decision] = {}
         self.externals: dict[bytes, External] = {}
-        self.damage: BaseException | None = None
-        """Why it could not be read."""
-        self._numbers = itertools.count(1)
+        self._ids: tuple[bytes, Iterator[int]] | None = None
+        """What the ids of this opening's transactions begin with, and their numbers; None until it is first used."""
         self._reclaim_due = False
 
     # Opening and closing
@@ -113,16 +118,20 @@ class DecisionLog:
     def open(self) -> None:
         """Read it, if there is one. Raises CorruptionError, PlacementError for a directory without an id; `damage` says
         so too then."""
-        self._clear()
-        self.damage = StoreFailedError("it is being read")  # half read it would deny what it has decided
-        try:
-            sweep_unfinished(self._directory.path.parent, self._directory.path.name)
-            if self._directory.path.exists():
-                self._open()
-        except Exception as error:
-            self.damage = error
-            raise
-        self.damage = None
+        with self._lock:
+            self.damage = StoreFailedError("it is being read")  # half read it would deny what it has decided
+            self.openings += 1
+            self._clear()
+            self._opened = True
+            try:
+                sweep_unfinished(self._directory.path.parent, self._directory.path.name)
+                if self._directory.path.exists():
+                    sync_directory(self._directory.path.parent)  # who made it may have been killed before that (D2)
+                    self._open()
+            except Exception as error:
+                self.damage = error
+                raise
+            self.damage = None
 
     def _open(self) -> None:
         self.id = self._directory.read_id()
@@ -165,8 +174,12 @@ class DecisionLog:
         return taken.lsn
 
     def close(self) -> None:
-        """Leave all of it durable. Idempotent."""
-        the_log, self._log = self._log, None
+        """Leave all of it durable. Idempotent. Nobody makes or opens it any more, whoever was about to: the directory
+        may soon be another's."""
+        with self._lock:
+            self.damage = self.damage or StoreFailedError("it is closed")  # first: it may have failed
+            self._opened, self._ids = False, None
+            the_log, self._log = self._log, None
         if the_log is not None:
             try:
                 the_log.close()
@@ -183,12 +196,13 @@ class DecisionLog:
     @property
     def failed(self) -> BaseException | None:
         """Why it has stopped, if it has."""
-        return self._log.failed if self._log is not None else None
+        the_log = self._log
+        return the_log.failed if the_log is not None else None
 
     @property
     def unusable(self) -> BaseException | None:
         """Why nothing can be asked of it now: it is damaged, or has failed. None if all is well."""
-        return self.damage or self.failed
+        return self.failed or self.damage  # in this order: `close` drops one that has failed once `damage` is set
 
     def require_usable(self) -> None:
         """Raise StoreFailedError, which says what to do, if it is damaged or has failed."""
@@ -211,15 +225,18 @@ class DecisionLog:
 
     def new_transaction(self) -> bytes:
         """An id never given out before (rule I3). Makes the log, or begins the epoch, if need be."""
-        if not self.epoch:
+        ids = self._ids
+        if ids is None:
             with self._lock:
-                if not self.epoch:
-                    self._begin_epoch()
+                ids = self._ids or self._begin_epoch()
         else:
             self.ensure_usable()
-        return self.id + self.epoch.to_bytes(8, "big") + next(self._numbers).to_bytes(8, "big")
+        return ids[0] + next(ids[1]).to_bytes(8, "big")
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self) -> tuple[bytes, Iterator[int]]:
+        if not self._opened:
+            raise StoreFailedError("the decision log was closed meanwhile; nothing was written")
+        self.require_usable()  # it may have been damaged when it was read meanwhile
         with disk_errors("the decision log, which transactions over several stores need, cannot be made"):
             if self._log is None:
                 if self._directory.path.exists():  # made by a call that could not go on
@@ -229,23 +246,27 @@ class DecisionLog:
                 self._open()
         epoch = max(time.time_ns() // 1000, max(self.epochs, default=0) + 1)
         self._write(f.EPOCH, _encode(epoch), sync=True)
-        self.epoch = epoch
+        self._ids = ids = (self.id + epoch.to_bytes(8, "big"), itertools.count(1))
+        return ids
 
     def ensure_usable(self) -> None:
         """Raises StoreFailedError, ClosedError."""
         if self._log is not None:
             self._log.ensure_usable()
 
-    def decide(self, decision: Decision) -> Decision:
+    def decide(self, decision: Decision, still: Callable[[], bool] = lambda: True) -> Decision:
         """The commit point: once it returns, the outcome stands. That is what it returns: of two that are said of one
-        transaction the first in the log. StoreFullError says that nothing was written; after any other error it is not
-        known whether the decision will be found again (rule T2)."""
-        self._write(f.DECISION, _encode(decision), said=decision)
+        transaction the first in the log. OutcomeUnknownError says that it is not known whether the decision will be
+        found again (rule T2), any other error that nothing was written.
+
+        It is written if it is `still` wanted in the log as it is open now: what was prepared when the router was opened
+        before has been rolled back since."""
+        self._write(f.DECISION, _encode(decision), said=decision, still=still)
         return self.decisions.get(decision.transaction, decision)
 
-    def hold(self, external: External) -> None:
-        """An external transaction is prepared in all its participants. Errors are as those of `decide`."""
-        self._write(f.XA_PREPARED, _encode(external), said=external)
+    def hold(self, external: External, still: Callable[[], bool]) -> None:
+        """An external transaction is prepared in all its participants. `still` and errors are as those of `decide`."""
+        self._write(f.XA_PREPARED, _encode(external), said=external, still=still)
 
     def flush(self) -> None:
         """On return all that was handed over before is written and counts, whoever handed it over."""
@@ -256,9 +277,17 @@ class DecisionLog:
         """Their outcomes are durable in all participants. Not synced: what is not forgotten is settled once more."""
         self._write(f.FORGOTTEN, b"".join(transactions), lazy=True)
 
-    def _write(self, kind: int, payload: bytes, sync: bool = False, said: object = None, lazy: bool = False) -> None:
+    def _write(
+        self,
+        kind: int,
+        payload: bytes,
+        sync: bool = False,
+        said: object = None,
+        lazy: bool = False,
+        still: Callable[[], bool] = lambda: True,
+    ) -> None:
         the_log = self._log
-        if the_log is None:
+        if the_log is None or not still():  # in this order: asked of the log that is written to, or of a later one
             raise StoreFailedError("the decision log is being read again; nothing was written")
         ticket = Ticket([(kind, payload, said)], f.RECORD_HEADER.size + len(payload), sync)
         ticket.lazy = lazy

@@ -105,6 +105,11 @@ class Doubt:
             return
         for store, prepared in prepared_in(stores):
             if prepared.transaction == transaction and transaction not in self._active:
+                if commit and not isinstance(self._settling.verdict(prepared), str):
+                    raise TransactionError(
+                        f"transaction {transaction.hex()} cannot be committed: it was never decided, and its stores "
+                        "roll it back as soon as they can; some may have done so"
+                    )
                 other = None if commit else self._settling.committed_elsewhere(prepared, store)
                 if other is not None:
                     raise TransactionError(

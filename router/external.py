@@ -78,8 +78,7 @@ class Externals:
         try:
             self._log.flush()
             if not self._settling.closed and decision.transaction in self._log.decisions:
-                self._settling.expect(decision, decision.participants)
-                self._settling.retry_unfinished()
+                self._tell(decision)
         except AnabranchError as error:
             log.warning("transaction %s waits: %s", decision.transaction.hex(), error)
 
@@ -96,8 +95,12 @@ class Externals:
             ) from error
         if stands.commit != decision.commit:  # by another thread, just now; that tells the stores
             raise _said_before(stands)
+        self._tell(decision)
+
+    def _tell(self, decision: Decision) -> None:
+        """No others than its stores: one of another's decisions may take long to open (invariant 7)."""
         self._settling.expect(decision, decision.participants)
-        self._settling.retry_unfinished()
+        self._settling.tell_all(decision.participants)
 
 
 def _said_before(decision: Decision) -> TransactionError:

@@ -111,13 +111,11 @@ class Forgetting:
 
 def _sync_outcomes(store: Store, decisions: Sequence[Decision]) -> None:
     """Make them durable in a store that has carried them out."""
-    store.sync()
     prepared = {prepared.transaction for prepared in store.recover_prepared()}
-    again = [decision for decision in decisions if decision.transaction in prepared]
-    for decision in again:  # a store that failed since has it prepared again; without its decision it rolls back
-        tell(store, decision).wait()
-    if again:
-        store.sync()
+    for decision in decisions:
+        if decision.transaction in prepared:  # it failed since, and without its decision would roll back
+            tell(store, decision).wait()
+    store.sync()  # last: another thread may be telling it just now
 
 
 def tell(store: Store, decision: Decision) -> Pending[Any]:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
+_UNREADABLE: Final = "the decision log cannot be read; see to it and call reopen_decisions()"
 
 
 class Settling:
@@ -62,6 +63,13 @@ class Settling:
 
     def verdict(self, prepared: Prepared) -> Decision | str:
         """The decision about a transaction that is prepared in a store, or why there is none to be had (rule T3)."""
+        opening, unusable = self._log.openings, self._log.unusable  # before: of what is half read nothing is known
+        said = self._said(prepared, unusable)
+        if opening != self._log.openings:  # nor of what was looked up partly before it was read again
+            return _UNREADABLE
+        return said
+
+    def _said(self, prepared: Prepared, unusable: BaseException | None) -> Decision | str:
         transaction = prepared.transaction
         if transaction in self._active:  # before its decision: who commits it tells the stores, and gets the receipts
             return "it is being committed"
@@ -71,8 +79,8 @@ class Settling:
         coordinator, epoch = transaction[:16], int.from_bytes(transaction[16:24], "big")
         if transaction in self._log.externals:
             return "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
-        if self._log.unusable is not None:
-            return "the decision log cannot be read; see to it and call reopen_decisions()"
+        if unusable is not None:
+            return _UNREADABLE
         if coordinator != self._log.id:
             return (
                 f"it was prepared under another decision log ({coordinator.hex()}); put that back, or say the outcome "
@@ -157,9 +165,13 @@ class Settling:
                 self.retry_later()
 
     def retry_unfinished(self) -> None:
-        """Tell the stores that have yet to carry out a decision."""
+        """Tell all stores that have yet to carry out a decision."""
         with self._lock:
             store_ids = set().union(*self._unfinished.values())
+        self.tell_all(store_ids)
+
+    def tell_all(self, store_ids: Iterable[bytes]) -> None:
+        """Settle these stores."""
         for store_id in sorted(store_ids):
             try:
                 self.settle(self._places.store_by_id(store_id))

@@ -277,8 +277,10 @@ class Transaction:
         shared().schedule(0, self._clean_up)
 
     def _clean_up(self) -> None:
-        self._opened.remove(self)
-        self._router.coordinator.take_over(list(self._parts.values()))
+        try:
+            self._router.coordinator.take_over(list(self._parts.values()))
+        finally:
+            self._opened.remove(self)  # last: until then its xid is in use, though the log may not say so yet
 
     def _commit(self) -> list[Receipt]:
         parts = list(self._parts.values())

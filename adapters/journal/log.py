@@ -470,9 +470,9 @@ class Log:
         except (OSError, StoreFailedError) as error:
             self._lose(flight, error)
             return
+        self._tail = flight.tail  # first: who sees that a branch is prepared no more makes that durable with `sync`
         if flight.declared or flight.gone or flight.ids or flight.snapshot or flight.prepared or flight.settled:
             self._note(flight)
-        self._tail = flight.tail
         if flight.data:
             self._deliver(flight)
         for ticket in flight.tickets:

@@ -7,14 +7,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anabranch.adapters.journal import format as f
+from anabranch.adapters.journal.batch import Branch
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import StoreFullError
 
 from ..contract.disk import A, B, assert_whole, bodies, drain, take
+from ..contract.preparing import prepare, to
 from .disk import JournalDisk
 
 
@@ -172,3 +175,26 @@ def test_released_files_are_closed(disk: JournalDisk) -> None:
     assert store.stats().segments["retained"] == 0
     links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     assert not [path for path in links if str(disk._path) in str(path) and str(path).endswith("(deleted)")]
+
+
+def test_who_sees_that_a_branch_is_committed_can_make_it_durable(disk: JournalDisk) -> None:
+    """The coordinator forgets a decision once its stores have nothing prepared of it and have synced (rule T5): a
+    commit must not be missing from what is prepared before `sync` would reach it."""
+    store = disk.create(sync="never", checkpoint_interval=3600)
+    name = prepare(store, 1, to(A, b"1"))
+    the_log = store._log
+    unsynced: list[int] = []
+
+    class Watched(dict[bytes, Branch]):
+        def pop(self, *key: Any) -> Any:
+            thread = threading.Thread(target=store.sync)
+            thread.start()
+            thread.join()
+            flight = the_log._flight
+            assert flight is not None
+            unsynced.append(flight.tail.lsn - the_log.durable_lsn)
+            return super().pop(*key)
+
+    the_log.prepared = Watched(the_log.prepared)
+    store.commit_prepared(name).wait()
+    assert unsynced == [0]
