@@ -89,7 +89,7 @@ class DecisionLog:
     def __init__(self, path: Path, sync: Sync) -> None:
         self._directory = StoreDirectory("decisions", path, None)
         self._options = JournalOptions(sync=sync, segment_size=SEGMENT_BYTES)
-        self._lock = threading.Lock()  # guards opening, making and closing it, and beginning an epoch
+        self._lock = threading.RLock()  # guards opening, making and closing it, and beginning an epoch
         self._opened = False
         """Between open and close, whether or not there is a log yet. Guarded by `_lock`."""
         self.openings = 0
@@ -227,6 +227,8 @@ class DecisionLog:
         """An id never given out before (rule I3). Makes the log, or begins the epoch, if need be."""
         ids = self._ids
         if ids is None:
+            if self._lock._is_owned():  # type: ignore[attr-defined]
+                raise RuntimeError("the decision log was called from a signal handler that interrupted its opening")
             with self._lock:
                 ids = self._ids or self._begin_epoch()
         else:

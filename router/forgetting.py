@@ -26,7 +26,7 @@ class Forgetting:
 
     def __init__(self, the_log: DecisionLog, places: Places) -> None:
         self._log, self._places = the_log, places
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self.busy = threading.Lock()
         self.clear()
 

@@ -24,7 +24,7 @@ class OpenTransactions:
         """`prepared` tells how many external ones wait for their outcome."""
         self.options = options
         self._prepared = prepared
-        self._lock = threading.Lock()  # guards the fields
+        self._lock = threading.RLock()  # guards the fields; a signal handler may come back to it in the same thread
         self._since: dict[Transaction, float] = {}
         """Oldest first."""
         self._kept: set[Transaction] = set()

@@ -26,12 +26,13 @@ _UNREADABLE: Final = "the decision log cannot be read; see to it and call reopen
 
 
 class Settling:
-    """Threads: all. `_lock` guards `_unfinished` and the retry's two fields."""
+    """Threads: all. `_lock` guards `_unfinished` and the retry's two fields; a signal handler may come back to it in
+    the same thread."""
 
     def __init__(self, the_log: DecisionLog, places: Places, active: Container[bytes], forgetting: Forgetting) -> None:
         """`active`: the transactions that a thread is committing or preparing, which are not ours to settle."""
         self._log, self._places, self._active, self._forgetting = the_log, places, active, forgetting
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.clear()
 
     def clear(self) -> None:
@@ -59,7 +60,7 @@ class Settling:
     def unfinished(self) -> dict[bytes, set[bytes]]:
         """Decided, and the ids of the stores that have yet to carry it out."""
         with self._lock:
-            return {transaction: set(ids) for transaction, ids in self._unfinished.items()}
+            return {transaction: set(ids) for transaction, ids in list(self._unfinished.items())}
 
     def verdict(self, prepared: Prepared) -> Decision | str:
         """The decision about a transaction that is prepared in a store, or why there is none to be had (rule T3)."""
@@ -97,7 +98,7 @@ class Settling:
     def settle(self, store: Store) -> None:
         """A store was opened: carry out in it what is decided, roll back what is not."""
         with self._lock:  # before we ask: what is decided from now on is somebody else's to tell this store
-            expected = {t for t, left in self._unfinished.items() if store.store_id in left}
+            expected = {t for t, left in list(self._unfinished.items()) if store.store_id in left}
         waiting: set[bytes] = set()
         # In the order of their decisions, as they were seen before: an external one is older than its decision.
         place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}

@@ -523,10 +523,10 @@ def _gone_at(point: str, tx: anabranch.Transaction) -> None:
     """Commit, and be gone at a point, if it is reached."""
     decide, carry_out = DecisionLog.decide, JournalStore.commit_prepared
 
-    def before(self: DecisionLog, decision: Decision) -> Decision:
+    def before(self: DecisionLog, decision: Decision, still: object) -> Decision:
         raise Gone
 
-    def after(self: DecisionLog, decision: Decision) -> Decision:
+    def after(self: DecisionLog, decision: Decision, still: object) -> Decision:
         decide(self, decision)
         raise Gone
 

@@ -114,7 +114,7 @@ def test_random_transactions_survive_any_fault(
 # What is wrong is seen
 
 
-def _lazily(self: Any, decision: Any) -> Any:
+def _lazily(self: Any, decision: Any, *_: Any) -> Any:
     self._write(decision_log.f.DECISION, decision_log._encode(decision), said=decision, lazy=True)
     return decision
 

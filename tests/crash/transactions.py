@@ -278,11 +278,11 @@ def _watched(method: str, began: dict[bytes, int], recording: Recording) -> Any:
     """What the decision log is told ends the stores' preparing."""
     real = getattr(DecisionLog, method)
 
-    def told(self: DecisionLog, said: Decision | External) -> Any:
+    def told(self: DecisionLog, said: Decision | External, *still: Any) -> Any:
         first = began.pop(said.transaction, None)
         if first is not None:
             recording.lanes.append(Lanes(first, recording.recorder.now()))
-        return real(self, said)
+        return real(self, said, *still)
 
     return mock.patch.object(DecisionLog, method, told)
 

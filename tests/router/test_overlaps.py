@@ -96,10 +96,17 @@ class Hooked(dict[bytes, Any]):
         self._act: Callable[[], None] | None = act
 
     def __contains__(self, key: object) -> bool:
+        self._look()
+        return False
+
+    def __len__(self) -> int:
+        self._look()
+        return 0
+
+    def _look(self) -> None:
         act, self._act = self._act, None
         if act is not None:
             act()
-        return False
 
 
 class TestReadAgain:
@@ -212,6 +219,16 @@ class TestSignalHandlers:
             assert router.in_doubt() == []
             assert bodies(router, "a.in", "b.in") == [[b"in"], [b"in"]]
             assert all(b"handler" not in found for found in bodies(router, "a.x", "b.x"))
+
+    def test_one_that_sends_while_its_thread_begins_a_transaction(self, cross: anabranch.Router) -> None:
+        cross.send("a.x,b.x", b"before")
+        before = signal.signal(signal.SIGUSR1, lambda *_: cross.send("a.x,b.x", b"handler"))
+        try:
+            cross.coordinator.log.externals = Hooked(lambda: signal.raise_signal(signal.SIGUSR1))
+            cross.send("a.x,b.x", b"main")
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert bodies(cross, "a.x", "b.x") == [[b"before", b"handler", b"main"]] * 2
 
 
 def test_an_outcome_waits_for_no_store_of_others(cross: anabranch.Router) -> None:

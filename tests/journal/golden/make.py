@@ -108,7 +108,7 @@ def write_transactions(router: anabranch.Router) -> None:
     audit.commit_prepared = full  # type: ignore[method-assign,assignment]
     begin(1003).commit()
 
-    def killed(_: object) -> None:
+    def killed(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     router.coordinator.log.decide = killed  # type: ignore[method-assign,assignment]
