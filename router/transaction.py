@@ -122,11 +122,28 @@ class Transaction:
             stores = [(destination, self._router.places.store_for(destination)) for destination in parts]
             size = len(parts) * len(message.body)
             self._require_room(len(parts), size)
-            self._bytes += size
-            for destination, store in stores:
-                part = self._part(store, destination)
-                self._order.append((part, len(part.sends)))
-                part.sends.append((destination, message))
+            before = len(self._order), self._bytes
+            try:
+                self._bytes += size
+                for destination, store in stores:
+                    part = self._part(store, destination)
+                    self._order.append((part, len(part.sends)))
+                    part.sends.append((destination, message))
+            except KeyboardInterrupt:
+                self._take_back_sends(*before)
+                raise
+
+    def _take_back_sends(self, operations: int, size: int) -> None:
+        """Leave nothing of a send that was interrupted anywhere: who catches that may commit what was there before."""
+        for part, place in reversed(self._order[operations:]):
+            del part.sends[place:]
+        del self._order[operations:]
+        self._bytes = size
+        self._drop_empty_parts()
+
+    def _drop_empty_parts(self) -> None:
+        """A store in which nothing is done takes no part."""
+        self._parts = {store_id: part for store_id, part in self._parts.items() if part.sends or part.acks}
 
     def ack(self, message: Message) -> None:
         """Ack a leased message at commit; on rollback it is free again, at its old place.
@@ -198,7 +215,7 @@ class Transaction:
                 part.acks.pop()
             else:
                 self._bytes -= len(part.sends.pop()[1].body)
-        self._parts = {store_id: part for store_id, part in self._parts.items() if part.sends or part.acks}
+        self._drop_empty_parts()
 
     def _part(self, store: Store, destination: Destination) -> Part:
         part = self._parts.get(store.store_id)

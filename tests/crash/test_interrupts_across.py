@@ -169,6 +169,25 @@ def test_the_whole_of_a_transaction(scene: Scene) -> None:
     scene.end()
 
 
+def test_a_send_of_what_is_committed_all_the_same(scene: Scene) -> None:
+    """Who catches the interruption of a send and goes on has the transaction without it, or with all of it."""
+    open_one: list[anabranch.Transaction] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        open_one[:] = [scene.router.transaction()]
+        open_one[0].send("a.out", b"1")
+        return lambda: open_one[0].send("b.out,a.out", b"2")
+
+    def check(at: int, where: str) -> None:
+        receipts = open_one[0].commit()
+        found = [[message.body for message in scene.router.queue(f"{store}.out").browse()] for store in "ab"]
+        assert (len(receipts), found) in ((1, [[b"1"], []]), (3, [[b"1", b"2"], [b"2"]])), where
+        for store in "ab":
+            scene.router.queue(f"{store}.out").purge()
+
+    assert everywhere(prepare, check) > 10
+
+
 def test_a_rollback_before_anything_is_prepared(scene: Scene) -> None:
     def prepare(at: int) -> Callable[[], object]:
         open_one[:] = [scene.begin()]
