@@ -454,7 +454,7 @@ class JournalStore:
         self._log.ensure_usable()
         if self._room is None:
             return None
-        return self._room.reserve([self._send_operation(self._state(to), message)[0] for to, message in sends])
+        return self._room.reserve(self._send_operations(sends)[0])
 
     def prepare(
         self,

@@ -81,3 +81,28 @@ def directory_of(store: Store) -> Path:
 def segments_of(store: Store) -> list[Path]:
     """Its segment files, oldest first."""
     return sorted((directory_of(store) / "journal").glob("*.seg"))
+
+
+def content(store: Store) -> dict[str, list[tuple[int, bytes, str | None]]]:
+    """All that a store holds."""
+    return {str(d): [(m.seq, m.body, m.message_id) for m in store.browse(d)] for d in store.destinations()}
+
+
+def rebuilt(disk: JournalDisk, store: JournalStore, closed: bool) -> JournalStore:
+    """The store as the journal alone tells it, after close or crash."""
+    if closed:
+        store.close()
+        (directory_of(store) / "index.mdb").unlink()
+        return disk.reopen(store)
+    path = disk.copy(store)
+    (path / "index.mdb").unlink()
+    return disk.open(path)
+
+
+def listing(directory: Path) -> dict[str, bytes]:
+    """Every file but the lock."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and path.name != "store.lock"
+    }

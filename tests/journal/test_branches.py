@@ -25,9 +25,7 @@ from anabranch.policies.errors import (
 
 from ..contract.disk import A, B, C, assert_whole, bodies, drain, take
 from ..contract.preparing import claim, prepare, to, transaction
-from .disk import JournalDisk, directory_of, segments_of
-from .test_reclaim import content, rebuilt
-from .test_recovery import listing
+from .disk import JournalDisk, content, directory_of, listing, rebuilt, segments_of
 
 POLICIES = ("always", "periodic", "never")
 

@@ -13,7 +13,7 @@ from anabranch.adapters.journal import JournalStore
 from anabranch.policies.destination import Destination
 
 from ..contract.disk import A, B, C, assert_whole, bodies, drain, take
-from .disk import JournalDisk, directory_of, segments_of
+from .disk import JournalDisk, content, directory_of, rebuilt, segments_of
 
 
 @pytest.fixture
@@ -22,27 +22,11 @@ def disk(tmp_path: Path) -> Iterator[JournalDisk]:
         yield disk
 
 
-def content(store: Store) -> dict[str, list[tuple[int, bytes, str | None]]]:
-    """All that a store holds."""
-    return {str(d): [(m.seq, m.body, m.message_id) for m in store.browse(d)] for d in store.destinations()}
-
-
 def fill(store: Store, count: int, size: int = 1000, destination: Destination = A) -> None:
     for n in range(count):
         store.send(
             destination, f"{n:06d}".encode().ljust(size, b"."), {"n": n}, f"{destination}-{n}" if n % 3 else None
         )
-
-
-def rebuilt(disk: JournalDisk, store: JournalStore, closed: bool) -> JournalStore:
-    """The store as the journal alone tells it, after close or crash."""
-    if closed:
-        store.close()
-        (directory_of(store) / "index.mdb").unlink()
-        return disk.reopen(store)
-    path = disk.copy(store)
-    (path / "index.mdb").unlink()
-    return disk.open(path)
 
 
 def test_files_go_when_all_in_them_is_acked(disk: JournalDisk) -> None:

@@ -27,7 +27,7 @@ from anabranch.policies.errors import (
 )
 
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, take
-from .disk import JournalDisk, directory_of, segments_of
+from .disk import JournalDisk, directory_of, listing, segments_of
 
 
 @pytest.fixture
@@ -44,15 +44,6 @@ def sent(disk: JournalDisk, count: int = 300, size: int = 1000) -> JournalStore:
     store.close()
     assert len(segments_of(store)) >= 4
     return store
-
-
-def listing(directory: Path) -> dict[str, bytes]:
-    """Every file but the lock."""
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file() and path.name != "store.lock"
-    }
 
 
 class TestGaps:
