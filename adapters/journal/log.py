@@ -409,7 +409,12 @@ class Log:
         assert segment.allocated >= self._tail.offset, "zeros would overwrite records"
         chunk = min(max(segment.allocated, FILL_MIN), FILL_MAX)
         target = min(segment.capacity, max(end, segment.allocated + chunk))
-        zero_fill(segment.file.fd, segment.allocated, target)
+        try:
+            zero_fill(segment.file.fd, segment.allocated, target)
+        except OSError as error:
+            target = min(target, os.fstat(segment.file.fd).st_size)  # the disk had room for less than a chunk
+            if error.errno not in FULL or target < end:
+                raise
         segment.allocated = target
 
     def begin_segment(self, base_lsn: int) -> None:

@@ -331,7 +331,7 @@ def take_over(found: Survey, the_log: Log, seq: int, snapshot_at: tuple[int, int
     the_log.start(found.table(), tail, found.end.lsn, found.highest_number)
     if resume_in(found):
         last.file = File(last.path, os.O_RDWR)
-        last.allocated = os.fstat(last.file.fd).st_size
+        last.allocated = max(os.fstat(last.file.fd).st_size, found.end.offset)  # an empty one may have been cut short
     else:
         the_log.begin_segment(found.highest_lsn + 1)
     if found.void:

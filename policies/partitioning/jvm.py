@@ -19,6 +19,7 @@ import struct
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -125,7 +126,8 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     try:
         if SparkContext._active_spark_context is not None:
             # First, since PySpark's own threads complain when the other side goes away.
-            with quiet_py4j(), suppress(Exception):
+            with quiet_py4j(), suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # it warns that an interrupted JVM did not answer
                 SparkContext._active_spark_context.stop()
         assert process.stdin is not None
         process.stdin.close()
