@@ -117,8 +117,7 @@ class Coordinator:
         Raises TransactionInDoubt if the decision may or may not have reached the disk; after any other error the
         transaction is rolled back.
         """
-        work = self.vote(parts)
-        return self._decide(work, Decision(work.id, True, work.participants))
+        return self._decide(self.vote(parts))
 
     # The same in two steps, for who has other resources to ask between them: vote, then finish or abandon.
 
@@ -135,7 +134,7 @@ class Coordinator:
         self._require_usable()
         if not self._is_active(work):
             raise TransactionError("this transaction was rolled back when the router was closed; begin another")
-        return self._decide(work, Decision(work.id, True, work.participants))
+        return self._decide(work)
 
     def abandon(self, work: Work) -> None:
         """Roll it back, unless that is done. Never raises but for a signal."""
@@ -159,8 +158,7 @@ class Coordinator:
         except Exception as error:
             for part in parts:
                 part.unclaim()
-            if isinstance(error, OutcomeUnknownError):  # of the epoch's record; that of the transaction is known
-                raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
+            _raise_known(error)
             raise
         for part in parts:
             part.work = work
@@ -184,40 +182,33 @@ class Coordinator:
         """The first phase. If it fails anywhere all is rolled back."""
         try:
             for part in work.parts:
-                part.room = self._with_store(part, lambda store, part: store.reserve(part.sends))
-            participants, sync = work.participants, self._options.sync is Sync.ALWAYS
+                self._reserve(part)
+            participants = work.participants
             steps: list[Pending[None]] = []
             for part in work.parts:
                 if steps:
                     steps[-1].proceed()
-                steps.append(
-                    self._with_store(
-                        part,
-                        lambda store, part: store.prepare(
-                            work.id, participants, part.sends, part.acks, sync, part.room
-                        ),
-                    )
-                )
-                part.room = None
+                steps.append(self._prepare_part(work, participants, part))
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
                 step.wait()
         except Exception as error:
             self._roll_back(work)
-            if isinstance(error, OutcomeUnknownError):  # of one store; that of the transaction is known
-                raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
+            _raise_known(error)
             raise
 
-    def _with_store(self, part: Part, call: Callable[[Store, Part], Any]) -> Any:
-        """A store that is held by sends alone may have been closed for being idle; it is opened again."""
-        while True:
-            try:
-                return call(part.store, part)
-            except ClosedError:
-                if part.acks:
-                    raise
-                part.store = self._places.reopened(part)
+    def _prepare_part(self, work: Work, participants: list[bytes], part: Part) -> Pending[None]:
+        sync = self._options.sync is Sync.ALWAYS
+        step = self._places.with_store(
+            part, lambda store: store.prepare(work.id, participants, part.sends, part.acks, sync, part.room)
+        )
+        part.room = None
+        return step
 
-    def _decide(self, work: Work, decision: Decision) -> dict[int, list[Receipt]]:
+    def _reserve(self, part: Part) -> None:
+        part.room = self._places.with_store(part, lambda store: store.reserve(part.sends))
+
+    def _decide(self, work: Work) -> dict[int, list[Receipt]]:
+        decision = Decision(work.id, True, work.participants)
         work.phase = "deciding"
         self._hand_over(work, lambda: self.log.decide(decision, lambda: self._is_active(work)))
         work.phase = "decided"
@@ -347,3 +338,10 @@ class Coordinator:
         # Not held once more: its manager may have said the outcome since.
         if work.id not in self.log.externals and work.id not in self.log.decisions:
             self._roll_back(work)
+
+
+def _raise_known(error: Exception) -> None:
+    """Of a write that failed in one store, or in the decision log, before anything was decided the outcome is not
+    known; that of the transaction is."""
+    if isinstance(error, OutcomeUnknownError):
+        raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error

@@ -126,7 +126,6 @@ class DecisionLog:
             try:
                 sweep_unfinished(self._directory.path.parent, self._directory.path.name)
                 if self._directory.path.exists():
-                    sync_directory(self._directory.path.parent)  # who made it may have been killed before that (D2)
                     self._open()
             except Exception as error:
                 self.damage = error
@@ -134,6 +133,7 @@ class DecisionLog:
             self.damage = None
 
     def _open(self) -> None:
+        sync_directory(self._directory.path.parent)  # who made it may have been killed, or failed, before that (D2)
         self.id = self._directory.read_id()
         the_log = self._new_log()
         try:
@@ -241,9 +241,7 @@ class DecisionLog:
         self.require_usable()  # it may have been damaged when it was read meanwhile
         with disk_errors("the decision log, which transactions over several stores need, cannot be made"):
             if self._log is None:
-                if self._directory.path.exists():  # made by a call that could not go on
-                    sync_directory(self._directory.path.parent)
-                else:
+                if not self._directory.path.exists():  # it may: made by a call that could not go on
                     self._directory.create(SEGMENT_BYTES)
                 self._open()
         epoch = max(time.time_ns() // 1000, max(self.epochs, default=0) + 1)

@@ -27,20 +27,22 @@ class Part:
 
     def unclaim(self) -> None:
         """Nothing was prepared, or it failed: the messages are free again."""
-        if self.acks:
-            try:
-                self.store.unclaim(self.acks)
-            except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
-                self._unclaim_each()
-            except (StoreFailedError, ClosedError):
-                pass  # the store's leases and claims are gone with it
+        unclaim(self.store, self.acks)
 
-    def _unclaim_each(self) -> None:
-        for message in self.acks:
-            try:
-                self.store.unclaim([message])
-            except (StoreFailedError, ClosedError, UnknownMessageError):
-                pass
+
+def unclaim(store: Store, messages: Sequence[Message]) -> None:
+    """Free those of these messages that are claimed still."""
+    if messages:
+        try:
+            store.unclaim(messages)
+        except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
+            for message in messages:
+                try:
+                    store.unclaim([message])
+                except (StoreFailedError, ClosedError, UnknownMessageError):
+                    pass
+        except (StoreFailedError, ClosedError):
+            pass  # the store's leases and claims are gone with it
 
 
 class Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from ..adapters.base import Message, Progress, Store
 from ..adapters.files import disk_errors, sweep_unfinished
@@ -26,6 +27,8 @@ from .reconcile import Reconciler
 from .stores import OpenStores
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Places:
@@ -191,10 +194,17 @@ class Places:
         """Those that are open."""
         return self._stores.values()
 
-    def reopened(self, part: Part) -> Store:
-        """After a ClosedError: the part's store, opened again if it was closed for being idle."""
-        self.forget_closed(part.first, part.store)
-        return self.store_for(part.first)
+    def with_store(self, part: Part, call: Callable[[Store], T]) -> T:
+        """Call with a part's store. One that is held by sends alone may have been closed for being idle; it is opened
+        again."""
+        while True:
+            try:
+                return call(part.store)
+            except ClosedError:
+                if part.acks:
+                    raise
+                self.forget_closed(part.first, part.store)
+                part.store = self.store_for(part.first)
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""

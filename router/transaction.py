@@ -15,20 +15,23 @@ and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..adapters.base import Headers, Message, Receipt, Store, checked
 from ..adapters.journal.background import shared
 from ..policies.destination import Destination
-from ..policies.errors import ClosedError, OutcomeUnknownError, TransactionError, TransactionInDoubt
+from ..policies.errors import OutcomeUnknownError, TransactionError, TransactionInDoubt
 from .addresses import Address, resolve_all
-from .parts import Part, Work
+from .parts import Part, Work, unclaim
 from .xid import Xid
 
 if TYPE_CHECKING:
     from .open_transactions import OpenTransactions
     from .router import Router
+
+T = TypeVar("T")
 
 UNKNOWN: Final = "of unknown outcome"
 ACK: Final = -1
@@ -171,12 +174,9 @@ class Transaction:
         """Leave nothing of an ack that was interrupted anywhere: the message is free, or leased still."""
         part = self._part(message.store, message.destination)
         part.acks = [acked for acked in part.acks if acked is not message]
-        if not part.acks and not part.sends:
-            del self._parts[message.store.store_id]
+        self._drop_empty_parts()
         del self._order[operations:]
-        alone = Part(message.store, message.destination)
-        alone.acks.append(message)
-        alone.unclaim()
+        unclaim(message.store, [message])
 
     def savepoint(self) -> Savepoint:
         """This point of the transaction, to which it can be rolled back."""
@@ -206,9 +206,7 @@ class Transaction:
         for part in self._parts.values():  # first: what was interrupted before is in its part still
             count = sum(other is part for other in acked)
             if count:
-                free = Part(part.store, part.first)
-                free.acks = part.acks[-count:]
-                free.unclaim()
+                unclaim(part.store, part.acks[-count:])
         while len(self._order) > operations:
             part, place = self._order.pop()
             if place == ACK:
@@ -270,8 +268,14 @@ class Transaction:
 
     def _commit_and_end(self) -> list[Receipt]:
         self._state = "committing"
+        receipts = self._ending(self._commit)
+        self._state = "committed"
+        return receipts
+
+    def _ending(self, call: Callable[[], T]) -> T:
+        """The last that is done here; if it fails, the state says what that means."""
         try:
-            receipts = self._commit()
+            return call()
         except OutcomeUnknownError:
             self._state = UNKNOWN
             raise
@@ -285,8 +289,6 @@ class Transaction:
             raise
         finally:
             self._opened.remove(self)
-        self._state = "committed"
-        return receipts
 
     def _interrupted(self) -> None:
         """A signal handler's exception may have struck anywhere: another thread brings it to an end."""
@@ -316,15 +318,8 @@ class Transaction:
         ]
 
     def _commit_in_one(self, part: Part) -> list[Receipt]:
-        """A store that is held by sends alone may have been closed for being idle; it is opened again."""
         try:
-            while True:
-                try:
-                    return part.store.commit(part.sends, part.acks)
-                except ClosedError:
-                    if part.acks:
-                        raise
-                    part.store = self._router.places.reopened(part)
+            return self._router.places.with_store(part, lambda store: store.commit(part.sends, part.acks))
         except OutcomeUnknownError:
             raise
         except Exception:
@@ -352,19 +347,10 @@ class Transaction:
                 raise
 
     def _hold(self, xid: Xid) -> None:
+        parts = list(self._parts.values())
         self._state = "preparing"
-        try:
-            if self._parts:
-                self._router.coordinator.hold(list(self._parts.values()), xid)
-        except TransactionInDoubt:
-            self._state = "in doubt"
-            raise
-        except Exception:
-            self._state = "rolled back"
-            raise
-        finally:
-            self._opened.remove(self)
-        self._state = "prepared" if self._parts else "committed"
+        self._ending(lambda: self._router.coordinator.hold(parts, xid) if parts else None)
+        self._state = "prepared" if parts else "committed"
 
     def vote(self) -> None:
         """The first phase alone, for who has to ask other resources before it commits: prepared, durable and unseen in
