@@ -368,11 +368,7 @@ class Log:
         the pool; on a full disk the tickets get StoreFullError before any byte of the batch is written (invariant 7).
         """
         try:
-            if self._must_roll or self._tail.offset + size > self._tail.segment.capacity:
-                self._roll(size)
-            self._allocate(self._tail.segment, self._tail.offset + size)
-            if owed:
-                self._keep_free(self._tail.offset + size, owed)
+            self._grow(size, owed)
         except StoreFailedError as error:
             self._dismiss(tickets, error)
             return False
@@ -389,6 +385,24 @@ class Log:
             self._dismiss(tickets, full)
             return False
         return True
+
+    def _grow(self, size: int, owed: int) -> None:
+        """Find room for a batch of `size` bytes, and for `owed` behind it. Raises OSError."""
+        try:
+            self._find_room(size, owed)
+        except OSError as error:
+            if error.errno not in FULL or self._must_roll:
+                raise
+            with self._prepare_lock:
+                pass  # a file that was being prepared ahead had the last of the disk: it is in the pool, or gone
+            self._find_room(size, owed)
+
+    def _find_room(self, size: int, owed: int) -> None:
+        if self._must_roll or self._tail.offset + size > self._tail.segment.capacity:
+            self._roll(size)
+        self._allocate(self._tail.segment, self._tail.offset + size)
+        if owed:
+            self._keep_free(self._tail.offset + size, owed)
 
     def _keep_free(self, end: int, owed: int) -> None:
         """So many bytes of allocated space behind `end`, or in files of the pool: as many as it takes if outcomes fill
