@@ -24,12 +24,23 @@ Headers = Mapping[str, str | int | float | bool | bytes | None]
 """What a sender may attach to a message: names to plain values."""
 
 
+PRIORITY_MAX: Final = 9
+DEFAULT_PRIORITY: Final = 4
+EXPIRES_MAX_MS: Final = (1 << 63) - 1
+
+
 class Outgoing(NamedTuple):
     """A message to be sent."""
 
     body: bytes
     headers: Headers | None = None
     message_id: str | None = None
+    priority: int = DEFAULT_PRIORITY
+    """0 to 9, the highest first where its store orders by priority; elsewhere it is kept and handed back."""
+    expires_at_ms: int = 0
+    """When it is no longer to be delivered, in milliseconds since the epoch by the wall clock; 0: never."""
+    persistent: bool = True
+    """False: memory alone, gone at restart. The router sees to that; a store takes no notice of it."""
 
 
 _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
@@ -85,11 +96,32 @@ def encoded_id(message_id: object) -> bytes:
         raise ValueError(f"message_id {message_id[:40]!r} is not valid unicode: {error.reason}") from None
 
 
-def checked(body: object, headers: Headers | None, message_id: str | None) -> Outgoing:
+def checked(
+    body: object,
+    headers: Headers | None,
+    message_id: str | None,
+    priority: int = DEFAULT_PRIORITY,
+    expires_at_ms: int = 0,
+    persistent: bool = True,
+) -> Outgoing:
     """A message that is sent later: copied, and refused now if its types are wrong. Raises TypeError, ValueError."""
     if message_id is not None:
         encoded_id(message_id)
-    return Outgoing(plain_body(body), plain_headers(headers) if headers else None, message_id)
+    require_order(priority, expires_at_ms)
+    plain = plain_headers(headers) if headers else None
+    return Outgoing(plain_body(body), plain, message_id, priority, expires_at_ms, bool(persistent))
+
+
+def require_order(priority: object, expires_at_ms: object) -> None:
+    """Raise TypeError or ValueError for what is no priority or no time."""
+    for what, value, most in (
+        ("priority", priority, PRIORITY_MAX),
+        ("expires_at_ms", expires_at_ms, EXPIRES_MAX_MS),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{what} is an int, not {type(value).__name__}: {value!r}")
+        if not 0 <= value <= most:
+            raise ValueError(f"{what} {value} is not between 0 and {most}")
 
 
 class Receipt(NamedTuple):
@@ -102,6 +134,36 @@ class Receipt(NamedTuple):
     """Its `message_id` was in the duplicate window: `seq` is that of the message already stored."""
 
 
+class Subscription(NamedTuple):
+    """A durable subscription: a topic's messages are kept for it until it has acked them, whether or not anybody
+    receives. Known by topic, client and name; a client may be one of many that use the same names."""
+
+    topic: Destination
+    name: str
+    client_id: str = ""
+    selector: str | None = None
+    """Kept and handed back for who evaluates it; a store does not."""
+    no_local: bool = False
+    """Likewise: the subscriber does not want what its own connection has sent."""
+
+    @property
+    def key(self) -> SubscriptionKey:
+        return self.client_id, self.name
+
+
+SubscriptionKey = tuple[str, str]
+"""Client and name: one subscription among those of a topic."""
+
+
+class Change(NamedTuple):
+    """What a transaction does to a subscription."""
+
+    subscription: Subscription
+    subscribe: bool
+    """False: unsubscribe."""
+    retroactive: bool = False
+
+
 class Message:
     """A message read from a store. Read-only by convention; compares by identity.
 
@@ -109,7 +171,10 @@ class Message:
     that `browse` gave is a look only. Safe to hand to another thread.
     """
 
-    __slots__ = ("body", "destination", "headers", "leased", "message_id", "note", "seq", "store", "timestamp_ms")
+    __slots__ = (
+        "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id", "note", "priority",
+        "seq", "store", "subscription", "timestamp_ms",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -122,6 +187,10 @@ class Message:
         timestamp_ms: int,
         leased: bool,
         note: Any = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
+        deliveries: int = 1,
+        subscription: SubscriptionKey | None = None,
     ) -> None:
         self.store = store
         self.destination = destination
@@ -133,14 +202,27 @@ class Message:
         self.leased = leased
         self.note = note
         """The store's own; nobody else looks at it."""
+        self.priority = priority
+        self.expires_at_ms = expires_at_ms
+        self.deliveries = deliveries
+        """How often it has been handed out, this time too: 1 the first time. Of a browsed one: how often it came
+        back."""
+        self.subscription = subscription
+        """Of a topic's message: whose it is; None if it was browsed or leased for the topic as a whole."""
 
     def ack(self) -> None:
         """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError."""
         self.store.ack([self])
 
     def release(self) -> None:
-        """Give it back: the next receive finds it at its old place in the order. Raises UnknownMessageError."""
+        """Give it back: the next receive finds it at its old place in the order, delivered once more. Raises
+        UnknownMessageError."""
         self.store.release([self])
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was handed out before."""
+        return self.deliveries > 1
 
     def __repr__(self) -> str:
         return f"<Message {self.seq} of {self.destination}, {len(self.body)} bytes>"
@@ -148,6 +230,20 @@ class Message:
 
 TRANSACTION_BYTES: Final = 32
 """Of a transaction's id: the coordinator's id (16), its epoch (8) and a number (8), so that they sort by age."""
+
+
+class Undelivered(NamedTuple):
+    """A message that receive passes over, leased: for the router to put aside."""
+
+    message: Message
+    reason: str
+    """EXPIRED or SPENT."""
+
+
+EXPIRED: Final = "expired"
+"""Its time is over."""
+SPENT: Final = "spent"
+"""It has come back as often as `max_deliveries` says."""
 
 
 class Prepared(NamedTuple):
@@ -222,6 +318,12 @@ class StoreStats:
     """Bytes of live messages in the journal's records, of all its records' bytes."""
     failed: str | None = None
     """Why the store has stopped itself, if it has."""
+    subscriptions: Mapping[Subscription, int] = field(default_factory=dict)
+    """Messages that each durable subscription has yet to ack."""
+    memory_bytes: int = 0
+    """Of messages that are kept in memory, as the store counts them."""
+    swap_bytes: int = 0
+    """Of the swap files."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -258,6 +360,15 @@ class Store(Protocol):
     name: str
     store_id: bytes
     """16 random bytes, for life (rule I4)."""
+    volatile: bool
+    """True: nothing survives a restart. In a transaction it takes part in visibility only (rule T7)."""
+    shared: bool
+    """True: another process may own the same data next (a leased store of a shared database), so that a transaction
+    whose outcome this process's decision log alone knows is refused (rule T6)."""
+
+    @property
+    def last_seq(self) -> int:
+        """The highest seq given out: what is sent from now on comes behind it."""
 
     def open(self, progress: Progress | None = None) -> None:
         """Recover what is on disk and be ready. Raises StoreLockedError, CorruptionError, ConfigError."""
@@ -272,12 +383,16 @@ class Store(Protocol):
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
     ) -> Receipt:
-        """Store one message at the end of its destination. On return it is durable and visible.
+        """Store one message at the end of its destination (of its priority, if the store's option `priorities` is set).
+        On return it is durable and visible.
 
-        `sync=True` asks for power-failure durability of this one whatever the policy. A `message_id` within the
-        store's duplicate window is stored once: the receipt then says `duplicate`. Raises StoreFullError and
-        MessageTooLargeError (no effect), OutcomeUnknownError.
+        A topic's message is stored once, whatever the number of its durable subscriptions; without any it is gone at
+        once, and the receipt is as always. `sync=True` asks for power-failure durability of this one whatever the
+        policy. A `message_id` within the store's duplicate window is stored once: the receipt then says `duplicate`.
+        Raises StoreFullError and MessageTooLargeError (no effect), OutcomeUnknownError.
         """
 
     def send_nowait(
@@ -287,6 +402,8 @@ class Store(Protocol):
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
     ) -> Future[Receipt]:
         """The same, without waiting: the future resolves when send would have returned, on a thread of ours.
 
@@ -298,30 +415,81 @@ class Store(Protocol):
     ) -> list[Receipt]:
         """Store many, in order, with as few waits for the disk as may be. Not atomic: a crash keeps a prefix."""
 
-    def receive(self, destination: Destination, timeout: float | None = 0) -> Message | None:
-        """Lease the first message that nobody holds; None if there is none in `timeout` seconds (None: wait)."""
+    def receive(
+        self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
+    ) -> Message | None:
+        """Lease the first message that nobody holds; None if there is none in `timeout` seconds (None: wait).
 
-    def browse(self, destination: Destination, limit: int | None = None, after: int = 0) -> Iterator[Message]:
-        """Look at the messages in order, leased ones too, from the one after seq `after`. Holds no lock between
-        two; a message acked meanwhile is left out, one sent meanwhile may be seen."""
+        First is the oldest, with `priorities` that of the highest priority. One whose time is over or that has come
+        back `max_deliveries` times is passed over. From a topic one receives for a `subscription`: UnknownSubscription-
+        Error if the topic has none of that key, DestinationError without one. Subscriptions lease independently.
+        """
+
+    def watch(
+        self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call `wake` once, from whatever thread, when a message may have become free there after this call, or when
+        the store stops or closes; perhaps for nothing. It is quick and takes no lock of the store's. Returns what ends
+        the watch, which may be called at any time. While somebody watches, `retire` refuses."""
+
+    def browse(
+        self,
+        destination: Destination,
+        limit: int | None = None,
+        after: int | Message = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> Iterator[Message]:
+        """Look at the messages in order, leased ones too, from the one after `after`: a seq, or a message; with
+        `priorities` a message only (ValueError). Holds no lock between two; a message acked meanwhile is left out, one
+        sent meanwhile may be seen. Of a topic: what a subscription has yet to ack, or without one all that is held."""
 
     def ack(self, messages: Sequence[Message]) -> None:
-        """Remove leased messages, all or none of them. Raises UnknownMessageError (and removes none)."""
+        """Remove leased messages, all or none of them; a topic's for its subscription alone, and for good when the last
+        one has acked. Raises UnknownMessageError (and removes none)."""
 
-    def release(self, messages: Sequence[Message]) -> None:
-        """Give leased messages back, each to its old place. Nothing is written: leases end with the process."""
+    def release(self, messages: Sequence[Message], delivered: bool = True) -> None:
+        """Give leased messages back, each to its old place. Leases end with the process.
+
+        `delivered`: it counts as a delivery. The count is written, but not waited for: a power failure may forget the
+        last ones, a kill does not. If it cannot be written the messages are free all the same.
+        """
 
     def claim(self, message: Message) -> None:
         """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""
 
     def unclaim(self, messages: Sequence[Message]) -> None:
-        """The transaction is rolled back: its messages are free again, each at its old place."""
+        """The transaction is rolled back: its messages are free again, each at its old place, delivered once more, as
+        by release."""
+
+    def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
+        """Lease up to so many of the messages that receive passes over, of any destination. One of a topic whose time
+        is over is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or
+        claimed it: its ack removes it everywhere. Cheap when there are none."""
+
+    # Durable subscriptions
+
+    def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
+        """From the messages on that take effect after it (`retroactive`: with all that the topic still holds), keep
+        them for this subscription. Durable on return. False if it was there already; SubscriptionError if it was there
+        with another selector or no_local (unsubscribe first: its backlog would be lost)."""
+
+    def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
+        """Remove it; returns how many messages it had yet to ack, leased ones too. Durable on return. Raises
+        UnknownSubscriptionError, and TransactionError while a transaction has claimed one of them."""
+
+    def subscriptions(self) -> Sequence[Subscription]:
+        """All, in no order."""
 
     def commit(
-        self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None = None,
+        changes: Sequence[Change] = (),
     ) -> list[Receipt]:
-        """Apply claimed acks and sends as one: after any crash, all of them or none. If it raises anything but
-        OutcomeUnknownError nothing took effect and the acks are still claimed."""
+        """Apply changes of subscriptions, sends and claimed acks, in this order, as one: after any crash, all of them
+        or none. A change that is no longer one (the subscription is there, or gone) is passed over. If it raises
+        anything but OutcomeUnknownError nothing took effect and the acks are still claimed."""
 
     # A transaction over several stores, driven by the router (router/coordinator.py). In the store it is one *branch*:
     # claimed acks and sends that are prepared, then committed or rolled back, by the transaction's id of 32 bytes.
@@ -338,6 +506,7 @@ class Store(Protocol):
         acks: Sequence[Message],
         sync: bool,
         room: object = None,
+        changes: Sequence[Change] = (),
     ) -> Pending[None]:
         """Make a branch durable without letting anything of it be seen.
 
@@ -351,7 +520,8 @@ class Store(Protocol):
         """
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
-        """The branch takes effect: its sends at the ends of their destinations, in order, its acks; all or none. Once
+        """The branch takes effect: its changes, its sends at the ends of their destinations, in order, its acks; all or
+        none. Once
         `wait` has returned it is visible. It need not be durable: the coordinator keeps its decision until `sync` has
         returned, and after a crash finds the branch prepared or committed, nothing between.
 
@@ -360,10 +530,10 @@ class Store(Protocol):
         """
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
-        """The branch is forgotten, and its acks are free again, each message at its old place: who had acked them can
-        do nothing more with their Message. Once `wait` has returned that is visible; after a crash the branch may be
-        prepared again. `wait` returns whether it was prepared here; if it was not, claims are as they were. Else as
-        commit_prepared."""
+        """The branch is forgotten, and its acks are free again, each message at its old place, delivered once more:
+        who had acked them can do nothing more with their Message. Once `wait` has returned that is visible; after a
+        crash the branch may be prepared again. `wait` returns whether it was prepared here; if it was not, claims are
+        as they were. Else as commit_prepared."""
 
     def recover_prepared(self) -> Sequence[Prepared]:
         """All that is prepared and waits for its outcome, oldest first."""
@@ -378,12 +548,12 @@ class Store(Protocol):
     def sync(self) -> None:
         """On return all that is visible survives a power failure, whatever the policy. Raises StoreFailedError."""
 
-    def purge(self, destination: Destination) -> int:
-        """Remove what nobody holds; returns how many."""
+    def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        """Remove what nobody holds; returns how many. Of a topic: for one subscription, or for all."""
 
     def delete(self, destination: Destination) -> int:
-        """Remove the destination and all its messages, leased ones too; returns how many. Claimed messages
-        refuse it (TransactionError)."""
+        """Remove the destination with all its messages, leased ones too, and its subscriptions; returns how many
+        messages. Claimed ones refuse it (TransactionError)."""
 
     def retire(self) -> bool:
         """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then
@@ -392,8 +562,8 @@ class Store(Protocol):
     def destinations(self) -> Sequence[Destination]:
         """Those known to the store, also empty ones."""
 
-    def depth(self, destination: Destination) -> int:
-        """Messages held, leased ones included."""
+    def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        """Messages held, leased ones included; those that a subscription has yet to ack."""
 
     def reclaim(self) -> int:
         """Free now the space that can be freed, which otherwise happens in the background; returns bytes."""

@@ -24,19 +24,24 @@ from pydantic import SecretStr, ValidationError
 from . import config_yaml
 from .config_checks import Outline, disagreements
 from .config_models import Config, StoreConfig, validated_options
-from .config_options import DEFAULT_KIND, Base, Duration, JournalOptions, Options, Size, TransactionOptions, known_kinds
+from .config_options import Base, Duration, Options, Size
 from .config_problems import Located, describe_value, did_you_mean, explain
 from .config_schema import json_schema
 from .config_yaml import Document
 from .errors import ConfigError, Problem
+from .kinds import DEFAULT_KIND, known_kinds
+from .options import JournalOptions, MemoryOptions, SqlOptions, StoreOptions, TransactionOptions
 
 __all__ = [
     "Config",
     "Duration",
     "JournalOptions",
+    "MemoryOptions",
     "Options",
     "Size",
+    "SqlOptions",
     "StoreConfig",
+    "StoreOptions",
     "TransactionOptions",
     "dump_yaml",
     "json_schema",

@@ -25,18 +25,15 @@ from pydantic import (
 
 from .config_checks import Outline, disagreements
 from .config_options import (
-    DEFAULT_KIND,
     Base,
     Directory,
-    JournalOptions,
     Model,
     Options,
-    TransactionOptions,
     from_environment,
-    known_kinds,
-    options_model,
 )
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
+from .kinds import DEFAULT_KIND, known_kinds, options_model
+from .options import JournalOptions, TransactionOptions
 from .wildcard import Pattern, RouteTable
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"

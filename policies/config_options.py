@@ -1,30 +1,12 @@
-"""The options of a store, one frozen model a kind, and where the models come from.
-
-A kind is the name of an adapter, registered in the entry-point group `anabranch.adapters`. A third party's adapter
-class carries its model as `options_model`:
-
-    class MongoOptions(Options):
-        url: str
-        password: SecretStr | None = None        # the file may say `password_env: NAME` instead
-        batch: Annotated[int, Size(1024)] = 65536
-
-    class MongoStore:
-        options_model = MongoOptions
-
-Adapters are found by name and imported only when a store is of their kind; the journal's options live here, so that
-checking a file imports no adapter.
-"""
+"""What options are made of: frozen models, types of fields such as sizes and durations, texts from the environment."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -35,7 +17,6 @@ from pydantic import (
     SecretStr,
     ValidationError,
     ValidationInfo,
-    field_validator,
 )
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
@@ -43,13 +24,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from .config_problems import Hidden, explain
-from .durability import Sync
 from .errors import ConfigError
 from .units import (
     DURATION_PATTERN,
-    GIB,
-    KIB,
-    MIB,
     SIZE_BYTES_MAX,
     SIZE_PATTERN,
     format_duration,
@@ -57,9 +34,6 @@ from .units import (
     parse_duration,
     parse_size,
 )
-
-ADAPTERS_GROUP = "anabranch.adapters"
-DEFAULT_KIND = "journal"
 
 
 class Model(BaseModel):
@@ -164,97 +138,7 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1)]
 
 
-# The journal ---------------------------------------------------------------------------------------------------------
-
-
-class JournalOptions(Options):
-    """A segmented append-only journal with an index: the default kind of store."""
-
-    sync: Sync = Sync.ALWAYS
-    """When work is forced to the disk: `always` before a call returns, `periodic` each sync_interval, `never`."""
-    sync_interval: Annotated[float, Duration(0.001, 3600)] = 1.0
-    """Under `sync: periodic`: the most that a power loss may cost, in seconds, beside one sync of work."""
-    segment_size: Annotated[int, Size(64 * KIB, GIB)] = 32 * MIB
-    """Bytes of one journal file. Disk space comes free in whole files, and files are preallocated at this size."""
-    checkpoint_interval: Annotated[float, Duration(0.01, 3600)] = 5.0
-    """The index is written out after this many seconds of work; what came later is replayed after a crash."""
-    checkpoint_operations: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 20_000
-    """The index is written out after this many operations even if the interval is not over."""
-    batch_bytes_max: Annotated[int, Size(4 * KIB, GIB)] = MIB
-    """The most bytes that are gathered into one write and one sync. A segment's size limits it too."""
-    pool_files: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 2
-    """How many released segment files are kept for use again instead of being deleted."""
-    archive_directory: Directory | None = None
-    """Released segments are moved here instead of being used again or deleted."""
-    duplicate_window: Annotated[int, Field(strict=True, ge=0, le=10_000_000)] = 10_000
-    """How many of the latest message ids are remembered to store a repeated send once. 0: none."""
-    max_leases: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 100_000
-    """How many messages may be received and not yet acked or released at one time."""
-    message_bytes_max: Annotated[int, Size(1)] = 100 * MIB
-    """The largest message, headers included. A larger one is refused before anything is written."""
-    max_bytes: Annotated[int, Size(1)] | None = None
-    """The most bytes of messages that the store holds; a send beyond it fails. None: until the disk is full."""
-    max_messages: Positive | None = None
-    """The most messages that the store holds; a send beyond it fails. None: no limit."""
-
-
-# Transactions --------------------------------------------------------------------------------------------------------
-
-
-class TransactionOptions(Options):
-    """What holds for all transactions of a router."""
-
-    sync: Annotated[Sync, Field(json_schema_extra={"enum": ["always", "never"]})] = Sync.ALWAYS
-    """`always`: what makes a transaction over several stores atomic is forced to the disk whatever the stores' own
-    policies say. `never`: only as they say; a power failure may then leave a part of one."""
-    timeout: Annotated[float, Duration(0.001)] = 300.0
-    """Seconds after which a transaction that was neither committed nor prepared is rolled back."""
-    max_open: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 10_000
-    """How many transactions may be open at one time, prepared ones included."""
-    max_operations: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 100_000
-    """How many sends and acks one transaction may hold."""
-    max_bytes: Annotated[int, Size(1, GIB)] = 64 * MIB
-    """How many bytes of messages one transaction may hold; they are kept in memory until it ends."""
-
-    @field_validator("sync", mode="before")  # or a mistyped one would be told of periodic
-    @classmethod
-    def _always_or_never(cls, value: object) -> object:
-        if value not in (Sync.ALWAYS, Sync.NEVER, Sync.ALWAYS.value, Sync.NEVER.value):
-            raise ValueError("expected 'always' or 'never'")
-        return value
-
-
-# Kinds ---------------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _adapters(_path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """The registered adapters; sys.path decides. Asking takes a millisecond, too much for each of 500 stores."""
-    return {entry.name: entry for entry in entry_points(group=ADAPTERS_GROUP)}
-
-
-def known_kinds() -> list[str]:
-    """The names of the registered adapters, sorted. Imports none of them."""
-    return sorted({DEFAULT_KIND, *_adapters(tuple(sys.path))})
-
-
-def options_model(kind: str) -> type[BaseModel]:
-    """The model of a known kind's options; imports its adapter, unless it is the journal. Raises ValueError."""
-    if kind == DEFAULT_KIND:
-        return JournalOptions
-    return cast("type[BaseModel]", getattr(load_adapter(kind), "options_model", Options))
-
-
-def load_adapter(kind: str) -> Any:
-    """The adapter class of a kind, imported (adapters/base.py, Adapter). Raises ValueError, which says why not."""
-    entry = _adapters(tuple(sys.path)).get(kind)
-    if entry is None:
-        raise ValueError(f"no adapter {kind!r} is installed; there are: {', '.join(known_kinds())}")
-    try:
-        return entry.load()
-    except Exception as error:
-        # Third-party code: whatever its import raises, the file's author needs to know which line asked for it.
-        raise ValueError(f"the adapter {kind!r} ({entry.value}) cannot be loaded: {error}") from error
+# Secrets and texts from the environment -----------------------------------------------------------------------------
 
 
 def from_environment(model: type[BaseModel], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:

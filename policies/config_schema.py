@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from .config_models import NAME_PATTERN, Config, StoreConfig
-from .config_options import known_kinds, options_model, takes_text
+from .config_options import takes_text
+from .kinds import known_kinds, options_model
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

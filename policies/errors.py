@@ -78,6 +78,14 @@ class UnknownMessageError(AnabranchError, LookupError):
     """The message is not there to be acked or released: already acked, or not leased by this process."""
 
 
+class SubscriptionError(AnabranchError, ValueError):
+    """The durable subscription is there already, and is another one. Nothing was changed."""
+
+
+class UnknownSubscriptionError(AnabranchError, LookupError):
+    """The topic has no durable subscription of that client and name."""
+
+
 class TransactionError(AnabranchError):
     """The transaction cannot do this, or was rolled back."""
 

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 from ..adapters.files import sync_directory
 from ..policies.config import StoreConfig
-from ..policies.config_options import DEFAULT_KIND
 from ..policies.destination import Destination
 from ..policies.errors import PlacementError, StoreLockedError
+from ..policies.kinds import DEFAULT_KIND
 from ..policies.wildcard import Match, RouteTable, escape
 from .layout import Layout, Place
 from .placement import DestinationRow, Placement, StoreRow

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from ..adapters.base import Adapter, Progress, Store
-from ..policies.config_options import load_adapter
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, ConfigError, PlacementError
+from ..policies.kinds import load_adapter
 from .layout import Layout
 from .placement import StoreRow
 

@@ -14,8 +14,8 @@ read on: docs/configuration.md, docs/transactions.md, docs/invariants.md, docs/f
 
 import logging
 
-from .adapters.base import Message, Outgoing, Receipt, StoreStats
-from .policies.config import Config, JournalOptions, StoreConfig, TransactionOptions
+from .adapters.base import Message, Outgoing, Receipt, StoreStats, Subscription
+from .policies.config import Config, JournalOptions, MemoryOptions, SqlOptions, StoreConfig, TransactionOptions
 from .policies.destination import Destination
 from .policies.durability import Sync
 from .policies.errors import (
@@ -31,10 +31,12 @@ from .policies.errors import (
     StoreFailedError,
     StoreFullError,
     StoreLockedError,
+    SubscriptionError,
     TraceError,
     TransactionError,
     TransactionInDoubt,
     UnknownMessageError,
+    UnknownSubscriptionError,
 )
 from .router.doubt import Heuristic, InDoubt
 from .router.queue import Queue
@@ -57,6 +59,7 @@ __all__ = [
     "Heuristic",
     "InDoubt",
     "JournalOptions",
+    "MemoryOptions",
     "Message",
     "MessageTooLargeError",
     "NoRouteError",
@@ -69,11 +72,14 @@ __all__ = [
     "Router",
     "RouterStats",
     "Savepoint",
+    "SqlOptions",
     "StoreConfig",
     "StoreFailedError",
     "StoreFullError",
     "StoreLockedError",
     "StoreStats",
+    "Subscription",
+    "SubscriptionError",
     "Sync",
     "TraceError",
     "Transaction",
@@ -81,6 +87,7 @@ __all__ = [
     "TransactionInDoubt",
     "TransactionOptions",
     "UnknownMessageError",
+    "UnknownSubscriptionError",
     "Xid",
     "open",
 ]

@@ -435,7 +435,7 @@ def test_kinds_that_cannot_be() -> None:
     assert "the adapter 'broken' (vault_adapter_missing:Broken) cannot be loaded: No module" in one(text % "broken")[1]
     assert one(text % "plain")[1] == "store 'a': plain.x: unknown key; allowed: nothing"
     assert one(text % "mongo")[1].endswith(
-        "allowed: name, match, per_destination, directory, index_directory, broken, journal, plain, vault"
+        "allowed: name, match, per_destination, directory, index_directory, broken, journal, memory, plain, sql, vault"
     )
 
 
