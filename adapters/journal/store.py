@@ -278,7 +278,7 @@ class JournalStore:
         return ticket
 
     def _send_operation(self, state: DestinationState, message: Outgoing | bytes) -> tuple[Operation, int]:
-        body, headers, message_id = message if isinstance(message, Outgoing) else (message, None, None)
+        body, headers, message_id = message[:3] if isinstance(message, Outgoing) else (message, None, None)
         rest, key = codec.encode(state, body, headers, message_id, self.options.message_bytes_max)
         return (f.SEND, state, rest, key), len(rest) + state.send_overhead
 
