@@ -6,11 +6,13 @@
             with MongoDisk(tmp_path) as disk:      # a Disk: create, reopen, crash
                 yield disk
 
-`disk.py` is what a store's author writes; `contract.py` collects the tests, which are grouped by what they ask of a
-store: sending, receiving, settling, preparing (transactions over several stores), limits, lifecycle, threads.
+A store of which nothing survives inherits VolatileStoreContract instead. `disk.py` is what a store's author writes;
+`contract.py` collects the tests, which are grouped by what they ask of a store: sending, receiving, settling, preparing
+(transactions over several stores), limits, lifecycle, threads.
 """
 
 import pytest
 
-for _module in ("disk", "sending", "receiving", "settling", "preparing", "limits", "lifecycle", "threads"):
+_MODULES = ("disk", "sending", "receiving", "settling", "preparing", "limits", "lifecycle", "threads", "volatile")
+for _module in _MODULES:
     pytest.register_assert_rewrite(f"{__name__}.{_module}")

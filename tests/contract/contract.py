@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from anabranch.adapters.base import Store
 
-from .disk import Disk
+from .disk import PLACES, Disk
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
 from .preparing import PreparingContract
@@ -14,6 +16,7 @@ from .receiving import ReceivingContract
 from .sending import SendingContract
 from .settling import SettlingContract
 from .threads import ThreadsContract
+from .volatile import VolatileContract
 
 
 class StoreContract(
@@ -27,7 +30,25 @@ class StoreContract(
 ):
     """Inherit it, and give a fixture `disk`."""
 
+    places: ClassVar[tuple[str, ...]] = PLACES
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Each test that asks for a `place` runs in all of them."""
+        if "place" in metafunc.fixturenames:
+            metafunc.parametrize("place", self.places)
+
     @pytest.fixture
     def store(self, disk: Disk) -> Store:
         """A new store."""
         return disk.create()
+
+
+class VolatileStoreContract(VolatileContract, StoreContract):
+    """The same for a store of which nothing survives: instead of what survives, that nothing does."""
+
+    places: ClassVar[tuple[str, ...]] = PLACES[:1]
+
+
+for _name in dir(StoreContract):
+    if getattr(getattr(StoreContract, _name), "survives", False):
+        setattr(VolatileStoreContract, _name, None)

@@ -5,35 +5,58 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from anabranch.adapters.base import Message, Store
+from anabranch.adapters.base import Message, Store, SubscriptionKey
 from anabranch.policies.destination import Destination
 
 A = Destination.parse("a")
 B = Destination.parse("b")
-C = Destination.parse("topic://c")
+C = Destination.parse("c")
+T = Destination.parse("topic://t")
 
 PATIENCE = 20.0
 """Seconds after which a test that waits for something has failed."""
 
 
+PLACES = ("here", "closed", "crashed")
+"""What has happened to the store that a test goes on with: nothing, or one or the other end of its process. A test with
+an argument `place` runs with each of them, where something survives."""
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def survives(test: Test) -> Test:
+    """It asks for nothing but what survives the process, so it is not for volatile stores (volatile.py is)."""
+    test.survives = True  # type: ignore[attr-defined]
+    return test
+
+
 class Disk(ABC):
     """Where the stores of one test live. Closes at the end what it opened."""
+
+    volatile: ClassVar[bool] = False
+    """Nothing survives: what reopen and crash find is empty. As the Store says of itself."""
+    owner: ClassVar[str] = "this process"
+    """What is said to a second opener of a store which this process has open (a pattern)."""
+    idle: ClassVar[Mapping[str, Any]] = {}
+    """Options with which a store does nothing by itself for as long as a test runs."""
 
     def __init__(self) -> None:
         self.opened: list[Store] = []
 
     @abstractmethod
     def create(self, **options: Any) -> Store:
-        """A new, empty, open store. Options are JournalOptions' names: max_messages, duplicate_window and so on; a
-        store that lacks one cannot keep the contract."""
+        """A new, empty, open store. Options have StoreOptions' names (max_messages, duplicate_window and so on; a
+        store that lacks one cannot keep the contract), and beside them there is `max_bytes`: the most bytes of
+        messages that the store holds, whatever it is called there."""
 
     @abstractmethod
     def reopen(self, store: Store, **options: Any) -> Store:
-        """Open again what was closed or has failed; with the options of before where none are given."""
+        """Close it and open it again, also one that is closed already or has failed; with the options of before where
+        none are given."""
 
     @abstractmethod
     def unopened(self, store: Store) -> Store:
@@ -41,7 +64,18 @@ class Disk(ABC):
 
     @abstractmethod
     def crash(self, store: Store, **options: Any) -> Store:
-        """The process dies at this point, nothing is closed: what a new one finds, open."""
+        """The process dies at this point, nothing is closed: what a new one finds, open. `store` itself goes on, beside
+        it and apart from it: a copy of its data is what is opened."""
+
+    def later(self, store: Store, place: str = "crashed") -> Store:
+        """The store as the next process finds it, or as it is, if `place` is `here` or if there is nothing to find."""
+        if place == "here" or self.volatile:
+            return store
+        return self.crash(store) if place == "crashed" else self.reopen(store)
+
+    def views(self, store: Store) -> list[Store]:
+        """The store, and what a new process would find now: to be asked the same."""
+        return [store] if self.volatile else [store, self.crash(store)]
 
     def __enter__(self) -> Self:
         return self
@@ -53,22 +87,28 @@ class Disk(ABC):
             store.close()
 
 
-def bodies(store: Store, destination: Destination = A) -> list[bytes]:
+def _of(subscription: SubscriptionKey | None) -> dict[str, Any]:
+    return {} if subscription is None else {"subscription": subscription}
+
+
+def bodies(store: Store, destination: Destination = A, subscription: SubscriptionKey | None = None) -> list[bytes]:
     """All of a destination, in order, without taking any."""
-    return [message.body for message in store.browse(destination)]
+    return [message.body for message in store.browse(destination, **_of(subscription))]
 
 
-def take(store: Store, destination: Destination = A, timeout: float | None = 0) -> Message:
+def take(
+    store: Store, destination: Destination = A, timeout: float | None = 0, subscription: SubscriptionKey | None = None
+) -> Message:
     """Receive one that must be there."""
-    message = store.receive(destination, timeout)
+    message = store.receive(destination, timeout, **_of(subscription))
     assert message is not None
     return message
 
 
-def drain(store: Store, destination: Destination = A) -> list[bytes]:
+def drain(store: Store, destination: Destination = A, subscription: SubscriptionKey | None = None) -> list[bytes]:
     """Receive and ack until nothing is left."""
     found = []
-    while (message := store.receive(destination)) is not None:
+    while (message := store.receive(destination, 0, **_of(subscription))) is not None:
         found.append(message.body)
         message.ack()
     return found

@@ -9,7 +9,7 @@ import pytest
 from anabranch.adapters.base import Store
 from anabranch.policies.errors import ClosedError
 
-from .disk import A, B, Disk, Parallel, bodies, drain, take
+from .disk import A, B, Disk, Parallel, bodies, drain, survives, take
 
 
 class ReceivingContract:
@@ -43,12 +43,14 @@ class ReceivingContract:
         assert store.depth(A) == 1
         assert store.stats().leased == 1
 
+    @survives
     def test_a_lease_ends_with_the_process(self, disk: Disk, store: Store) -> None:
         store.send_many(A, [b"1", b"2"])
         take(store)
         again = disk.crash(store)
         assert drain(again) == [b"1", b"2"]
 
+    @survives
     def test_a_lease_ends_with_close(self, disk: Disk, store: Store) -> None:
         store.send_many(A, [b"1", b"2"])
         take(store)

@@ -72,13 +72,13 @@ class ThreadsContract:
             taken = [body for consumer in consumers for body in consumer.result(3 * PATIENCE)]
         assert sorted(taken) == sorted(f"{p}:{n}".encode() for p in range(PRODUCERS) for n in range(EACH))
         assert_whole(store)
-        assert bodies(disk.crash(store)) == []
+        assert bodies(disk.later(store)) == []
 
     def test_each_producers_order(self, disk: Disk, store: Store) -> None:
         with ThreadPoolExecutor(PRODUCERS) as pool:
             for future in [pool.submit(produce, store, A, producer) for producer in range(PRODUCERS)]:
                 future.result(3 * PATIENCE)
-        for view in (store, disk.crash(store)):
+        for view in disk.views(store):
             numbers: dict[int, list[int]] = defaultdict(list)
             for body in bodies(view):
                 producer, number = map(int, body.split(b":"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from anabranch.adapters.base import Store
@@ -18,6 +19,8 @@ SMALL = {"segment_size": 64 * 1024}
 
 class JournalDisk(Disk):
     """Journal stores in directories below one; a crash is a copy of the directory of an open store."""
+
+    idle = MappingProxyType({"checkpoint_interval": 3600.0})
 
     def __init__(self, path: Path, **options: Any) -> None:
         super().__init__()
