@@ -156,13 +156,17 @@ def _with_defaults(data: Any, defaults: Mapping[str, Any]) -> Any:
 def _store_with_defaults(store: Any, defaults: Mapping[str, Any]) -> Any:
     if not isinstance(store, dict):
         return store
-    kind = next((kind for kind in known_kinds() if kind in store), DEFAULT_KIND)
+    kind = _kind(store)
     general, own = defaults.get(kind), store.get(kind)
     if not isinstance(general, dict) or not (own is None or isinstance(own, dict)):
         return store
     own = own or {}
     replaced = {key.removesuffix("_env") for key in own} | {f"{key}_env" for key in own}
     return {**store, kind: {**{key: value for key, value in general.items() if key not in replaced}, **own}}
+
+
+def _kind(store: dict[Any, Any]) -> str:
+    return next((kind for kind in known_kinds() if kind in store), DEFAULT_KIND)
 
 
 def _is_of_defaults(path: config_yaml.Path, document: Document) -> bool:
@@ -185,12 +189,16 @@ def _each_outline(stores: list[Any], base: Path) -> Iterator[Outline]:
     for place, store in enumerate(stores):
         if isinstance(store, dict):
             name, match = store.get("name"), store.get("match")
+            kind = _kind(store)
+            options = store.get(kind)
             yield Outline(
                 place,
                 name if isinstance(name, str) else None,
                 match if isinstance(match, list) else (),
                 _path(store.get("directory"), base),
                 _path(store.get("index_directory"), base),
+                kind,
+                options.get("dead_letter") if isinstance(options, dict) else None,
             )
 
 

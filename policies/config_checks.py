@@ -1,4 +1,5 @@
-"""What must hold between stores: no name, pattern or directory twice, no directory inside another's.
+"""What must hold between stores: no name, pattern or directory twice, no directory inside another's; what is put aside
+is taken.
 
 Checked on outlines, so that a store in which something else is wrong takes part too: errors come all at once.
 """
@@ -13,7 +14,9 @@ from pathlib import Path
 
 from .config_problems import Located
 from .config_yaml import Path as Place
+from .destination import Destination
 from .errors import DestinationError
+from .options import dead_letter_name
 from .wildcard import Pattern
 
 RESERVED = ("decisions", "placement.mdb", "router.lock")
@@ -29,6 +32,8 @@ class Outline:
     match: Sequence[object]
     directory: Path | None
     index_directory: Path | None
+    kind: str = ""
+    dead_letter: object = None
 
 
 def disagreements(
@@ -38,6 +43,32 @@ def disagreements(
     yield from _names(stores, where)
     yield from _patterns(stores, where)
     yield from _directories(root, stores, where)
+    yield from _dead_letters(stores)
+
+
+def _dead_letters(stores: Sequence[Outline]) -> Iterator[Located]:
+    """Dead-letter queues that no store takes: what is put aside would have nowhere to go."""
+    patterns = [pattern for store in stores for pattern in map(_pattern, store.match) if pattern is not None]
+    for store in stores:
+        if not isinstance(store.dead_letter, str):
+            continue
+        try:
+            queue = Destination.parse(dead_letter_name(store.dead_letter, "a.b"))
+        except DestinationError:
+            continue  # said where the option is read
+        if not any(pattern.matches(queue) for pattern in patterns):
+            yield Located(
+                ("stores", store.place, store.kind, "dead_letter"),
+                f"no store takes {store.dead_letter!r}: {queue} matches no pattern; add one that it matches",
+            )
+
+
+def _pattern(text: object) -> Pattern | None:
+    """None for what is none, which is said where it is read."""
+    try:
+        return Pattern.parse(text) if isinstance(text, str) else None
+    except DestinationError:
+        return None
 
 
 def _names(stores: Sequence[Outline], where: Callable[[Place], str]) -> Iterator[Located]:
@@ -58,10 +89,7 @@ def _patterns(stores: Sequence[Outline], where: Callable[[Place], str]) -> Itera
     for store in stores:
         for index, text in enumerate(store.match):
             place: Place = ("stores", store.place, "match", index)
-            try:
-                pattern = Pattern.parse(text) if isinstance(text, str) else None
-            except DestinationError:
-                continue
+            pattern = _pattern(text)
             if pattern is None:
                 continue
             if pattern not in seen:

@@ -195,7 +195,15 @@ class Config(Model):
     def _stores_agree(self, info: ValidationInfo) -> Config:
         if not isinstance(info.context, Base):  # a file has them checked even where other things are wrong
             outlines = [
-                Outline(place, store.name, store.match, store.directory, store.index_directory)
+                Outline(
+                    place,
+                    store.name,
+                    store.match,
+                    store.directory,
+                    store.index_directory,
+                    store.kind,
+                    getattr(store.options, "dead_letter", None),
+                )
                 for place, store in enumerate(self.stores)
             ]
             problems = list(disagreements(self.directory, outlines))

@@ -5,9 +5,9 @@ They live here and not with the adapters, so that checking a file imports none o
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 
 from .config_options import Directory, Duration, Options, Positive, Size
 from .destination import Destination
@@ -25,11 +25,11 @@ class StoreOptions(Options):
 
     priorities: Annotated[bool, Field(strict=True)] = False
     """Whether messages of a higher priority are received before those of a lower one. Else it is only kept."""
-    max_deliveries: Positive | None = None
-    """A message that has come back so often is not delivered again but put into `dead_letter`, which must be given."""
     dead_letter: Annotated[str, AfterValidator(_dead_letter)] | None = None
     """The queue for messages that are not delivered any more; `{name}` in it stands for the name of the destination
     they come from. None: expired ones are dropped, and counted."""
+    max_deliveries: Positive | None = None
+    """A message that has come back so often is not delivered again but put into `dead_letter`, which must be given."""
     duplicate_window: Annotated[int, Field(strict=True, ge=0, le=10_000_000)] = 10_000
     """How many of the latest message ids are remembered to store a repeated send once. 0: none."""
     max_leases: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 100_000
@@ -39,13 +39,12 @@ class StoreOptions(Options):
     max_messages: Positive | None = None
     """The most messages that the store holds; a send beyond it fails. None: no limit."""
 
-    @model_validator(mode="after")
-    def _spent_ones_go_somewhere(self) -> Self:
-        if self.max_deliveries is not None and self.dead_letter is None:
-            raise ValueError(
-                "max_deliveries needs a dead_letter queue to put messages into; give one, such as `dead_letter: dlq`"
-            )
-        return self
+    @field_validator("max_deliveries")
+    @classmethod
+    def _spent_ones_go_somewhere(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("dead_letter", "") is None:
+            raise ValueError("expected a `dead_letter` queue beside it, such as `dead_letter: dlq`")
+        return value
 
 
 def dead_letter_name(pattern: str, name: str) -> str:

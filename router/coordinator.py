@@ -14,6 +14,7 @@ rolled back, if this log would know of one.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -115,9 +116,40 @@ class Coordinator:
         """All parts or none. Returns the receipts by `id(part)`; none for a part that is left in doubt.
 
         Raises TransactionInDoubt if the decision may or may not have reached the disk; after any other error the
-        transaction is rolled back.
+        transaction is rolled back. Beside volatile stores one that remembers decides alone (rule T7): then
+        OutcomeUnknownError as from that one.
         """
-        return self._decide(self.vote(parts))
+        remembering = [part for part in parts if not part.store.volatile]
+        if len(remembering) > 1:
+            return self._decide(self.vote(parts))
+        return self._commit_beside(remembering[0] if remembering else None, [p for p in parts if p not in remembering])
+
+    def _commit_beside(self, alone: Part | None, volatile: Sequence[Part]) -> dict[int, list[Receipt]]:
+        """Prepared in the volatile stores, which then cannot refuse; the other store's own commit is the decision."""
+        work = Work(os.urandom(TRANSACTION_BYTES), volatile, None, alone)
+        if alone is not None:
+            alone.work = work
+        for part in volatile:
+            part.work = work
+        self._active[work.id] = work
+        try:
+            self._prepare(work)
+        except Exception:
+            if alone is not None:
+                alone.unclaim()
+            raise
+        receipts: dict[int, list[Receipt]] = {}
+        if alone is not None:
+            work.phase = "committing"
+            try:
+                receipts[id(alone)] = alone.commit(self._places)
+            except Exception:  # of unknown outcome too: what is acked is delivered once more, rather than never
+                self._roll_back(work)
+                raise
+        work.phase = "decided"
+        receipts |= self._carry_out(Decision(work.id, True, work.participants), volatile)
+        self._end(work)
+        return receipts
 
     # The same in two steps, for who has other resources to ask between them: vote, then finish or abandon.
 
@@ -154,6 +186,7 @@ class Coordinator:
         """Nothing is prepared yet."""
         try:
             self._require_usable()
+            _require_unshared(parts)
             work = Work(self.log.new_transaction(), sorted(parts, key=lambda part: part.store.name), xid)
         except Exception as error:
             for part in parts:
@@ -199,7 +232,8 @@ class Coordinator:
     def _prepare_part(self, work: Work, participants: list[bytes], part: Part) -> Pending[None]:
         sync = self._options.sync is Sync.ALWAYS
         step = self._places.with_store(
-            part, lambda store: store.prepare(work.id, participants, part.sends, part.acks, sync, part.room)
+            part,
+            lambda store: store.prepare(work.id, participants, part.sends, part.acks, sync, part.room, part.changes),
         )
         part.room = None
         return step
@@ -308,8 +342,10 @@ class Coordinator:
         if work is None:
             for part in parts:
                 self._free(part)
-        elif work.phase in ("preparing", "rolling back"):
+        elif work.phase in ("preparing", "rolling back", "committing"):
             self._roll_back(work)
+            if work.alone is not None:  # its commit may be in its store's queue
+                self._free(work.alone)
         elif work.phase != "ended" and self._is_active(work):
             try:
                 self._take_over_decided(work)
@@ -329,6 +365,9 @@ class Coordinator:
         part.unclaim()
 
     def _take_over_decided(self, work: Work) -> None:
+        if not work.participants:  # volatile stores only, as their one other participant has decided
+            self._carry_out(Decision(work.id, True, []), work.parts)
+            return
         if work.xid is None:  # the decision may be in the log's queue, or on disk; once more changes nothing
             decision = Decision(work.id, True, work.participants)
             self.log.decide(decision, lambda: self._is_active(work))
@@ -338,6 +377,17 @@ class Coordinator:
         # Not held once more: its manager may have said the outcome since.
         if work.id not in self.log.externals and work.id not in self.log.decisions:
             self._roll_back(work)
+
+
+def _require_unshared(parts: Sequence[Part]) -> None:
+    """Rule T6: who takes a shared store over could not ask this process's decision log."""
+    for part in parts:
+        if part.store.shared:
+            others = ", ".join(repr(other.store.name) for other in parts if other is not part) or "a later decision"
+            raise TransactionError(
+                f"store {part.store.name!r} is shared with other processes by a lease, so a transaction over it and "
+                f"{others} cannot be made atomic; keep these destinations in one store, or give it no lease"
+            )
 
 
 def _raise_known(error: Exception) -> None:

@@ -101,6 +101,7 @@ class Externals:
         """No others than its stores: one of another's decisions may take long to open (invariant 7)."""
         self._settling.expect(decision, decision.participants)
         self._settling.tell_all(decision.participants)
+        self._settling.settle_volatile()
 
 
 def _said_before(decision: Decision) -> TransactionError:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..adapters.base import Message, Progress, Store
+from ..adapters.base import Message, Progress, Store, Subscription
 from ..adapters.files import disk_errors, sweep_unfinished
 from ..adapters.locking import fork_generation
 from ..policies.config import Config, StoreConfig
@@ -20,6 +20,7 @@ from ..policies.errors import (
     UnknownMessageError,
 )
 from ..policies.wildcard import Match
+from .companions import Companion, Companions
 from .layout import Layout
 from .parts import Part
 from .placement import DestinationRow, Placement, StoreRow
@@ -45,6 +46,7 @@ class Places:
         self._placement = Placement(config.directory / "placement.mdb")
         self._stores = OpenStores(self._layout)
         self._by_destination = self._stores.by_destination
+        self._companions = Companions(config.directory / "transient")
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._stores)
         self._generation = fork_generation()
         self.opened = False
@@ -82,6 +84,7 @@ class Places:
     def close_stores(self) -> None:
         """Take no more calls, close all stores. Raises the first error of a store after closing all."""
         self.opened = self._stores.accepting = False
+        self._companions.close()
         self._stores.close_all()
 
     def let_go(self) -> None:
@@ -176,6 +179,53 @@ class Places:
         self.require_open()
         self._stores.forget_closed(destination, store)
 
+    # What is not persistent
+
+    def companion_of(self, destination: Destination) -> Companion | None:
+        """The companion of the store that holds a destination, if it has one."""
+        if not self._companions:
+            return None
+        store = self.store_of(destination)
+        return self._companions.get(store.store_id) if store is not None else None
+
+    def transient_for(self, destination: Destination) -> Store:
+        """The store for what is sent there without being persistent."""
+        store = self.store_for(destination)
+        if store.volatile:
+            return store
+        row = self._placement.stores[store.store_id]
+        return self._companions.made_for(
+            store, self._layout.options_of(row).options, lambda: (self._stores.if_open(row.path) or store).last_seq
+        ).store
+
+    def watch_companions(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` once when a companion is made. Returns what ends that."""
+        return self._companions.watch(wake)
+
+    # Durable subscriptions
+
+    def subscribe(self, subscription: Subscription, retroactive: bool) -> None:
+        """In the topic's store and its companion. Raises SubscriptionError."""
+        with_topic = Part(self.store_for(subscription.topic), subscription.topic)
+        self.with_store(with_topic, lambda store: store.subscribe(subscription, retroactive))
+        self.mirror(subscription, True)
+
+    def unsubscribe(self, subscription: Subscription) -> int:
+        """Likewise. Raises UnknownSubscriptionError, TransactionError."""
+        topic, key = subscription.topic, subscription.key
+        count = self.with_store(Part(self.store_for(topic), topic), lambda store: store.unsubscribe(topic, key))
+        return count + self.mirror(subscription, False)
+
+    def mirror(self, subscription: Subscription, subscribe: bool) -> int:
+        """Do in the topic's companion what was done in its store; returns how many messages went with it."""
+        companion = self.companion_of(subscription.topic)
+        return companion.mirror(subscription, subscribe) if companion is not None else 0
+
+    def dead_letter_of(self, store: Store) -> str | None:
+        """Where a store's undelivered messages go: the pattern of a name. None: away."""
+        row = self._placement.stores.get(self._companions.durable_of(store.store_id) or store.store_id)
+        return getattr(self._layout.options_of(row).options, "dead_letter", None) if row is not None else None
+
     # By id, by name, all
 
     def store_by_id(self, store_id: bytes) -> Store:
@@ -191,8 +241,12 @@ class Places:
         return row.name if row is not None else store_id.hex()
 
     def open_stores(self) -> list[Store]:
-        """Those that are open."""
-        return self._stores.values()
+        """Those that are open, companions too."""
+        return [*self._stores.values(), *self._companions.stores()]
+
+    def companions(self) -> dict[str, Store]:
+        """The companions, by their names."""
+        return {store.name: store for store in self._companions.stores()}
 
     def with_store(self, part: Part, call: Callable[[Store], T]) -> T:
         """Call with a part's store. One that is held by sends alone may have been closed for being idle; it is opened
@@ -208,7 +262,8 @@ class Places:
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
-        if message.store.store_id not in self._placement.stores:
+        store_id = message.store.store_id
+        if store_id not in self._placement.stores and self._companions.durable_of(store_id) is None:
             raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
 
     def store_ids(self) -> list[bytes]:

@@ -14,7 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..adapters.base import TRANSACTION_BYTES, Headers, Message, Progress, Receipt, StoreStats
+from ..adapters.base import (
+    DEFAULT_PRIORITY,
+    TRANSACTION_BYTES,
+    Headers,
+    Message,
+    Progress,
+    Receipt,
+    StoreStats,
+    Subscription,
+)
 from ..adapters.files import disk_errors, make_directory
 from ..adapters.locking import DirectoryLock
 from ..policies.config import Config, load
@@ -26,15 +35,18 @@ from ..policies.errors import (
     MissingExtraError,
     TransactionError,
 )
-from .addresses import Address, resolve
+from .addresses import Address, queue_of, resolve, topic_of
 from .coordinator import Coordinator
 from .decision_log import COMMIT, ROLLBACK
 from .doubt import Heuristic, InDoubt
+from .endpoint import Endpoint
 from .open_transactions import OpenTransactions
 from .places import Places
 from .queue import Queue
+from .topic import Topic
 from .tpc import Connection
 from .transaction import Transaction
+from .undelivered import Sweeper
 from .xid import Xid, as_xid
 
 if TYPE_CHECKING:
@@ -48,9 +60,14 @@ class RouterStats:
     """What a router says about itself."""
 
     stores: Mapping[str, StoreStats]
-    """By the store's name; a store of one destination is `name:destination`."""
+    """By the store's name; a store of one destination is `name:destination`, what a store was sent without being
+    persistent is `name (not persistent)`."""
     decision_syncs: int = 0
     """How often the decision log, which transactions over several stores need, waited for the disk since open."""
+    dead_lettered: int = 0
+    """Messages that were put into dead-letter queues since open."""
+    dropped: int = 0
+    """Expired messages without a dead-letter queue that were dropped since open."""
 
 
 class Router:
@@ -68,6 +85,8 @@ class Router:
         self.coordinator = Coordinator(config.directory / "decisions", config.transactions, self.places)
         """Of transactions over several stores; likewise."""
         self.places.on_open(self.coordinator.settling.settle)
+        self.sweeper = Sweeper(self.places, self.transaction)
+        """Of messages that are not delivered any more; likewise."""
         self._transactions = OpenTransactions(config.transactions, lambda: len(self.coordinator.externals))
 
     # Opening and closing
@@ -98,6 +117,7 @@ class Router:
                     self.coordinator.require_participants(self.places.store_ids())
                 self.places.opened = True
                 self.coordinator.settling.recover()
+                self.sweeper.open()
             except BaseException:
                 self.close()
                 raise
@@ -109,6 +129,7 @@ class Router:
             self.places.opened = False  # all of it belongs to the parent
             return
         with self._lock:
+            self.sweeper.close()
             self.coordinator.close()
             try:
                 self.places.close_stores()
@@ -139,18 +160,46 @@ class Router:
         """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
         send. Raises DestinationError, NoRouteError, and TypeError for what names no destination."""
         self.places.require_open()
-        destination = resolve(name)
+        destination = queue_of(name)
         self.places.route(destination)
         return Queue(self.places, destination)
 
+    def topic(self, name: Address) -> Topic:
+        """The topic of that name (`prices.eu` or `topic://prices.eu`); likewise."""
+        self.places.require_open()
+        destination = topic_of(name)
+        self.places.route(destination)
+        return Topic(self.places, destination)
+
     def send(
-        self, destination: Address, body: bytes, headers: Headers | None = None, message_id: str | None = None
+        self,
+        destination: Address,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        expires_in: float | None = None,
+        persistent: bool = True,
     ) -> list[Receipt]:
-        """Send to one destination, or to all parts of a composite (`queue://a,queue://b`) as one transaction: to all of
+        """Send to one destination, or to all parts of a composite (`queue://a,topic://b`) as one transaction: to all of
         them or to none, whichever stores they live in."""
         with self.transaction() as transaction:
-            transaction.send(destination, body, headers, message_id)
+            transaction.send(
+                destination, body, headers, message_id, priority=priority, expires_in=expires_in, persistent=persistent
+            )
             return transaction.commit()
+
+    def subscriptions(self) -> list[Subscription]:
+        """All durable subscriptions, in order of topic, client and name."""
+        known = {s for stats in self.stats().stores.values() for s in stats.subscriptions}
+        return sorted(known, key=lambda s: (s.topic.name, *s.key))
+
+    def put_aside(self) -> int:
+        """Put what is not delivered any more (expired, or come back too often) into its dead-letter queue, or drop it,
+        now; returns how many messages. Happens by itself each second."""
+        self.places.require_open()
+        return self.sweeper.run()
 
     # Transactions
 
@@ -271,13 +320,17 @@ class Router:
 
     def delete(self, destination: Address) -> int:
         """Remove a destination and its messages; returns how many."""
-        return self.queue(destination).delete()
+        self.places.require_open()
+        return Endpoint(self.places, resolve(destination)).delete()
 
     def stats(self) -> RouterStats:
         """Of every store that exists; those that are not open are opened for it."""
         self.places.require_open()
         stores = {name: self.places.open_row(row).stats() for name, row in self.places.rows_by_name().items()}
-        return RouterStats(stores, self.coordinator.log.syncs)
+        companions = {name: store.stats() for name, store in self.places.companions().items()}
+        return RouterStats(
+            {**stores, **companions}, self.coordinator.log.syncs, self.sweeper.dead_lettered, self.sweeper.dropped
+        )
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.

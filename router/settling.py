@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import Final
 
 from ..adapters.base import Prepared, Store
@@ -48,12 +48,20 @@ class Settling:
         later."""
         with self._lock:
             self._unfinished.clear()
-            for decision in list(self._log.decisions.values()):
-                self._unfinished[decision.transaction] = set(decision.participants)
+            decisions = list(self._log.decisions.values())
+            for decision in decisions:
+                if decision.participants:
+                    self._unfinished[decision.transaction] = set(decision.participants)
+        for decision in decisions:
+            if not decision.participants:  # of volatile stores only
+                self.done_with(decision)
         self.retry_unfinished()
 
-    def expect(self, decision: Decision, store_ids: Iterable[bytes]) -> None:
+    def expect(self, decision: Decision, store_ids: Collection[bytes]) -> None:
         """These stores have yet to carry out a decision."""
+        if not store_ids:
+            self.done_with(decision)
+            return
         with self._lock:
             self._unfinished[decision.transaction] = set(store_ids)
 
@@ -164,6 +172,15 @@ class Settling:
             except AnabranchError as error:
                 log.debug("store %s: what is prepared in it waits: %s", store.name, error)
                 self.retry_later()
+
+    def settle_volatile(self) -> None:
+        """Volatile stores, which no decision names (rule T7)."""
+        for store in self._places.open_stores():
+            if store.volatile:
+                try:
+                    self.settle(store)
+                except AnabranchError as error:
+                    log.debug("store %s: what is prepared in it waits: %s", store.name, error)
 
     def retry_unfinished(self) -> None:
         """Tell all stores that have yet to carry out a decision."""

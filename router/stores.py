@@ -47,6 +47,10 @@ class OpenStores:
         with self._lock:
             return list(self._open.values())
 
+    def if_open(self, path: str) -> Store | None:
+        """The store at a path if it is open."""
+        return self._open.get(path)
+
     @contextmanager
     def exclusive(self, path: str) -> Iterator[None]:
         """Nobody else makes, opens or closes the store at this path meanwhile."""

@@ -1,4 +1,5 @@
-"""Transactions: sends and acks that take effect together or not at all, in one store or in several.
+"""Transactions: sends, acks and changes of subscriptions that take effect together or not at all, in one store or in
+several.
 
     with router.transaction() as tx:
         tx.send("queue://audit", b"...")
@@ -19,11 +20,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from ..adapters.base import Headers, Message, Receipt, Store, checked
+from ..adapters.base import (
+    DEFAULT_PRIORITY,
+    Change,
+    Headers,
+    Message,
+    Receipt,
+    Store,
+    Subscription,
+    checked,
+)
 from ..adapters.journal.background import shared
 from ..policies.destination import Destination
-from ..policies.errors import OutcomeUnknownError, TransactionError, TransactionInDoubt
-from .addresses import Address, resolve_all
+from ..policies.errors import OutcomeUnknownError, SubscriptionError, TransactionError, TransactionInDoubt
+from .addresses import Address, resolve_all, topic_of
+from .endpoint import expiry
 from .parts import Part, Work, unclaim
 from .xid import Xid
 
@@ -35,6 +46,7 @@ T = TypeVar("T")
 
 UNKNOWN: Final = "of unknown outcome"
 ACK: Final = -1
+CHANGE: Final = -2
 """In place of a send's place."""
 
 _STEPS: Final = {
@@ -57,7 +69,8 @@ class Transaction:
         self._parts: dict[bytes, Part] = {}
         """By store id, since a store that was closed for being idle comes back as another object."""
         self._order: list[tuple[Part, int]] = []
-        """Of each send: its part, and its place among the part's sends; of each ack: its part, and ACK."""
+        """Of each send: its part, and its place among the part's sends; of each ack: its part, and ACK; of each change
+        of a subscription: its part, and CHANGE."""
         self._savepoints: list[Savepoint] = []
         """By the number of operations before each, which differ."""
         self._work: Work | None = None
@@ -113,16 +126,24 @@ class Transaction:
         body: bytes,
         headers: Headers | None = None,
         message_id: str | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        expires_in: float | None = None,
+        persistent: bool = True,
     ) -> None:
-        """Send at commit. A composite (`queue://a,queue://b`) is a send to each of its parts.
+        """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. The rest as Queue.send;
+        `expires_in` counts from now.
 
         Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError beyond the
         limits of a transaction; the transaction goes on without it either way.
         """
-        parts, message = resolve_all(destination), checked(body, headers, message_id)
+        expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        parts = resolve_all(destination)
+        message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
+        place = self._router.places.store_for if persistent else self._router.places.transient_for
         with self._lock:
             self._require_open()
-            stores = [(destination, self._router.places.store_for(destination)) for destination in parts]
+            stores = [(destination, place(destination)) for destination in parts]
             size = len(parts) * len(message.body)
             self._require_room(len(parts), size)
             before = len(self._order), self._bytes
@@ -146,7 +167,9 @@ class Transaction:
 
     def _drop_empty_parts(self) -> None:
         """A store in which nothing is done takes no part."""
-        self._parts = {store_id: part for store_id, part in self._parts.items() if part.sends or part.acks}
+        self._parts = {
+            store_id: part for store_id, part in self._parts.items() if part.sends or part.acks or part.changes
+        }
 
     def ack(self, message: Message) -> None:
         """Ack a leased message at commit; on rollback it is free again, at its old place.
@@ -177,6 +200,46 @@ class Transaction:
         self._drop_empty_parts()
         del self._order[operations:]
         unclaim(message.store, [message])
+
+    def subscribe(
+        self,
+        topic: Address,
+        name: str,
+        client_id: str = "",
+        selector: str | None = None,
+        no_local: bool = False,
+        retroactive: bool = False,
+    ) -> Subscription:
+        """Begin a durable subscription at commit, before the sends of this transaction; as Topic.subscribe. If another
+        has begun one of that client and name by then, that stays.
+
+        Raises SubscriptionError, DestinationError for a queue, and TransactionError beyond the limits of a transaction.
+        """
+        subscription = Subscription(topic_of(topic), name, client_id, selector, no_local)
+        require_same(self._router.places.store_for(subscription.topic), subscription)
+        self._change(Change(subscription, True, retroactive))
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """End a durable subscription at commit, before the sends of this transaction; passed over if it is gone by
+        then. Raises TransactionError beyond the limits of a transaction."""
+        self._change(Change(subscription, False))
+
+    def _change(self, change: Change) -> None:
+        topic = change.subscription.topic
+        with self._lock:
+            self._require_open()
+            self._require_room(1, 0)
+            part = self._part(self._router.places.store_for(topic), topic)
+            before = len(self._order)
+            try:
+                self._order.append((part, CHANGE))
+                part.changes.append(change)
+            except KeyboardInterrupt:
+                del self._order[before:]
+                part.changes = [known for known in part.changes if known is not change]
+                self._drop_empty_parts()
+                raise
 
     def savepoint(self) -> Savepoint:
         """This point of the transaction, to which it can be rolled back."""
@@ -211,6 +274,8 @@ class Transaction:
             part, place = self._order.pop()
             if place == ACK:
                 part.acks.pop()
+            elif place == CHANGE:
+                part.changes.pop()
             else:
                 self._bytes -= len(part.sends.pop()[1].body)
         self._drop_empty_parts()
@@ -310,21 +375,15 @@ class Transaction:
         elif len(parts) > 1:
             receipts = self._router.coordinator.commit(parts)
         else:
-            receipts = {id(parts[0]): self._commit_in_one(parts[0])}
+            receipts = {id(parts[0]): parts[0].commit(self._router.places)}
+        for part in parts:
+            for change in part.changes:
+                self._router.places.mirror(change.subscription, change.subscribe)
         return [
             receipts[id(part)][place] if receipts.get(id(part)) else Receipt(part.sends[place][0], 0)
             for part, place in self._order
-            if place != ACK
+            if place >= 0
         ]
-
-    def _commit_in_one(self, part: Part) -> list[Receipt]:
-        try:
-            return self._router.places.with_store(part, lambda store: store.commit(part.sends, part.acks))
-        except OutcomeUnknownError:
-            raise
-        except Exception:
-            part.unclaim()
-            raise
 
     def prepare(self) -> None:
         """The first phase of an external transaction: durable, unseen, held until its manager says
@@ -421,3 +480,14 @@ class Savepoint:
         May be called again; savepoints made after this one are gone. Raises TransactionError for one that is, and when
         the transaction has ended."""
         self._transaction.roll_back_to(self)
+
+
+def require_same(store: Store, subscription: Subscription) -> None:
+    """Raise SubscriptionError if one of that topic, client and name is there and differs."""
+    for known in store.subscriptions():
+        if known.topic == subscription.topic and known.key == subscription.key and known != subscription:
+            raise SubscriptionError(
+                f"the durable subscription {known.name!r} of client {known.client_id!r} to {known.topic} has selector "
+                f"{known.selector!r} and no_local {known.no_local}, not {subscription.selector!r} and "
+                f"{subscription.no_local}; unsubscribe it first (its backlog goes with it), or choose another name"
+            )

@@ -41,6 +41,7 @@ from .policies.errors import (
 from .router.doubt import Heuristic, InDoubt
 from .router.queue import Queue
 from .router.router import Router, RouterStats, open
+from .router.topic import Subscriber, Topic
 from .router.tpc import Connection, ProgrammingError
 from .router.transaction import Savepoint, Transaction
 from .router.xid import Xid
@@ -78,9 +79,11 @@ __all__ = [
     "StoreFullError",
     "StoreLockedError",
     "StoreStats",
+    "Subscriber",
     "Subscription",
     "SubscriptionError",
     "Sync",
+    "Topic",
     "TraceError",
     "Transaction",
     "TransactionError",

@@ -1,0 +1,139 @@
+"""Companions: the memory stores that keep, beside each durable store, what was sent to it with `persistent=False`.
+
+They are made on first need and gone when the router closes. What does not fit into memory lies in swap files, in
+`transient/<store id>` in the data directory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..adapters.base import PRIORITY_MAX, Message, Store, Subscription, SubscriptionKey
+from ..policies.destination import Destination
+from ..policies.errors import UnknownSubscriptionError
+from ..policies.options import MemoryOptions, StoreOptions
+
+
+class Companion(NamedTuple):
+    """A companion, and how its messages and its durable store's are one order."""
+
+    store: Store
+    priorities: bool
+
+    def order(self, message: Message) -> tuple[int, int, int, int]:
+        """What the messages of both sort by."""
+        lane = PRIORITY_MAX - message.priority if self.priorities else 0
+        if message.store is self.store:
+            return lane, self.position(message), 1, message.seq
+        return lane, message.seq, 0, 0
+
+    def position(self, message: Message) -> int:
+        """The seq of the durable store's message that one of the companion comes after."""
+        from ..adapters.memory import position_of
+
+        return position_of(message)
+
+    def mirror(self, subscription: Subscription, subscribe: bool) -> int:
+        """Begin or end what was begun or ended in the durable store; returns how many messages went with it."""
+        if subscribe:
+            self.store.subscribe(_plain(subscription))
+            return 0
+        try:
+            return self.store.unsubscribe(subscription.topic, subscription.key)
+        except UnknownSubscriptionError:
+            return 0
+
+    def receive(self, destination: Destination, key: SubscriptionKey | None) -> Message | None:
+        """As Store.receive, at once. A subscription that a prepared transaction began elsewhere begins here now."""
+        try:
+            return self.store.receive(destination, 0, key)
+        except UnknownSubscriptionError:
+            if key is not None:
+                self.store.subscribe(Subscription(destination, key[1], key[0]))
+            return None
+
+
+def _plain(subscription: Subscription) -> Subscription:
+    """What only the durable store hands back is left out."""
+    return Subscription(subscription.topic, subscription.name, subscription.client_id)
+
+
+class Companions:
+    """Threads: all. `_lock` guards the making of one; who looks one up takes no lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.RLock()
+        self._by_store: dict[bytes, Companion] = {}
+        """By the durable store's id."""
+        self._watchers: list[Callable[[], None]] = []
+        """Called when one is made: who waits for a message now waits for two stores."""
+
+    def get(self, store_id: bytes) -> Companion | None:
+        return self._by_store.get(store_id)
+
+    def stores(self) -> list[Store]:
+        return [companion.store for companion in list(self._by_store.values())]
+
+    def __bool__(self) -> bool:
+        return bool(self._by_store)
+
+    def durable_of(self, store_id: bytes) -> bytes | None:
+        """The id of the store whose companion has this id; None if none has."""
+        known = list(self._by_store.items())
+        return next((durable for durable, companion in known if companion.store.store_id == store_id), None)
+
+    def made_for(self, durable: Store, options: object, last_seq: Callable[[], int]) -> Companion:
+        """That of a durable store, made if need be. `last_seq` tells how far the durable store has come."""
+        companion = self._by_store.get(durable.store_id)
+        if companion is None:
+            with self._lock:
+                companion = self._by_store.get(durable.store_id)
+                if companion is None:
+                    companion = self._make(durable, options, last_seq)
+                    self._by_store[durable.store_id] = companion
+            while self._watchers:
+                try:
+                    self._watchers.pop()()
+                except IndexError:
+                    pass  # another thread woke it
+        return companion
+
+    def _make(self, durable: Store, options: object, last_seq: Callable[[], int]) -> Companion:
+        from ..adapters.memory import companion as open_companion
+
+        common = options if isinstance(options, StoreOptions) else StoreOptions()
+        shared = {name: getattr(common, name) for name in StoreOptions.model_fields}
+        store = open_companion(
+            f"{durable.name} (not persistent)",
+            self._directory / durable.store_id.hex(),
+            MemoryOptions(**shared),
+            last_seq,
+        )
+        for subscription in durable.subscriptions():
+            store.subscribe(_plain(subscription))
+        return Companion(store, common.priorities)
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` once when a companion is made. Returns what ends that."""
+        self._watchers.append(wake)
+
+        def end() -> None:
+            try:
+                self._watchers.remove(wake)
+            except ValueError:
+                pass  # it was called
+
+        return end
+
+    def close(self) -> None:
+        """Drop them with all they hold. Idempotent."""
+        with self._lock:
+            for companion in list(self._by_store.values()):
+                companion.store.close()
+            self._by_store.clear()
+        while self._watchers:
+            self._watchers.pop()()

@@ -1,0 +1,132 @@
+"""What a queue and a topic have in common: messages are sent to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar
+
+from ..adapters.base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, Store, require_order
+from ..policies.destination import Destination
+from ..policies.errors import ClosedError
+
+if TYPE_CHECKING:
+    from .places import Places
+
+T = TypeVar("T")
+
+
+class Endpoint:
+    """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. What each call
+    promises: adapters/base.py, Store."""
+
+    __slots__ = ("_places", "destination")
+
+    def __init__(self, places: Places, destination: Destination) -> None:
+        self._places = places
+        self.destination = destination
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.destination.name}>"
+
+    def send(
+        self,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        expires_in: float | None = None,
+        persistent: bool = True,
+    ) -> Receipt:
+        """Store one message; returns once it is as durable as its store's policy says (invariant 1).
+
+        `sync=True` asks for more than the policy: durable against power loss on return. A `message_id` that the store
+        has seen lately is stored once, and the receipt says `duplicate`: so an unsure sender simply sends again.
+        `priority` is 0 to 9, the highest received first where the store's option `priorities` is set. After
+        `expires_in` seconds it is no longer delivered. With `persistent=False` it is kept in memory alone, swapped to
+        disk if there are many, and gone when the router closes; its place among the others is kept.
+
+        Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
+        the same `message_id`).
+        """
+        expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        while True:
+            store = self._store(persistent)
+            try:
+                return store.send(self.destination, body, headers, message_id, sync, priority, expires_at_ms)
+            except ClosedError:
+                self._places.forget_closed(self.destination, store)
+
+    def send_many(self, messages: Iterable[Outgoing | bytes], sync: bool | None = None) -> list[Receipt]:
+        """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
+        a prefix; a transaction keeps all or none."""
+        outgoing = list(messages)
+        if all(isinstance(message, bytes) or _persistent(message) for message in outgoing):
+            return self._for_store(lambda store: store.send_many(self.destination, outgoing, sync))
+        receipts: list[Receipt] = []
+        for persistent, some in groupby(outgoing, _persistent):
+            run = list(some)
+            receipts += self._for_store(lambda store, run=run: store.send_many(self.destination, run, sync), persistent)  # type: ignore[misc]
+        return receipts
+
+    def send_nowait(
+        self,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        expires_in: float | None = None,
+        persistent: bool = True,
+    ) -> Future[Receipt]:
+        """Send without waiting: the future resolves when `send` would have returned."""
+        expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        return self._for_store(
+            lambda store: store.send_nowait(self.destination, body, headers, message_id, sync, priority, expires_at_ms),
+            persistent,
+        )
+
+    def delete(self) -> int:
+        """Remove it with all its messages, leased ones too, and its durable subscriptions; returns how many messages
+        there were."""
+        if self._places.store_of(self.destination) is None:
+            return 0
+        # Its place stays: others may be sending.
+        count = self._for_store(lambda store: store.delete(self.destination))
+        companion = self._places.companion_of(self.destination)
+        return count + (companion.store.delete(self.destination) if companion is not None else 0)
+
+    def _store(self, persistent: bool) -> Store:
+        if persistent:
+            return self._places.store_for(self.destination)
+        return self._places.transient_for(self.destination)
+
+    def _for_store(self, call: Callable[[Store], T], persistent: bool = True) -> T:
+        """Call with the store; once more if it had just been closed for being idle."""
+        while True:
+            store = self._store(persistent)
+            try:
+                return call(store)
+            except ClosedError:
+                self._places.forget_closed(self.destination, store)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def expiry(expires_in: float) -> int:
+    """When a message that is sent now expires. Raises ValueError, TypeError."""
+    if not expires_in > 0:
+        raise ValueError(f"expires_in is a number of seconds above 0, not {expires_in!r}; None is for ever")
+    expires_at_ms = time.time_ns() // 1_000_000 + max(1, int(expires_in * 1000))
+    require_order(DEFAULT_PRIORITY, expires_at_ms)
+    return expires_at_ms
+
+
+def _persistent(message: Outgoing | bytes) -> bool:
+    return not isinstance(message, Outgoing) or message.persistent

@@ -1,0 +1,103 @@
+"""A topic as its users hold it, and a durable subscription: each keeps its own backlog of what is sent to the topic.
+
+    prices = router.topic("prices.eu")
+    audit = prices.subscribe("audit")           # from now on all is kept for it, whether or not anybody receives
+    prices.send(b"...")
+    message = audit.receive(timeout=1.0)
+    message.ack()                               # for this subscription alone
+
+A message is stored once, however many subscriptions there are, and gone when the last of them has acked it; without
+any it is gone at once. Selectors are kept for who evaluates them, not evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..adapters.base import Message, Subscription
+from .endpoint import Endpoint
+from .inlet import Inlet
+
+if TYPE_CHECKING:
+    from .places import Places
+
+
+class Subscriber:
+    """A durable subscription as its user holds it. Cheap to make and keep; any thread may use it, and several may
+    receive for one: each message goes to one of them."""
+
+    __slots__ = ("_inlet", "_places", "subscription")
+
+    def __init__(self, places: Places, subscription: Subscription) -> None:
+        self._places = places
+        self.subscription = subscription
+        self._inlet = Inlet(places, subscription.topic, subscription.key)
+
+    def __repr__(self) -> str:
+        client = f" of client {self.subscription.client_id!r}" if self.subscription.client_id else ""
+        return f"<Subscriber {self.subscription.name!r}{client}, {self.subscription.topic}>"
+
+    def receive(self, timeout: float | None = 0) -> Message | None:
+        """Lease the first message that this subscription has not acked and nobody holds for it; as Queue.receive.
+        Raises UnknownSubscriptionError once it is unsubscribed."""
+        return self._inlet.receive(timeout)
+
+    def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
+        """Look at what this subscription has yet to ack; as Queue.browse."""
+        return self._inlet.browse(limit, after)
+
+    def purge(self) -> int:
+        """Ack all that nobody holds for this subscription; returns how many."""
+        return self._inlet.purge()
+
+    def __len__(self) -> int:
+        """Messages that it has yet to ack, leased ones included."""
+        return self._inlet.depth()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def unsubscribe(self) -> int:
+        """End it; returns how many messages it had yet to ack. Raises UnknownSubscriptionError, and TransactionError
+        while a transaction has claimed one of them."""
+        return self._places.unsubscribe(self.subscription)
+
+
+class Topic(Endpoint):
+    """Each message goes to every durable subscription."""
+
+    __slots__ = ()
+
+    def subscribe(
+        self,
+        name: str,
+        client_id: str = "",
+        selector: str | None = None,
+        no_local: bool = False,
+        retroactive: bool = False,
+    ) -> Subscriber:
+        """Begin the durable subscription of that name and client, or take it up again if it is there.
+
+        It keeps what is sent from now on; with `retroactive` also what the topic still holds for others. Raises
+        SubscriptionError if it is there with another `selector` or `no_local`: unsubscribe first.
+        """
+        subscription = Subscription(self.destination, name, client_id, selector, no_local)
+        self._places.subscribe(subscription, retroactive)
+        return Subscriber(self._places, subscription)
+
+    def subscriptions(self) -> list[Subscriber]:
+        """Its durable subscriptions, in order of client and name."""
+        if self._places.store_of(self.destination) is None:
+            return []
+        known = self._for_store(lambda store: store.subscriptions())
+        mine = sorted((s for s in known if s.topic == self.destination), key=lambda s: s.key)
+        return [Subscriber(self._places, subscription) for subscription in mine]
+
+    def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
+        """Look at all messages that some subscription has yet to ack; as Queue.browse."""
+        return Inlet(self._places, self.destination, None).browse(limit, after)
+
+    def __len__(self) -> int:
+        """Messages that some subscription has yet to ack, each counted once."""
+        return Inlet(self._places, self.destination, None).depth()
