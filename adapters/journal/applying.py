@@ -19,12 +19,13 @@ import lmdb
 
 from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
+from ..delivery import Delivery
 from ..files import is_for_room
 from . import format as f
 from . import recovery, snapshot
 from .background import shared
 from .batch import Entry, Flight, Tail
-from .delivery import Delivery
+from .holds import settle
 from .index import VERSION, Checkpoint, Index, remove_file
 from .log import Log
 from .reader import Replayer
@@ -94,7 +95,7 @@ class Applier:
         self._pending.append(flight)
         if self._delivery.waiting:
             for entry in flight.entries:
-                if entry[0] == f.SEND and entry[1].waiters:
+                if entry[0] == f.SEND and entry[1].feed.waiters:
                     entry[1].wake()
                 elif entry[0] == f.ROLLBACK:
                     for state, _ in entry[2].acks:
@@ -201,7 +202,7 @@ class Applier:
         # Holds end first: the other way round a dead message would stay held. Interrupted between, nobody may receive
         # before all of it is done again: what a prepared branch had claimed would be free, and then freed once more.
         self._interrupted = True
-        self._delivery.settle(entries, self.index)
+        settle(self._delivery, entries, self.index)
         self.index.apply(entries, segment, self._log.table)
         self.applied = applied
         self._interrupted = False

@@ -9,9 +9,10 @@ from typing import Final
 
 from ...policies.errors import CorruptionError
 from ..base import Message, Store
+from ..delivery import Feed
 from . import messages
 from .applying import Applier
-from .destinations import DestinationState, Place
+from .destinations import LENGTH, LSN, OFFSET, SEQ, DestinationState, Place
 from .log import Log
 from .segment import Segment
 
@@ -31,17 +32,17 @@ class Bodies:
         self._recent: list[Segment] = []
         """Sealed segments that are open, oldest first."""
 
-    def one(self, state: DestinationState, place: Place, leased: bool) -> Message | None:
+    def one(self, state: DestinationState, place: Place, feed: Feed | None) -> Message | None:
         """The message at a place; None if it has died meanwhile. Raises CorruptionError."""
-        segment = self._log.table.find(place[1])
+        segment = self._log.table.find(place[LSN])
         if segment is not None:
             try:
                 record = messages.read_record(segment, place)
             except FileNotFoundError:
                 record = b""
             except OSError as error:
-                raise CorruptionError(str(segment.path), place[2], f"the disk cannot read it: {error}") from error
-            message = messages.decode(self._store, state, segment.seed, place, record, leased)
+                raise CorruptionError(str(segment.path), place[OFFSET], f"the disk cannot read it: {error}") from error
+            message = messages.decode(self._store, state, segment.seed, place, record, feed)
             if message is not None:
                 if segment.end is not None:
                     self._opened(segment)
@@ -49,14 +50,14 @@ class Bodies:
         self._applier.check()
         with self._applier.lock:
             index = self._applier.current()
-            alive = index.place(state, place[0])
+            alive = index.place(state.feed, place[SEQ])
         if alive != place:
             return None
         where = str(segment.path) if segment is not None else str(self._log.files.directory)
         raise CorruptionError(
             where,
-            place[2],
-            f"message {place[0]} of {state.destination} does not read back: its bytes are damaged. "
+            place[OFFSET],
+            f"message {place[SEQ]} of {state.destination} does not read back: its bytes are damaged. "
             "Receivers go on behind it; restore the file from a backup to have it again",
         )
 
@@ -69,15 +70,15 @@ class Bodies:
                     self._applier.check()
                     with self._applier.lock:
                         self._applier.current()
-                if segment is not None and segment.is_dead(place[1]):
+                if segment is not None and segment.is_dead(place[LSN]):
                     continue
                 message = None
                 if segment is not None:
-                    offset = place[2] - start
-                    record = data[offset : offset + place[3]]
-                    message = messages.decode(self._store, state, segment.seed, place, record, False)
+                    offset = place[OFFSET] - start
+                    record = data[offset : offset + place[LENGTH]]
+                    message = messages.decode(self._store, state, segment.seed, place, record, None)
                 if message is None:
-                    message = self.one(state, place, leased=False)
+                    message = self.one(state, place, None)
                 if message is not None:
                     yield message
 
@@ -85,11 +86,11 @@ class Bodies:
         """A page cut where the segment changes."""
         table = self._log.table
         while places:
-            segment = table.find(places[0][1])
-            if segment is table.find(places[-1][1]):
+            segment = table.find(places[0][LSN])
+            if segment is table.find(places[-1][LSN]):
                 yield segment, places
                 return
-            same = next(n for n, place in enumerate(places) if table.find(place[1]) is not segment)
+            same = next(n for n, place in enumerate(places) if table.find(place[LSN]) is not segment)
             yield segment, places[:same]
             places = places[same:]
 

@@ -63,7 +63,7 @@ def _segments(table: SegmentTable, applied: Tail) -> Iterator[str]:
 
 def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
     reading = None
-    for number, (seq, lsn, offset, length) in index.all_places():
+    for number, (_, seq, _, lsn, offset, length) in index.all_places():
         segment = table.find(lsn)
         if segment is None:
             yield f"C2 message {seq} of destination {number} lies in no segment (record {lsn})"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
+from typing import Final
 
 from ...policies.destination import Destination
+from ..delivery import Feed
 from . import format as f
 
-Place = tuple[int, int, int, int]
-"""Where a message is: seq, LSN, offset in the segment, length of its record."""
+Place = tuple[int, int, int, int, int, int]
+"""Where a message is: order, seq, when it expires (ms, 0: never); LSN, offset in the segment, length of its record."""
+SEQ: Final = 1
+LSN: Final = 3
+OFFSET: Final = 4
+LENGTH: Final = 5
 
 
 class DestinationState:
     """All fields belong to the store's index lock, but `declared`, which is the leader's."""
 
     __slots__ = (
-        "bytes", "changed", "count", "cursor", "declared", "destination", "id", "named", "purging", "ready", "returned",
-        "waiters",
+        "bytes", "changed", "count", "declared", "destination", "feed", "id", "named",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination, declared: bool) -> None:
@@ -30,15 +33,7 @@ class DestinationState:
         self.count = 0
         self.bytes = 0
         self.changed = True
-        self.cursor = 0
-        """All up to this seq has been fetched for delivery."""
-        self.ready: deque[Place] = deque()
-        self.returned: list[Place] = []
-        """A heap of what was released."""
-        self.purging = 0
-        """Purges under way: nothing is delivered meanwhile."""
-        self.waiters: list[Any] = []
-        """Locks that a new message releases."""
+        self.feed = Feed(self)
 
     @property
     def send_overhead(self) -> int:
@@ -52,8 +47,4 @@ class DestinationState:
 
     def wake(self) -> None:
         """Tell all that wait for a message here."""
-        while self.waiters:
-            try:
-                self.waiters.pop().release()
-            except (IndexError, RuntimeError):
-                pass  # another thread woke it
+        self.feed.wake()

@@ -26,6 +26,7 @@ import msgspec
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
+from ..delivery import PLAIN_ORDERS, Feed
 from ..files import fill_lmdb, is_cut_short, open_lmdb
 from . import format as f
 from .batch import Entry
@@ -403,8 +404,23 @@ class Index:
 
     # Asking
 
-    def fetch(self, state: DestinationState, after: int, count: int) -> list[Place]:
-        """Up to `count` messages of a destination in order, from the one after seq `after`."""
+    def orders(self, feed: Feed) -> tuple[int, ...]:
+        return PLAIN_ORDERS
+
+    def fetch(self, feed: Feed, order: int, after: int, limit: int) -> list[Place]:
+        return self.scan(feed.owner, after, limit)
+
+    def deliveries(self, feed: Feed, seq: int) -> int:
+        return 0
+
+    def expired(self, now: int) -> Iterator[tuple[tuple[Feed, ...], Place]]:
+        return iter(())
+
+    def spent(self, least: int) -> Iterator[tuple[Feed, int]]:
+        return iter(())
+
+    def scan(self, state: DestinationState, after: int, count: int) -> list[Place]:
+        """Up to `count` messages of a destination by seq, from the one after seq `after`."""
         start = KEY.pack(state.id, ORDER, after + 1)
         with self._txn.cursor(db=self._messages_db) as cursor:
             if not cursor.set_range(start):
@@ -414,12 +430,11 @@ class Index:
         while rows and not rows[-1][0].startswith(prefix):
             rows.pop()  # of the next destination
         unpack_seq, unpack_place = KEY_SEQ.unpack, PLACE.unpack
-        return [(*unpack_seq(key), *unpack_place(value)) for key, value in rows]
+        return [(0, *unpack_seq(key), 0, *unpack_place(value)) for key, value in rows]
 
-    def place(self, state: DestinationState, seq: int) -> Place | None:
-        """Where one message is; None if it is dead."""
-        value = self._txn.get(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
-        return None if value is None else (seq, *PLACE.unpack(value))
+    def place(self, feed: Feed, seq: int) -> Place | None:
+        value = self._txn.get(KEY.pack(feed.owner.id, ORDER, seq), db=self._messages_db)
+        return None if value is None else (0, seq, 0, *PLACE.unpack(value))
 
     def prepared(self) -> list[tuple[bytes, tuple[int, int, int]]]:
         """Transaction and (LSN, offset, length) of each that waits for its outcome; oldest first."""
@@ -436,7 +451,7 @@ class Index:
         with self._txn.cursor(db=self._messages_db) as cursor:
             for key, value in cursor.iternext():
                 number, _, seq = KEY.unpack(key)
-                yield number, (seq, *PLACE.unpack(value))
+                yield number, (0, seq, 0, *PLACE.unpack(value))
 
 
 def _segment_row(row: tuple[int, int, int, int, int, bytes]) -> bytes:

@@ -12,8 +12,9 @@ from google_crc32c import extend as crc32c
 
 from ...policies.errors import MessageTooLargeError
 from ..base import Headers, Message, Store, encoded_id, plain_body, plain_headers
+from ..delivery import Feed
 from . import format as f
-from .destinations import DestinationState, Place
+from .destinations import LENGTH, OFFSET, DestinationState, Place
 from .segment import Segment
 
 MESSAGE_ID_BYTES_MAX: Final = 1024
@@ -70,22 +71,32 @@ def _pack_headers(headers: Headers) -> bytes:
 
 
 def decode(
-    store: Store, state: DestinationState, seed: int, place: Place, record: bytes, leased: bool
+    store: Store, state: DestinationState, seed: int, place: Place, record: bytes, feed: Feed | None
 ) -> Message | None:
     """The message in `record`, which was read at `place`; None if it is not there (damage, or a file used again)."""
-    seq, lsn, offset, length = place
+    _, seq, _, lsn, offset, length = place
     if len(record) != length or length < _MESSAGE_AT or _unpack_crc(record)[0] != crc32c(seed ^ offset, record[4:]):
         return None
     found_lsn, kind, found_seq, number, id_bytes, headers_bytes, timestamp_ms = _unpack(record)
     if found_seq != seq or found_lsn != lsn or kind != f.SEND or number != state.id:
         return None
     if not id_bytes and not headers_bytes:
-        return Message(store, state.destination, seq, record[_MESSAGE_AT:], {}, None, timestamp_ms, leased, state)
+        return Message(
+            store, state.destination, seq, record[_MESSAGE_AT:], {}, None, timestamp_ms, feed is not None, feed
+        )
     at = _MESSAGE_AT + id_bytes
     message_id = record[_MESSAGE_AT:at].decode() if id_bytes else None
     headers = _decode_headers(record[at : at + headers_bytes]) if headers_bytes else {}
     return Message(
-        store, state.destination, seq, record[at + headers_bytes :], headers, message_id, timestamp_ms, leased, state
+        store,
+        state.destination,
+        seq,
+        record[at + headers_bytes :],
+        headers,
+        message_id,
+        timestamp_ms,
+        feed is not None,
+        feed,
     )
 
 
@@ -110,16 +121,16 @@ def read_record_at(segment: Segment, kind: int, lsn: int, offset: int, length: i
 def read_record(segment: Segment, place: Place) -> bytes:
     """The bytes at a place, fewer at the end of the file."""
     file = segment.open()
-    return os.pread(file.fd, place[3], place[2])
+    return os.pread(file.fd, place[LENGTH], place[OFFSET])
 
 
 def read_span(segment: Segment, places: Sequence[Place]) -> tuple[int, bytes]:
     """Where the first of neighbouring places begins, and the bytes from there to the end of the last, in one call."""
-    start, file = places[0][2], segment.open()
-    return start, os.pread(file.fd, places[-1][2] + places[-1][3] - start, start)
+    start, file = places[0][OFFSET], segment.open()
+    return start, os.pread(file.fd, places[-1][OFFSET] + places[-1][LENGTH] - start, start)
 
 
 def is_span(places: Sequence[Place]) -> bool:
     """Whether places in one segment lie so close together that reading all between them pays."""
     first, last = places[0], places[-1]
-    return 0 <= last[2] + last[3] - first[2] <= SPAN_BYTES
+    return 0 <= last[OFFSET] + last[LENGTH] - first[OFFSET] <= SPAN_BYTES

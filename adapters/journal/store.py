@@ -24,6 +24,7 @@ from ...policies.config import JournalOptions
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, UnknownMessageError
 from ..base import Done, Headers, Message, Outgoing, Pending, Prepared, Progress, Receipt, StoreStats
+from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, Note
 from ..files import create_lmdb, disk_errors
 from . import format as f
 from . import messages as codec
@@ -32,11 +33,11 @@ from .applying import APPLY_AT, Applier
 from .batch import Branch, Operation, Outcome, Ticket
 from .bodies import Bodies
 from .check import violations
-from .delivery import CLAIMED, LEASED, LEAVING, Delivery
-from .destinations import DestinationState, Place
+from .destinations import SEQ, DestinationState, Place
 from .directory import StoreDirectory
 from .duplicates import DuplicateWindow
 from .files import SegmentFiles
+from .holds import free_ranges
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, remove_file
 from .limits import Room
 from .log import Log
@@ -76,7 +77,7 @@ class JournalStore:
         options = self.options
         self.store_id = store_id
         self._index = Index(index, store_id, options.duplicate_window)
-        self._delivery = Delivery(self.name, options.max_leases)
+        self._delivery = Delivery(self.name, options.max_leases, options.max_deliveries)
         self._applier = Applier(self.name, self._index, options, self._delivery)
         files = SegmentFiles(self._directory.journal, self._count_sync)
         window = DuplicateWindow(options.duplicate_window)
@@ -172,7 +173,7 @@ class JournalStore:
         self._applier.start()
         for payload in prepared:
             branch = branch_of(payload, self._state)
-            self._delivery.restore(branch.acks)
+            self._delivery.claim_again((state.feed, seq) for state, seq in branch.acks)
             if self._room is not None:
                 branch.reservation = self._room.hold(branch.operations)
             self._log.restore(branch)
@@ -327,37 +328,38 @@ class JournalStore:
             if timeout == 0:
                 return None
             state = self._state(destination)
+        feed = state.feed
         while True:
-            place = self._lease(state)
+            place = self._lease(feed)
             if place is not None:
                 try:
-                    message = self._bodies.one(state, place, leased=True)
+                    message = self._bodies.one(state, place, feed)
                 except KeyboardInterrupt:
                     with self._applier.lock:
-                        self._delivery.unlease(state, place, self._applier.current())
+                        self._delivery.unlease((feed,), place[SEQ], self._applier.current())
                     raise
                 if message is not None:
                     return message
-                self._delivery.held.pop(place[0], None)  # it was purged after it had been fetched
-            elif timeout == 0 or not self._delivery.wait(state, deadline, lambda: self._has_ready(state)):
+                self._delivery.acked(feed, place[SEQ])  # it was purged after it had been fetched
+            elif timeout == 0 or not self._delivery.wait(feed, deadline, lambda: self._has_ready(feed)):
                 return None
 
-    def _lease(self, state: DestinationState) -> Place | None:
+    def _lease(self, feed: Feed) -> Place | None:
         self._applier.check()
         with self._applier.lock:
-            index = self._applier.current(drained=False)
-            if not state.ready or self._delivery.at_limit():
-                self._applier.drain()  # else what was fetched before comes before all that is pending
-                self._delivery.require_room()
-            return self._delivery.lease(state, index)
+            index, delivery = self._applier.current(drained=False), self._delivery
+            if feed.has_ready and not delivery.at_limit():
+                place = delivery.lease(feed, index)  # what was fetched before comes before all that is pending
+                if place is not None:
+                    return place
+            self._applier.drain()
+            delivery.require_room()
+            return delivery.lease(feed, index)
 
-    def _has_ready(self, state: DestinationState) -> bool:
+    def _has_ready(self, feed: Feed) -> bool:
         self._applier.check()
         with self._applier.lock:
-            index = self._applier.current()
-            if state.purging:
-                return False
-            return bool(state.ready or state.returned or index.fetch(state, state.cursor, 1))
+            return self._delivery.anything(feed, self._applier.current())
 
     def _wake_all(self) -> None:
         for state in list(self._index.states.values()):
@@ -371,20 +373,20 @@ class JournalStore:
             self._applier.check()
             with self._applier.lock:
                 index = self._applier.current()
-                places = index.fetch(state, after, PAGE if left < 0 else min(PAGE, left))
+                places = index.scan(state, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 return
             for message in self._bodies.page(state, places):
                 yield message
                 left -= 1
-            after = places[-1][0]
+            after = places[-1][SEQ]
 
     # Settling
 
     def ack(self, messages: Sequence[Message]) -> None:
         self._log.ensure_usable()
         try:
-            operations = self._delivery.take(self, messages, LEASED, LEAVING)
+            operations = _acks(self._delivery.take(self, messages, LEASED, LEAVING))
             self._commit(Ticket(operations, f.ACK_BYTES * len(operations), False))
         except (UnknownMessageError, OutcomeUnknownError):
             raise
@@ -428,7 +430,7 @@ class JournalStore:
         size += f.ACK_BYTES * len(acks)
         reservation = self._room.reserve(operations) if self._room is not None else None
         try:
-            operations += self._delivery.take(self, acks, CLAIMED, LEAVING)
+            operations += _acks(self._delivery.take(self, acks, CLAIMED, LEAVING))
             ticket = Ticket(operations, size, bool(sync))
             ticket.reservation = reservation
             del reservation
@@ -467,7 +469,7 @@ class JournalStore:
     ) -> Pending[None]:
         self._log.ensure_usable()
         operations, size = self._send_operations(sends)
-        operations += self._delivery.take(self, acks, CLAIMED, CLAIMED)
+        operations += _acks(self._delivery.take(self, acks, CLAIMED, CLAIMED))
         branch = new_branch(transaction, participants, operations, size + f.ACK_BYTES * len(acks))
         branch.reservation, branch.messages = room, acks
         ticket = Ticket([(f.PREPARE, branch)], f.RECORD_HEADER.size + len(branch.payload), sync)
@@ -539,19 +541,19 @@ class JournalStore:
         self._applier.check()
         with self._applier.lock:
             index = self._applier.current()
-            ranges, count = self._delivery.free_ranges(state, index, PAGE)
+            ranges, count = free_ranges(self._delivery, state, index, PAGE)
             if not ranges:
                 return 0
-            state.purging += 1  # nobody shall receive what is about to go
+            state.feed.purging += 1  # nobody shall receive what is about to go
         try:
             operations: list[Operation] = [(f.ACK_RANGE, state, first, last) for first, last in ranges]
             self._commit(Ticket(operations, f.RANGE_BYTES * len(ranges), False))
             self._applier.check()
             with self._applier.lock:
                 index = self._applier.current()
-                self._delivery.purged(state, ranges[-1][1], index)
+                self._delivery.purged(state.feed, index)
         finally:
-            state.purging -= 1
+            state.feed.purging -= 1
             state.wake()
         return count
 
@@ -563,7 +565,7 @@ class JournalStore:
         self._applier.check()
         with self._applier.lock:
             self._applier.current()
-            claimed = self._delivery.claimed(state)
+            claimed = self._delivery.claimed(state.feed)
             if claimed:
                 raise TransactionError(
                     f"{destination} cannot be deleted: a transaction has claimed {claimed} of its messages; "
@@ -639,3 +641,8 @@ class JournalStore:
             index = self._applier.current()
             found = list(violations(index, self._log.table, self._applier.applied))
         yield from found
+
+
+def _acks(taken: list[tuple[Note, int]]) -> list[Operation]:
+    """What was taken, as acks."""
+    return [(f.ACK, feed.owner, seq) for feed, seq in taken]

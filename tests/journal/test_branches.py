@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.base import Message, Outgoing
-from anabranch.adapters.journal import JournalStore, index
+from anabranch.adapters.journal import JournalStore, applying, index
 from anabranch.adapters.journal import format as f
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
@@ -465,14 +465,14 @@ class TestInterleavings:
         message = claim(store)
         take(store).release()  # what was fetched ahead is there without asking the index
         name = prepare(store, 1, (), [message])
-        settle = store._delivery.settle
+        settle = applying.settle
 
         def interrupted(*given: Any) -> None:
             settle(*given)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(store._delivery, "settle", interrupted)
+            patch.setattr(applying, "settle", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.rollback_prepared(name).wait()
         assert take(store).body == b"1"
@@ -492,7 +492,7 @@ class TestInterleavings:
         name = prepare(store, 1, (), [message])
         store = quiet(disk.crash(store))
         first = take(store)
-        settle = store._delivery.settle
+        settle = applying.settle
 
         def interrupted(*given: Any) -> None:
             settle(*given)
@@ -501,7 +501,7 @@ class TestInterleavings:
         step = store.commit_prepared(name)
         step.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(store._delivery, "settle", interrupted)
+            patch.setattr(applying, "settle", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.depth(A)
         assert take(store).body == b"3"
