@@ -9,7 +9,14 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from anabranch.policies.config import JournalOptions, TransactionOptions, json_schema, loads
+from anabranch.policies.config import (
+    JournalOptions,
+    MemoryOptions,
+    SqlOptions,
+    TransactionOptions,
+    json_schema,
+    loads,
+)
 from anabranch.policies.config_options import Model
 
 from .test_config import GOOD
@@ -48,7 +55,7 @@ def test_a_bad_file_does_not(text: str) -> None:
     assert not validator().is_valid(yaml.safe_load(text))
 
 
-@pytest.mark.parametrize("model", [JournalOptions, TransactionOptions])
+@pytest.mark.parametrize("model", [JournalOptions, MemoryOptions, SqlOptions, TransactionOptions])
 def test_every_option_is_described(model: type[Model]) -> None:
     options = json_schema()["$defs"][model.__name__]["properties"]
     assert set(options) == set(model.model_fields)
@@ -67,7 +74,7 @@ def test_third_parties_options_and_their_environment_variables() -> None:
 DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 
 
-@pytest.mark.parametrize("model", [JournalOptions, TransactionOptions])
+@pytest.mark.parametrize("model", [JournalOptions, MemoryOptions, SqlOptions, TransactionOptions])
 def test_the_documentation_says_every_option_with_its_default(model: type[Model]) -> None:
     for name, default in model().model_dump(mode="json").items():
         shown = "none" if default is None else f"`{default}`"

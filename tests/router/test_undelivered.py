@@ -1,0 +1,139 @@
+"""Messages that are not delivered any more are put aside: dead-letter queues, expiry, limits of delivery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import anabranch
+
+from ..contract.disk import eventually
+from .disk import SYNCED
+
+
+def setup(tmp_path: Path, dead_letter: str | None = "dlq", **options: object) -> anabranch.Config:
+    """Everything in store `all` but the dead letters, which are in a store of their own."""
+    journal = SYNCED.model_copy(update={"dead_letter": dead_letter, **options})
+    return anabranch.Config(
+        tmp_path / "data",
+        [
+            anabranch.StoreConfig("all", [">"], journal=journal),
+            anabranch.StoreConfig("dead", ["dlq.>"], journal=SYNCED),
+        ],
+    )
+
+
+def fail(queue: anabranch.Queue | anabranch.Subscriber) -> int:
+    """Receive one and give it back; the count of its deliveries."""
+    message = queue.receive()
+    assert message is not None
+    message.release()
+    return message.deliveries
+
+
+def test_a_message_that_comes_back_too_often_goes_to_the_dead_letter_queue(tmp_path: Path) -> None:
+    config = setup(tmp_path, max_deliveries=3)
+    with anabranch.open(config) as router:
+        queue = router.queue("q")
+        queue.send(b"poison", headers={"k": 1}, message_id="m-1", priority=7)
+        queue.send(b"good")
+        assert fail(queue) == 1
+        with pytest.raises(ZeroDivisionError), router.transaction() as tx:
+            message = queue.receive()
+            assert message is not None
+            assert message.deliveries == 2
+            tx.ack(message)
+            raise ZeroDivisionError
+    with anabranch.open(config) as router:  # the count is kept
+        queue, dead = router.queue("q"), router.queue("dlq")
+        assert fail(queue) == 3
+        message = queue.receive()
+        assert message is not None
+        assert message.body == b"good"
+        message.release()
+        eventually(lambda: len(dead) == 1)  # by itself
+        letter = dead.receive()
+        assert letter is not None
+        assert (letter.body, letter.priority, letter.deliveries) == (b"poison", 7, 1)
+        assert letter.headers == {
+            "k": 1, "dead_letter_reason": "spent", "dead_letter_source": "queue://q", "dead_letter_deliveries": 3,
+            "dead_letter_message_id": "m-1",
+        }  # fmt: skip
+        assert [m.body for m in queue.browse()] == [b"good"]
+        assert router.stats().dead_lettered == 1
+
+
+def test_expired_messages_are_dropped_and_counted_where_there_is_no_dead_letter_queue(tmp_path: Path) -> None:
+    with anabranch.open(setup(tmp_path, None)) as router:
+        queue = router.queue("q")
+        queue.send(b"1", expires_in=0.001)
+        queue.send(b"2", expires_in=3600)
+        queue.send(b"3", expires_in=0.001, persistent=False)
+        eventually(lambda: router.stats().dropped == 2)
+        assert [m.body for m in queue.browse()] == [b"2"]
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_expired_messages_go_to_the_dead_letter_queue_of_their_destination(tmp_path: Path, persistent: bool) -> None:
+    with anabranch.open(setup(tmp_path, "dlq.{name}")) as router:
+        topic = router.topic("t")
+        topic.subscribe("one")
+        topic.subscribe("two")
+        for destination in (topic, router.queue("q")):
+            destination.send(b"x", expires_in=0.001, persistent=persistent)
+            dead = router.queue(f"dlq.{destination.destination.name}")
+            eventually(lambda dead=dead: len(dead) == 1)  # type: ignore[misc]  # once, not for each subscription
+            letter = dead.receive()
+            assert letter is not None
+            assert letter.headers["dead_letter_reason"] == "expired"
+            assert letter.expires_at_ms == 0
+        assert len(topic) == len(router.queue("q")) == 0
+    with anabranch.open(setup(tmp_path, "dlq.{name}")) as router:
+        assert len(router.queue("dlq.t")) == (1 if persistent else 0)
+
+
+def test_each_subscription_has_its_own_count(tmp_path: Path) -> None:
+    with anabranch.open(setup(tmp_path, max_deliveries=2)) as router:
+        topic = router.topic("t")
+        one, two = topic.subscribe("one", client_id="c"), topic.subscribe("two")
+        topic.send(b"x")
+        assert [fail(one), fail(one), fail(two)] == [1, 2, 1]
+        assert one.receive() is None
+        eventually(lambda: len(router.queue("dlq")) == 1)
+        assert (len(one), len(two)) == (0, 1)
+        letter = router.queue("dlq").receive()
+        assert letter is not None
+        assert (letter.headers["dead_letter_client"], letter.headers["dead_letter_subscription"]) == ("c", "one")
+
+
+def test_what_cannot_be_put_aside_waits(tmp_path: Path) -> None:
+    config = setup(tmp_path, max_deliveries=1)
+    full = config.stores[1].model_copy(update={"options": SYNCED.model_copy(update={"max_messages": 1})})
+    with anabranch.open(anabranch.Config(config.directory, [config.stores[0], full])) as router:
+        queue, dead = router.queue("q"), router.queue("dlq")
+        queue.send_many([b"1", b"2"])
+        fail(queue)
+        eventually(lambda: len(dead) == 1)
+        fail(queue)
+        assert router.put_aside() == 0
+        assert queue.receive() is None
+        assert [m.body for m in queue.browse()] == [b"2"]
+        letter = dead.receive()
+        assert letter is not None
+        letter.ack()
+        eventually(lambda: [m.body for m in dead.browse()] == [b"2"])
+        assert len(queue) == 0
+
+
+def test_bad_values(tmp_path: Path) -> None:
+    with anabranch.open(setup(tmp_path)) as router:
+        queue = router.queue("q")
+        for wrong in ({"priority": 10}, {"priority": -1}, {"expires_in": 0}, {"expires_in": -1.5}):
+            with pytest.raises(ValueError, match=r"priority|expires_in"):
+                queue.send(b"x", **wrong)  # type: ignore[arg-type]
+            with router.transaction() as tx, pytest.raises(ValueError, match=r"priority|expires_in"):
+                tx.send("q", b"x", **wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="priority"):
+            queue.send(b"x", priority="high")  # type: ignore[arg-type]
+        assert len(queue) == 0
