@@ -15,7 +15,7 @@ Needs the extra `transaction`; the rest of Anabranch does not.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from transaction import manager as of_this_thread
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
@@ -24,6 +24,7 @@ from zope.interface import implementer
 from ..adapters.base import Headers, Message
 from ..policies.errors import TransactionError
 from .addresses import Address
+from .endpoint import SendOptions
 from .transaction import Savepoint
 from .xid import Xid, as_xid
 
@@ -88,10 +89,15 @@ class DataManager:
         return "committed" if self._finished else self._transaction.state
 
     def send(
-        self, destination: Address, body: bytes, headers: Headers | None = None, message_id: str | None = None
+        self,
+        destination: Address,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        **options: Unpack[SendOptions],
     ) -> None:
         """Send when the transaction is committed. As Transaction.send."""
-        self._transaction.send(destination, body, headers, message_id)
+        self._transaction.send(destination, body, headers, message_id, **options)
 
     def ack(self, message: Message) -> None:
         """Ack when the transaction is committed; if it is aborted the message is free again. As Transaction.ack."""

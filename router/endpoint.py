@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from ..adapters.base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, Store, require_order
 from ..policies.destination import Destination
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from .places import Places
 
 T = TypeVar("T")
+
+
+class SendOptions(TypedDict, total=False):
+    """What else a send may say; see Endpoint.send."""
+
+    priority: int
+    expires_in: float | None
+    persistent: bool
 
 
 class Endpoint:

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..adapters.base import (
-    DEFAULT_PRIORITY,
     TRANSACTION_BYTES,
     Headers,
     Message,
@@ -39,7 +38,7 @@ from .addresses import Address, queue_of, resolve, topic_of
 from .coordinator import Coordinator
 from .decision_log import COMMIT, ROLLBACK
 from .doubt import Heuristic, InDoubt
-from .endpoint import Endpoint
+from .endpoint import Endpoint, SendOptions
 from .open_transactions import OpenTransactions
 from .places import Places
 from .queue import Queue
@@ -177,17 +176,12 @@ class Router:
         body: bytes,
         headers: Headers | None = None,
         message_id: str | None = None,
-        *,
-        priority: int = DEFAULT_PRIORITY,
-        expires_in: float | None = None,
-        persistent: bool = True,
+        **options: Unpack[SendOptions],
     ) -> list[Receipt]:
         """Send to one destination, or to all parts of a composite (`queue://a,topic://b`) as one transaction: to all of
-        them or to none, whichever stores they live in."""
+        them or to none, whichever stores they live in. The rest as Transaction.send."""
         with self.transaction() as transaction:
-            transaction.send(
-                destination, body, headers, message_id, priority=priority, expires_in=expires_in, persistent=persistent
-            )
+            transaction.send(destination, body, headers, message_id, **options)
             return transaction.commit()
 
     def subscriptions(self) -> list[Subscription]:

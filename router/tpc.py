@@ -13,11 +13,12 @@ PEP 249's: where they are broken, ProgrammingError says so and nothing has happe
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from ..adapters.base import Headers, Message, Receipt
 from ..policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from .addresses import Address
+from .endpoint import SendOptions
 from .transaction import Transaction
 from .xid import Xid, as_xid, checked_xid
 
@@ -64,10 +65,15 @@ class Connection:
     # What a transaction does
 
     def send(
-        self, destination: Address, body: bytes, headers: Headers | None = None, message_id: str | None = None
+        self,
+        destination: Address,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        **options: Unpack[SendOptions],
     ) -> None:
         """Send when the transaction is committed. As Transaction.send."""
-        self._current().send(destination, body, headers, message_id)
+        self._current().send(destination, body, headers, message_id, **options)
 
     def ack(self, message: Message) -> None:
         """Ack when the transaction is committed. As Transaction.ack."""
