@@ -89,8 +89,42 @@ class SqlOptions(StoreOptions):
     directory. Never shown, since it may hold a password."""
     password: SecretStr | None = None
     """The password, where the URL has none; best given as `password_env: NAME`."""
+    pool_min: Annotated[int, Field(strict=True, ge=0, le=1000)] = 5
+    """How many connections to a server are kept open. SQLite has no use for this and the options of the pool below."""
+    pool_max: Annotated[int, Field(strict=True, ge=-1, le=10_000)] = -1
+    """The most connections at one time; who needs one more waits. At least 2 and not less than pool_min, or -1: no
+    limit."""
+    pool_timeout: Annotated[float, Duration(0.001, 3600)] = 30.0
+    """How long an operation waits for a connection when all are in use; then it fails."""
+    pool_idle_timeout: Annotated[float, Duration(0.01)] = 120.0
+    """A connection beyond pool_min that nobody has needed for so long is closed."""
+    keepalive_interval: Annotated[float, Duration(0.01)] = 60.0
+    """On a connection that nobody has needed for so long keepalive_statement is run, and again and again after it."""
+    keepalive_statement: str = "SELECT 1"
+    """What it is kept alive with; one that does not answer is dropped. Empty: nothing."""
+    response_timeout: Annotated[float, Duration(0.1)] = 120.0
+    """An operation that the server has not answered for so long fails: its connection is cut off."""
+    lease_expiration: Annotated[float, Duration(0.5, 86400)] | None = None
+    """For a database that several nodes may own in turn: how long a node that has gone silent keeps it, by the clock of
+    the database. None: no lease, one node alone."""
+    lease_renewal: Annotated[float, Duration(0.05, 86400)] | None = None
+    """How often the owner renews its lease. None: four times in lease_expiration. At most half of that."""
+    lease_wait: Annotated[float, Duration(0.0)] = 0.0
+    """How long open waits for a lease that another node holds; then it fails and names that node. 0: it fails at
+    once."""
     max_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds; a send beyond it fails. None: no limit."""
+
+    @model_validator(mode="after")
+    def _limits_fit(self) -> Self:
+        if self.pool_max != -1 and self.pool_max < max(2, self.pool_min):
+            raise ValueError(
+                f"pool_max {self.pool_max} is less than {max(2, self.pool_min)}; "
+                "give at least 2 and not less than pool_min, or -1 for no limit"
+            )
+        if self.lease_renewal is not None and self.lease_renewal > (self.lease_expiration or 0.0) / 2:
+            raise ValueError("lease_renewal is more than half of lease_expiration; renew more often")
+        return self
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
