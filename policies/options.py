@@ -5,9 +5,9 @@ They live here and not with the adapters, so that checking a file imports none o
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from .config_options import Directory, Duration, Options, Positive, Size
 from .destination import Destination

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import event
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import URL, Connection, Engine
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
@@ -14,9 +14,24 @@ BUSY_SECONDS: Final = 10.0
 """How long SQLite waits for another one's lock: a backup tool's, say."""
 
 
-def connect_args(sqlite: bool) -> dict[str, Any]:
+LIBPQ: Final = {
+    "application_name": "anabranch",
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""A server whose machine is gone is noticed within half a minute; the URL's query may say other numbers."""
+
+
+def connect_args(url: URL) -> dict[str, Any]:
     """What the driver's connect() is given."""
-    return {"check_same_thread": False, "timeout": BUSY_SECONDS} if sqlite else {}
+    if url.get_backend_name() == "sqlite":
+        return {"check_same_thread": False, "timeout": BUSY_SECONDS}
+    if url.get_backend_name() == "postgresql" and url.get_driver_name() in ("psycopg", "psycopg2"):
+        return {name: value for name, value in LIBPQ.items() if name not in url.query}
+    return {}
 
 
 def configure(engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, Engine, make_url
@@ -36,7 +36,9 @@ def database_url(options: SqlOptions, directory: Path) -> URL:
              "it is written like postgresql+psycopg://user@host:5432/database"]
         ) from None  # fmt: skip
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise ConfigError(["an SQLite database in memory loses everything; leave the url out, or use the kind `memory`"])
+        raise ConfigError(
+            ["an SQLite database in memory loses everything; leave the url out, or use the kind `memory`"]
+        )
     return url if options.password is None else url.set(password=options.password.get_secret_value())
 
 
@@ -60,7 +62,7 @@ def open_engine(options: SqlOptions, directory: Path) -> Engine:
     A forked child does not close its parent's connections.
     """
     url = database_url(options, directory)
-    pool = {"least": 1, "idle_timeout": options.pool_idle_timeout}
+    pool: dict[str, Any] = {"least": 1, "idle_timeout": options.pool_idle_timeout}
     if url.get_backend_name() != "sqlite":
         pool = {
             "least": options.pool_min,
@@ -81,11 +83,9 @@ def open_single(options: SqlOptions, directory: Path) -> Engine:
     return _engine(database_url(options, directory), poolclass=NullPool)
 
 
-def _engine(url: URL, **pool: object) -> Engine:
+def _engine(url: URL, **pool: Any) -> Engine:
     try:
-        engine = create_engine(
-            url, hide_parameters=True, connect_args=dialects.connect_args(url), skip_autocommit_rollback=True, **pool
-        )
+        engine = create_engine(url, hide_parameters=True, connect_args=dialects.connect_args(url), **pool)
     except NoSuchModuleError:
         raise ConfigError([f"SQLAlchemy knows no databases of the kind {url.drivername!r}: {shown_url(url)}"]) from None
     except ModuleNotFoundError as error:

@@ -1,0 +1,328 @@
+"""A pool that keeps its connections: SQLAlchemy's Pool with what its own QueuePool has no options for.
+
+It keeps `least` connections open, opens more as they are asked for up to `most`, and closes those beyond the least that
+nobody needed for a while; on each that idles it runs a statement now and then, so that no firewall forgets it; it
+drops those that do not answer and makes up for them. Locks are C locks held by `with` alone: QueuePool's conditions
+can be left locked by a Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import exc
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
+
+from ..journal.background import shared
+
+log = logging.getLogger(__name__)
+
+TRUST: Final = 1.0
+"""Seconds for which a connection that was in use is believed to work still; after that it is asked first."""
+TICK_MAX: Final = 1.0
+SLICE: Final = 0.1
+"""Seconds; a wake-up that an interrupted thread failed to give is made up for after it."""
+
+
+class _Slot:
+    """One connection's place among the most that there may be. Given back, or lost with the last who knew it: one who
+    was interrupted, say."""
+
+    __slots__ = ("__weakref__",)
+
+
+class KeptPool(Pool):
+    """Safe for all threads. A forked child neither uses nor closes its parent's connections (`leave`)."""
+
+    def __init__(
+        self,
+        creator: Any,
+        least: int = 0,
+        most: int = -1,
+        timeout: float = 30.0,
+        idle_timeout: float = 120.0,
+        keepalive_interval: float = 60.0,
+        keepalive_statement: str = "",
+        response_timeout: float = 0.0,
+        **more: Any,
+    ) -> None:
+        """Seconds all. `most` -1: as many as are asked for. `keepalive_statement` "": none is run. `response_timeout`:
+        a connection that has been in one user's hands for longer is cut off; 0: never."""
+        Pool.__init__(self, creator, **more)
+        self._settings: dict[str, Any] = {
+            "least": least, "most": most, "timeout": timeout, "idle_timeout": idle_timeout,
+            "keepalive_interval": keepalive_interval, "keepalive_statement": keepalive_statement,
+            "response_timeout": response_timeout,
+        }  # fmt: skip
+        self._least, self._most, self._timeout = least, most, timeout
+        self._idle_timeout, self._response_timeout = idle_timeout, response_timeout
+        self._interval, self._statement = keepalive_interval, keepalive_statement
+        self._lock = threading.Lock()  # guards all below
+        self._idle: deque[ConnectionPoolEntry] = deque()  # used last: at the right, and taken first
+        # In use, since when. Weak: one whose user was interrupted before he had it is closed when nobody knows it.
+        self._out: weakref.WeakKeyDictionary[ConnectionPoolEntry, float] = weakref.WeakKeyDictionary()
+        self._slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
+        self._waiters: deque[threading.Lock] = deque()
+        self._kept = self._disposed = self._down = False
+        self._round: threading.Thread | None = None
+
+    # What Pool asks of its kinds
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            with self._lock:
+                record = self._idle.pop() if self._idle else None
+                slot = None
+                if record is None and (self._most < 0 or len(self._slots) < self._most):
+                    slot = _Slot()
+                    self._slots.add(slot)
+                elif record is None:
+                    gate = threading.Lock()
+                    gate.acquire()
+                    self._waiters.append(gate)
+                else:
+                    self._out[record] = time.monotonic()
+            if record is not None:
+                self._doubted(record)
+                return record
+            if slot is not None:
+                return self._made(slot)
+            left = deadline - time.monotonic()
+            if left <= 0 or not gate.acquire(timeout=min(left, SLICE)):
+                with self._lock:
+                    if gate in self._waiters:
+                        self._waiters.remove(gate)
+            if time.monotonic() >= deadline and not self._idle:
+                raise exc.TimeoutError(
+                    f"all {self._most} connections were in use for {self._timeout:g} seconds; "
+                    "give the store more (pool_max) or fewer threads"
+                )
+
+    def _made(self, slot: _Slot) -> ConnectionPoolEntry:
+        try:
+            record = self._create_connection()
+        except BaseException:
+            self._slots.discard(slot)  # now, not when the frames are gone that the error's traceback keeps
+            raise
+        _about(record).update(slot=slot, used=time.monotonic(), asked=0.0)
+        with self._lock:
+            self._out[record] = time.monotonic()
+            kept, self._kept = self._kept, True
+        if not kept:
+            self._tick(weakref.ref(self))
+        return record
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        _about(record)["used"] = time.monotonic()
+        self._put(record)
+
+    def _put(self, record: ConnectionPoolEntry) -> None:
+        with self._lock:
+            self._out.pop(record, None)
+            dropped = self._disposed or record.dbapi_connection is None
+            if not dropped:
+                self._idle.append(record)
+            gate = self._waiters.popleft() if self._waiters else None
+        if dropped:
+            self._give_up(record)
+        if gate is not None:
+            gate.release()
+
+    def recreate(self) -> KeptPool:
+        return self.__class__(
+            self._creator, recycle=self._recycle, echo=self.echo, logging_name=self._orig_logging_name,
+            reset_on_return=self._reset_on_return, pre_ping=self._pre_ping, _dispatch=self.dispatch,
+            dialect=self._dialect, **self._settings,
+        )  # fmt: skip
+
+    def dispose(self) -> None:
+        """Close those that are idle now, and the others when they come back."""
+        with self._lock:
+            self._disposed = True
+            idle = list(self._idle)
+            self._idle.clear()
+        for record in idle:
+            self._give_up(record)
+
+    def status(self) -> str:
+        return f"{len(self._slots)} connections, {len(self._idle)} of them idle; {self._least} to {self._most} are kept"
+
+    def counts(self) -> tuple[int, int]:
+        """How many connections there are, and how many of them idle."""
+        with self._lock:
+            return len(self._slots), len(self._idle)
+
+    # Looking after them
+
+    def _doubted(self, record: ConnectionPoolEntry) -> None:
+        """One that has idled for a while may be dead: it is then made anew on its way out, and so are the others."""
+        if time.monotonic() - _about(record)["used"] < TRUST or record.dbapi_connection is None:
+            return
+        if not self._answers(record):
+            record.invalidate()
+            self._drop_idle()
+
+    def _answers(self, record: ConnectionPoolEntry, statement: str = "") -> bool:
+        connection: Any = record.dbapi_connection
+        try:
+            if statement:
+                cursor = connection.cursor()
+                cursor.execute(statement)
+                cursor.close()
+                connection.rollback()
+            else:
+                self._dialect._do_ping_w_event(connection)
+        except Exception as error:
+            log.info("a connection to the database is dropped, it does not answer: %s", type(error).__name__)
+            return False
+        return connection is not None and not getattr(connection, "closed", False)
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle = list(self._idle)
+            self._idle.clear()
+        for record in idle:
+            self._give_up(record)
+
+    def _give_up(self, record: ConnectionPoolEntry) -> None:
+        slot: _Slot = _about(record)["slot"]
+        self._slots.discard(slot)
+        record.close()
+
+    @staticmethod
+    def _tick(reference: weakref.ref[KeptPool]) -> None:
+        """Now and then, for as long as the pool is in use. What may wait for the database has a thread of its own:
+        those that all stores share must not wait with it."""
+        pool = reference()
+        if pool is None or pool._disposed:
+            return
+        pool._cut_off()
+        if pool._is_due() and (pool._round is None or not pool._round.is_alive()):
+            pool._round = threading.Thread(target=pool._look_after, name="anabranch-connections", daemon=True)
+            pool._round.start()
+        shared().schedule(pool._pause(), partial(KeptPool._tick, reference))
+
+    def _pause(self) -> float:
+        times = [self._idle_timeout, self._response_timeout or TICK_MAX]
+        times += [self._interval] if self._statement else []
+        return min(TICK_MAX, max(0.01, min(times) / 4))
+
+    def _is_due(self) -> bool:
+        with self._lock:
+            return len(self._slots) < self._least or any(self._lot(record) for record in self._idle)
+
+    def _lot(self, record: ConnectionPoolEntry) -> str:
+        """What is to be done with an idle one: "" nothing, "ask", "close"."""
+        about, now = _about(record), time.monotonic()
+        if now - about["used"] >= self._idle_timeout and len(self._slots) > self._least:
+            return "close"
+        if self._statement and now - max(about["used"], about["asked"]) >= self._interval:
+            return "ask"
+        return ""
+
+    def _look_after(self) -> None:
+        self._see_to_idle()
+        self._refill()
+
+    def _see_to_idle(self) -> None:
+        asked, closed = [], []
+        with self._lock:
+            for record in list(self._idle):  # the longest idle first
+                lot = self._lot(record)
+                if not lot:
+                    continue
+                self._idle.remove(record)
+                if lot == "close":
+                    closed.append(record)
+                    self._slots.discard(_about(record)["slot"])  # the next one counts without it
+                else:
+                    asked.append(record)
+                    self._out[record] = time.monotonic()
+        for record in closed:
+            record.close()
+        for record in asked:
+            if not self._answers(record, self._statement):
+                record.invalidate()
+                self._drop_idle()
+            else:
+                _about(record)["asked"] = time.monotonic()
+            self._put_first(record)
+
+    def _put_first(self, record: ConnectionPoolEntry) -> None:
+        """Back to where it was: it has not been of use."""
+        self._put(record)
+        with self._lock:
+            if self._idle and self._idle[-1] is record:
+                self._idle.rotate(1)
+
+    def _refill(self) -> None:
+        while True:
+            with self._lock:
+                if self._disposed or len(self._slots) >= self._least:
+                    self._down = False
+                    return
+                slot = _Slot()
+                self._slots.add(slot)
+            try:
+                record = self._made(slot)
+            except Exception as error:
+                if not self._down:  # once an outage
+                    log.warning("the database does not take connections, tried again: %s", type(error).__name__)
+                self._down = True
+                return
+            self._put(record)
+            del record, slot
+
+    def _cut_off(self) -> None:
+        """Those whose users have waited too long get an error: nobody hangs on a database that has gone dumb."""
+        if not self._response_timeout:
+            return
+        overdue = time.monotonic() - self._response_timeout
+        with self._lock:
+            late = [record for record, since in self._out.items() if since < overdue]
+            for record in late:
+                self._out[record] = time.monotonic()
+        for record in late:
+            log.error("the database has not answered for %g seconds: the connection is cut off", self._response_timeout)
+            _shut_down(record.dbapi_connection)
+
+    def cut_off_all(self) -> None:
+        """All that are in use are cut off, whatever they are at: their users get errors, at once."""
+        with self._lock:
+            records = list(self._out)
+        for record in records:
+            _shut_down(record.dbapi_connection)
+
+    def leave(self) -> None:
+        """In a forked child: forget the connections without closing them, which would end them for the parent too."""
+        _left.append((list(self._idle), list(self._out)))
+        self._lock = threading.Lock()
+        self._idle, self._out, self._disposed = deque(), weakref.WeakKeyDictionary(), True
+
+
+_left: Final[list[Any]] = []
+"""What a forked child keeps, so that it is never closed."""
+
+
+def _about(record: ConnectionPoolEntry) -> dict[Any, Any]:
+    info = record.record_info
+    assert info is not None
+    return info
+
+
+def _shut_down(connection: Any) -> None:
+    """Whoever waits for this connection's socket finds it at its end. No lock, no waiting."""
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as its:
+            its.shutdown(socket.SHUT_RDWR)
+    except Exception:  # closed meanwhile, or no driver of this kind
+        pass
