@@ -7,12 +7,14 @@
                 yield disk
 
 A store of which nothing survives inherits VolatileStoreContract instead. `disk.py` is what a store's author writes;
-`contract.py` collects the tests, which are grouped by what they ask of a store: sending, receiving, settling, preparing
-(transactions over several stores), limits, lifecycle, threads.
+`contract.py` collects the tests, which are grouped by what they ask of a store: sending, receiving, settling; ordering,
+deliveries, expiring; topics; preparing (transactions over several stores) and changing (subscriptions in them);
+watching, limits, lifecycle, threads.
 """
+
+from pathlib import Path
 
 import pytest
 
-_MODULES = ("disk", "sending", "receiving", "settling", "preparing", "limits", "lifecycle", "threads", "volatile")
-for _module in _MODULES:
-    pytest.register_assert_rewrite(f"{__name__}.{_module}")
+for _module in Path(__file__).parent.glob("*.py"):
+    pytest.register_assert_rewrite(f"{__name__}.{_module.stem}")

@@ -84,6 +84,19 @@ class SendingContract:
         assert drain(again) == [b"before", body, b"after"]
         assert_whole(again)
 
+    @pytest.mark.parametrize("mib", [100])
+    def test_a_body_of_many_mib(self, disk: Disk, mib: int) -> None:
+        store = disk.create(message_bytes_max=(mib + 1) * 1024 * 1024)
+        body = bytes(range(256)) * (mib * 4096)
+        store.send(A, body)
+        store.send(A, b"after")
+        store = disk.later(store, "closed")
+        message = take(store)
+        assert message.body == body
+        message.ack()
+        assert drain(store) == [b"after"]
+        assert_whole(store)
+
     @pytest.mark.parametrize("body", [bytearray(b"abc"), memoryview(b"xabcx")[1:4]])
     def test_any_bytes_are_a_body(self, store: Store, body: Any) -> None:
         store.send(A, body)
