@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ...policies.errors import CorruptionError
 from ..base import Message, Store
-from ..delivery import Feed
+from ..delivery import Note
 from . import messages
 from .applying import Applier
 from .destinations import LENGTH, LSN, OFFSET, SEQ, DestinationState, Place
@@ -32,8 +32,8 @@ class Bodies:
         self._recent: list[Segment] = []
         """Sealed segments that are open, oldest first."""
 
-    def one(self, state: DestinationState, place: Place, feed: Feed | None) -> Message | None:
-        """The message at a place; None if it has died meanwhile. Raises CorruptionError."""
+    def one(self, state: DestinationState, place: Place, note: Note | None, deliveries: int = 0) -> Message | None:
+        """The message at a place, leased for `note`; None if it has died meanwhile. Raises CorruptionError."""
         segment = self._log.table.find(place[LSN])
         if segment is not None:
             try:
@@ -42,7 +42,7 @@ class Bodies:
                 record = b""
             except OSError as error:
                 raise CorruptionError(str(segment.path), place[OFFSET], f"the disk cannot read it: {error}") from error
-            message = messages.decode(self._store, state, segment.seed, place, record, feed)
+            message = messages.decode(self._store, state, segment.seed, place, record, note, deliveries)
             if message is not None:
                 if segment.end is not None:
                     self._opened(segment)
@@ -50,7 +50,7 @@ class Bodies:
         self._applier.check()
         with self._applier.lock:
             index = self._applier.current()
-            alive = index.place(state.feed, place[SEQ])
+            alive = index.find(state, place[SEQ])
         if alive != place:
             return None
         where = str(segment.path) if segment is not None else str(self._log.files.directory)
@@ -61,8 +61,9 @@ class Bodies:
             "Receivers go on behind it; restore the file from a backup to have it again",
         )
 
-    def page(self, state: DestinationState, places: list[Place]) -> Iterator[Message]:
-        """The messages at these places, in order, without those that have died since they were looked up."""
+    def page(self, state: DestinationState, places: list[Place], counts: Mapping[int, int]) -> Iterator[Message]:
+        """The messages at these places, in order, without those that have died since they were looked up. `counts`: how
+        often they have come back, by seq, where they have."""
         for segment, run in self._segments_of(places):
             start, data = self._read_ahead(segment, run)
             for place in run:
@@ -72,13 +73,13 @@ class Bodies:
                         self._applier.current()
                 if segment is not None and segment.is_dead(place[LSN]):
                     continue
-                message = None
+                message, count = None, counts.get(place[SEQ], 0)
                 if segment is not None:
                     offset = place[OFFSET] - start
                     record = data[offset : offset + place[LENGTH]]
-                    message = messages.decode(self._store, state, segment.seed, place, record, None)
+                    message = messages.decode(self._store, state, segment.seed, place, record, None, count)
                 if message is None:
-                    message = self.one(state, place, None)
+                    message = self.one(state, place, None, count)
                 if message is not None:
                     yield message
 

@@ -48,9 +48,10 @@ SNAPSHOT: Final = 6
 PREPARE: Final = 7
 COMMIT: Final = 8
 ROLLBACK: Final = 9
-RECORD_TYPES: Final = frozenset(
-    (SEND, ACK, ACK_RANGE, DESTINATION, DESTINATION_GONE, SNAPSHOT, PREPARE, COMMIT, ROLLBACK)
-)
+SUBSCRIBE: Final = 10
+UNSUBSCRIBE: Final = 11
+DELIVERED: Final = 12
+RECORD_TYPES: Final = frozenset(range(SEND, DELIVERED + 1))
 """What a store's journal holds. The router's decision log holds, beside SNAPSHOT, those below."""
 EPOCH: Final = 16
 XA_PREPARED: Final = 17
@@ -66,9 +67,9 @@ assert MESSAGE.size == 28
 SEND_START = struct.Struct("<IQBBHQ")
 """A SEND's record header without its CRC, and the seq: what the leader puts before the rest."""
 assert SEND_START.size == RECORD_REST.size + SEQ.size
-MESSAGE_READ = struct.Struct("<8xQB3xQI2xHIQ8x")
-"""What a reader needs of a whole SEND: LSN, type, seq, destination id, bytes of the message id and of the headers,
-sent at."""
+MESSAGE_READ = struct.Struct("<8xQB3xQIBxHIQQ")
+"""What a reader needs of a whole SEND: LSN, type, seq, destination id, priority, bytes of the message id and of the
+headers, sent at, expires at."""
 assert MESSAGE_READ.size == RECORD_HEADER.size + SEQ.size + MESSAGE.size
 
 ACK_PAYLOAD = struct.Struct("<IIQ")
@@ -91,13 +92,32 @@ DECLARATION_BYTES_MAX: Final = RECORD_HEADER.size + DESTINATION_PAYLOAD.size + N
 GONE_PAYLOAD = struct.Struct("<I")
 """Destination id: all its messages are dead, and the id needs a new DESTINATION before it is used again."""
 
-DEFAULT_PRIORITY: Final = 4
+SUBSCRIBE_PAYLOAD = struct.Struct("<IIQBHHI")
+"""Destination id, subscription id, start (the seq after which messages are for it), flags, bytes of client, name and
+selector. Then these three in UTF-8."""
+assert SUBSCRIBE_PAYLOAD.size == 25
+NO_LOCAL: Final = 1
+HAS_SELECTOR: Final = 2
+CLIENT_BYTES_MAX: Final = 1024
+"""Of a client, and of a subscription's name."""
+SELECTOR_BYTES_MAX: Final = 64 * 1024
+
+UNSUBSCRIBE_PAYLOAD = struct.Struct("<II")
+"""Destination id, subscription id."""
+DELIVERED_PAYLOAD = struct.Struct("<IIQI")
+"""Destination id, subscription id (0: a queue), seq, how often it has come back."""
+assert DELIVERED_PAYLOAD.size == 20
+DELIVERIES_MAX: Final = (1 << 32) - 1
 
 SEND_OVERHEAD: Final = RECORD_HEADER.size + SEQ.size + MESSAGE.size
 """Bytes of a send in the journal beside message id, headers and body."""
 ACK_BYTES: Final = RECORD_HEADER.size + ACK_PAYLOAD.size
 RANGE_BYTES: Final = RECORD_HEADER.size + RANGE_PAYLOAD.size
 GONE_BYTES: Final = RECORD_HEADER.size + GONE_PAYLOAD.size
+DELIVERED_BYTES: Final = RECORD_HEADER.size + DELIVERED_PAYLOAD.size
+UNSUBSCRIBE_BYTES: Final = RECORD_HEADER.size + UNSUBSCRIBE_PAYLOAD.size
+BRANCH_ACK_BYTES: Final = max(ACK_BYTES, DELIVERED_BYTES)
+"""An ack in a prepared branch: its commit writes the ack, its rollback that the message has come back."""
 OUTCOME_BYTES: Final = RECORD_HEADER.size + TRANSACTION_BYTES
 """COMMIT and ROLLBACK: the transaction's id. A PREPARE's payload begins with it; the rest is transactions.py's."""
 

@@ -1,6 +1,7 @@
 """The index: which messages are there and where, in LMDB. Derived from the journal alone (rules X1 to X5).
 
-    messages       destination id, order, seq (big-endian)  ->  LSN, offset in the segment, length of the record
+    messages and what belongs to them: rows.py
+    subscriptions  number                                   ->  topic, client, name, selector, no_local, start, slot, count
     segments       number                                   ->  base LSN, last LSN, end, live, live bytes, dead bits
     destinations   id                                       ->  kind, name, messages, bytes
     duplicates     seq                                      ->  destination id, message id
@@ -17,7 +18,6 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,31 +26,24 @@ import msgspec
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
-from ..delivery import PLAIN_ORDERS, Feed
+from ..base import Subscription
 from ..files import fill_lmdb, is_cut_short, open_lmdb
 from . import format as f
 from .batch import Entry
-from .destinations import DestinationState, Place
+from .destinations import DestinationState, SubscriptionState
+from .rows import ID, KEY, PLACE, SEQ_END, TABLES, Rows
 from .segment import Segment, SegmentTable
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAP_BYTES: Final = 1 << 30
 """The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
 MAP_FULL_PERCENT: Final = 70
 
-KEY = struct.Struct(">IBQ")
-KEY_SEQ = struct.Struct(">5xQ")
-PREFIX_BYTES: Final = 5
-"""What the keys of one destination's messages share."""
-PLACE = struct.Struct("<QII")
 NUMBER = struct.Struct(">Q")
-ID = struct.Struct(">I")
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
-ORDER: Final = 0
-"""The order byte of every key: one order until stores know priorities."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +64,9 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     snapshot: tuple[int, int]
     clean: bool
     """The store was closed in order, and nothing has been written since."""
+    next_subscription: int = 1
+    priorities: bool = False
+    """The store's option: the index is made for it."""
 
 
 class IndexBrokenError(Exception):
@@ -80,8 +76,9 @@ class IndexBrokenError(Exception):
 class Index:
     """One index file, open. Every method is called under the store's index lock."""
 
-    def __init__(self, path: Path, store_id: bytes, duplicate_limit: int) -> None:
+    def __init__(self, path: Path, store_id: bytes, duplicate_limit: int, priorities: bool = False) -> None:
         self.path = path
+        self.priorities = priorities
         self._store_id = store_id
         self._duplicate_limit = duplicate_limit
         self._env: Any = None
@@ -90,8 +87,10 @@ class Index:
         self.states: dict[int, DestinationState] = {}
         self.by_destination: dict[Destination, DestinationState] = {}
         self.next_destination = 1
-        self.messages = self.bytes = 0
-        """Of all destinations."""
+        self.subscribers: dict[int, SubscriptionState] = {}
+        """By number; also those that an earlier checkpoint does not know."""
+        self.next_subscription = 1
+        self.rows = Rows(priorities, self.states, self._bury)
         self._duplicates = 0
         self.transactions = 0
         """Prepared, or committed and not forgotten."""
@@ -109,7 +108,7 @@ class Index:
         if is_cut_short(self.path):
             raise IndexBrokenError("its file is cut short")
         try:
-            self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=6)
+            self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=TABLES + 6)
             self._begin()
             packed = self._txn.get(b"checkpoint", db=self._state_db)
         except lmdb.Error as error:
@@ -123,24 +122,31 @@ class Index:
             raise IndexBrokenError(f"its checkpoint does not parse: {error}") from error
         if checkpoint.version != VERSION or checkpoint.store_id != self._store_id:
             raise IndexBrokenError("it is of another version or of another store")
+        if checkpoint.priorities != self.priorities:
+            raise IndexBrokenError("the store's option `priorities` has changed")
         self.checkpointed = checkpoint
         return checkpoint
 
     def _begin(self) -> None:
         env = self._env
-        self._messages_db = env.open_db(b"messages")
+        self.rows.open(env)
+        self._subscriptions_db = env.open_db(b"subscriptions")
         self._segments_db = env.open_db(b"segments")
         self._destinations_db = env.open_db(b"destinations")
         self._duplicates_db = env.open_db(b"duplicates")
         self._transactions_db = env.open_db(b"transactions")
         self._state_db = env.open_db(b"state")
-        self._txn = env.begin(write=True, buffers=False)
+        self._begin_transaction()
+
+    def _begin_transaction(self) -> None:
+        self._txn = self._env.begin(write=True, buffers=False)
+        self.rows.lend(self._txn)
 
     def abort(self) -> None:
         """Back to the checkpoint, on disk's side; `load` does memory's."""
         if self._txn is not None:
             self._txn.abort()
-        self._txn = self._env.begin(write=True, buffers=False)
+        self._begin_transaction()
         # An interrupted checkpoint may have reached the file: what it says counts, not what we remember.
         self.checkpointed = msgspec.msgpack.decode(self._txn.get(b"checkpoint", db=self._state_db), type=Checkpoint)
 
@@ -165,14 +171,12 @@ class Index:
             kind, name, count, size = msgspec.msgpack.decode(value)
             number = ID.unpack(key)[0]
             known[number] = self._state(number, Destination(Kind(kind), name), count, size)
-        self.messages = self.bytes = 0
-        for state in known.values():
-            self.messages += state.count
-            self.bytes += state.bytes
         for number, state in self.states.items():
             if number not in known:  # declared after the checkpoint: the replay counts anew
                 state.count = state.bytes = 0
                 state.named = False
+        self._load_subscriptions()
+        self.rows.load()
         for segment in segments:
             row = txn.get(NUMBER.pack(segment.number), db=self._segments_db)
             known_end, segment.live, segment.live_bytes, dead = (
@@ -185,7 +189,22 @@ class Index:
         self.transactions = txn.stat(self._transactions_db)["entries"]
         if self.checkpointed is not None:
             self.next_destination = max(self.next_destination, self.checkpointed.next_destination)
+            self.next_subscription = max(self.next_subscription, self.checkpointed.next_subscription)
         self.operations = 0
+
+    def _load_subscriptions(self) -> None:
+        """Each is the same object as before: what is held for it is not the index's."""
+        for state in self.states.values():
+            state.subscribers, state.mask, state.newest = {}, 0, 0
+        for key, value in self._txn.cursor(db=self._subscriptions_db):
+            destination, client, name, selector, no_local, start, slot, count = msgspec.msgpack.decode(value)
+            number, state = ID.unpack(key)[0], self.states[destination]
+            known = self.subscribers.get(number)
+            if known is None:
+                subscription = Subscription(state.destination, name, client, selector, no_local)
+                known = self.subscribers[number] = SubscriptionState(number, state, subscription, start)
+            known.bit, known.count, known.changed = 1 << slot, count, False
+            state.join(known)
 
     def _state(self, number: int, destination: Destination, count: int = 0, size: int = 0) -> DestinationState:
         state = self.states.get(number)
@@ -222,50 +241,83 @@ class Index:
         """Apply one batch, in order. `segment` is where it was written."""
         puts: list[tuple[bytes, bytes]] = []
         pack_key, pack_place = KEY.pack, PLACE.pack
-        live = live_bytes = 0
+        live_bytes = 0
         for entry in entries:
             kind = entry[0]
             if kind == f.SEND:
-                _, state, seq, lsn, offset, length, key = entry
-                puts.append((pack_key(state.id, ORDER, seq), pack_place(lsn, offset, length)))
+                _, state, seq, lsn, offset, length, key, extra = entry
+                if key is not None:
+                    self.remember(key, seq)
+                row = pack_place(lsn, offset, length)
+                if extra is not None or state.is_topic:
+                    more = self.rows.more(state, seq, extra)
+                    if more is None:
+                        segment.bury(lsn)
+                        self.emptied = self.emptied or not segment.live
+                        continue
+                    row += more
+                puts.append((pack_key(state.id, seq), row))
                 state.count += 1
                 state.bytes += length
                 state.changed = True
-                live += 1
                 live_bytes += length
-                if key is not None:
-                    self.remember(key, seq)
                 continue
             if puts:
-                self._put(puts, segment, live, live_bytes)
-                puts, live, live_bytes = [], 0, 0
+                self.rows.put(puts, segment, live_bytes)
+                puts, live_bytes = [], 0
             if kind == f.ACK:
-                self._kill(entry[1], entry[2], table)
-            elif kind == f.ACK_RANGE:
-                self._kill_range(entry[1], entry[2], entry[3], table)
-            elif kind == f.DESTINATION:
-                entry[1].changed = entry[1].named = True
-            elif kind == f.PREPARE:
-                self._prepare(entry, segment)
-            elif kind in (f.COMMIT, f.ROLLBACK):
-                self._settle(entry[1], kind == f.COMMIT, table)
+                _, state, seq, number = entry
+                if number:
+                    self.rows.ack_for(state, seq, number, table)
+                else:
+                    self.rows.kill(state, seq, table)
             else:
-                self._remove(entry[1], table)
+                self._apply_other(entry, segment, table)
         if puts:
-            self._put(puts, segment, live, live_bytes)
+            self.rows.put(puts, segment, live_bytes)
         self.operations += len(entries)
 
-    def _put(self, puts: list[tuple[bytes, bytes]], segment: Segment, live: int, live_bytes: int) -> None:
-        if len(puts) == 1:
-            self._txn.put(*puts[0], db=self._messages_db)
+    def _apply_other(self, entry: Entry, segment: Segment, table: SegmentTable) -> None:
+        kind = entry[0]
+        if kind == f.ACK_RANGE:
+            _, state, first, last, number = entry
+            self.rows.ack_range(state, first, last, number, table)
+        elif kind == f.DESTINATION:
+            entry[1].changed = entry[1].named = True
+        elif kind == f.DELIVERED:
+            _, state, seq, number, count = entry
+            self.rows.delivered(state, number, seq, count)
+        elif kind == f.SUBSCRIBE:
+            self.subscribe(entry[2])
+        elif kind == f.UNSUBSCRIBE:
+            self._unsubscribe(entry[1], entry[2], table)
+        elif kind == f.PREPARE:
+            self._prepare(entry, segment)
+        elif kind in (f.COMMIT, f.ROLLBACK):
+            self._settle(entry[1], kind == f.COMMIT, table)
         else:
-            with self._txn.cursor(db=self._messages_db) as cursor:
-                cursor.putmulti(puts)
-        self.messages += live
-        self.bytes += live_bytes
-        segment.live += live
-        segment.live_bytes += live_bytes
-        segment.changed = True
+            self._remove(entry[1], table)
+
+    def subscribe(self, known: SubscriptionState) -> None:
+        """A subscription begins. One that was there before the index went back to a checkpoint is the same again."""
+        known = self.subscribers.setdefault(known.number, known)
+        state = known.state
+        known.bit, known.count, known.changed = 1 << state.free_slot(), 0, True
+        state.join(known)
+        self.rows.begin(known)
+        self.next_subscription = max(self.next_subscription, known.number + 1)
+
+    def _unsubscribe(self, state: DestinationState, number: int, table: SegmentTable) -> None:
+        """It has acked all, so to speak."""
+        known = state.subscribers.get(number)
+        if known is not None:
+            self.rows.ack_range(state, 0, SEQ_END, number, table)
+            self._drop(known)
+
+    def _drop(self, known: SubscriptionState) -> None:
+        known.state.leave(known)
+        self.subscribers.pop(known.number, None)
+        self._txn.delete(ID.pack(known.number), db=self._subscriptions_db)
 
     def _prepare(self, entry: Entry, segment: Segment) -> None:
         """The record of a prepared branch retains its segment as a live message does."""
@@ -301,20 +353,6 @@ class Index:
                 self._txn.delete(transaction, db=self._transactions_db)
                 self.transactions -= 1
 
-    def _kill(self, state: DestinationState, seq: int, table: SegmentTable) -> None:
-        value = self._txn.pop(KEY.pack(state.id, ORDER, seq), db=self._messages_db)
-        if value is not None:
-            self._dead(state, value, table)
-
-    def _dead(self, state: DestinationState, value: bytes, table: SegmentTable) -> None:
-        lsn, _, length = PLACE.unpack(value)
-        self._bury(lsn, length, state.destination, table)
-        self.messages -= 1
-        self.bytes -= length
-        state.count -= 1
-        state.bytes -= length
-        state.changed = True
-
     def _bury(self, lsn: int, length: int, what: object, table: SegmentTable) -> None:
         """A record is live no more."""
         segment = table.find(lsn)
@@ -324,21 +362,10 @@ class Index:
         if not segment.live and segment.end is not None:
             self.emptied = True
 
-    def _kill_range(self, state: DestinationState, first: int, last: int, table: SegmentTable) -> int:
-        killed = 0
-        with self._txn.cursor(db=self._messages_db) as cursor:
-            found = cursor.set_range(KEY.pack(state.id, ORDER, first))
-            while found:
-                number, order, seq = KEY.unpack(cursor.key())
-                if number != state.id or order != ORDER or seq > last:
-                    break
-                self._dead(state, cursor.value(), table)
-                killed += 1
-                found = cursor.delete() and bool(cursor.key())
-        return killed
-
     def _remove(self, state: DestinationState, table: SegmentTable) -> None:
-        self._kill_range(state, 0, (1 << 64) - 1, table)
+        self.rows.ack_range(state, 0, SEQ_END, 0, table)
+        for known in state.subscribers.values():
+            self._drop(known)
         self._txn.delete(ID.pack(state.id), db=self._destinations_db)
         self._forget_duplicates(state.id)
         state.changed = state.named = False
@@ -387,6 +414,10 @@ class Index:
                     (state.destination.kind.value, state.destination.name, state.count, state.bytes)
                 )
                 txn.put(ID.pack(state.id), packed, db=self._destinations_db)
+        for known in list(self.subscribers.values()):
+            if known.changed and known.bit & known.state.mask:
+                known.changed = False
+                txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
         txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)
         self.commit_partial()
         self.checkpointed = checkpoint
@@ -399,42 +430,10 @@ class Index:
         info = self._env.info()
         if (info["last_pgno"] + 1) * self._env.stat()["psize"] * 100 > info["map_size"] * MAP_FULL_PERCENT:
             self._env.set_mapsize(2 * info["map_size"])
-        self._txn = self._env.begin(write=True, buffers=False)
+        self._begin_transaction()
         self.operations = 0
 
     # Asking
-
-    def orders(self, feed: Feed) -> tuple[int, ...]:
-        return PLAIN_ORDERS
-
-    def fetch(self, feed: Feed, order: int, after: int, limit: int) -> list[Place]:
-        return self.scan(feed.owner, after, limit)
-
-    def deliveries(self, feed: Feed, seq: int) -> int:
-        return 0
-
-    def expired(self, now: int) -> Iterator[tuple[tuple[Feed, ...], Place]]:
-        return iter(())
-
-    def spent(self, least: int) -> Iterator[tuple[Feed, int]]:
-        return iter(())
-
-    def scan(self, state: DestinationState, after: int, count: int) -> list[Place]:
-        """Up to `count` messages of a destination by seq, from the one after seq `after`."""
-        start = KEY.pack(state.id, ORDER, after + 1)
-        with self._txn.cursor(db=self._messages_db) as cursor:
-            if not cursor.set_range(start):
-                return []
-            rows = list(islice(cursor.iternext(), count))
-        prefix = start[:PREFIX_BYTES]
-        while rows and not rows[-1][0].startswith(prefix):
-            rows.pop()  # of the next destination
-        unpack_seq, unpack_place = KEY_SEQ.unpack, PLACE.unpack
-        return [(0, *unpack_seq(key), 0, *unpack_place(value)) for key, value in rows]
-
-    def place(self, feed: Feed, seq: int) -> Place | None:
-        value = self._txn.get(KEY.pack(feed.owner.id, ORDER, seq), db=self._messages_db)
-        return None if value is None else (0, seq, 0, *PLACE.unpack(value))
 
     def prepared(self) -> list[tuple[bytes, tuple[int, int, int]]]:
         """Transaction and (LSN, offset, length) of each that waits for its outcome; oldest first."""
@@ -446,17 +445,20 @@ class Index:
         with self._txn.cursor(db=self._transactions_db) as cursor:
             return [bytes(key) for key, place in cursor if not place]
 
-    def all_places(self) -> Iterator[tuple[int, Place]]:
-        """Destination id and place of every message, for checking."""
-        with self._txn.cursor(db=self._messages_db) as cursor:
-            for key, value in cursor.iternext():
-                number, _, seq = KEY.unpack(key)
-                yield number, (0, seq, 0, *PLACE.unpack(value))
-
 
 def _segment_row(row: tuple[int, int, int, int, int, bytes]) -> bytes:
     base_lsn, last_lsn, end, live, live_bytes, dead = row
     return msgspec.msgpack.encode((base_lsn, last_lsn, end, live, live_bytes, dead.rstrip(b"\0")))
+
+
+def _subscription_row(known: SubscriptionState) -> bytes:
+    subscription = known.subscription
+    return msgspec.msgpack.encode(
+        (
+            known.state.id, subscription.client_id, subscription.name, subscription.selector, subscription.no_local,
+            known.start, known.bit.bit_length() - 1, known.count,
+        )
+    )  # fmt: skip
 
 
 def is_of_index(error: Exception) -> bool:

@@ -11,8 +11,9 @@ import msgspec
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import MessageTooLargeError
-from ..base import Headers, Message, Store, encoded_id, plain_body, plain_headers
-from ..delivery import Feed
+from .. import delivery
+from ..base import DEFAULT_PRIORITY, Headers, Message, Store, encoded_id, plain_body, plain_headers, require_order
+from ..delivery import Feed, Note
 from . import format as f
 from .destinations import LENGTH, OFFSET, DestinationState, Place
 from .segment import Segment
@@ -29,18 +30,27 @@ _unpack_crc = f.CRC.unpack_from
 
 
 def encode(
-    state: DestinationState, body: bytes, headers: Headers | None, message_id: str | None, limit: int
+    state: DestinationState,
+    body: bytes,
+    headers: Headers | None,
+    message_id: str | None,
+    limit: int,
+    priority: int = DEFAULT_PRIORITY,
+    expires_at_ms: int = 0,
 ) -> tuple[bytes, tuple[int, bytes] | None]:
     """What follows the seq in a SEND's payload, and the message's key in the duplicate window.
 
     Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id or
     a value that has no place in the format, and MessageTooLargeError.
     """
+    if priority != DEFAULT_PRIORITY or expires_at_ms:
+        require_order(priority, expires_at_ms)
+    now = time.time_ns() // 1_000_000
     if not isinstance(body, bytes):
         body = plain_body(body)
     packed = _pack_headers(headers) if headers else b""
     if message_id is None:
-        start = f.MESSAGE.pack(state.id, f.DEFAULT_PRIORITY, 0, 0, len(packed), time.time_ns() // 1_000_000, 0)
+        start = f.MESSAGE.pack(state.id, priority, 0, 0, len(packed), now, expires_at_ms)
         rest = start + packed + body if packed else start + body
         key = None
     else:
@@ -49,7 +59,7 @@ def encode(
             raise ValueError(
                 f"message_id {message_id[:40]!r} takes {len(name)} bytes; 1 to {MESSAGE_ID_BYTES_MAX} are allowed"
             )
-        start = f.MESSAGE.pack(state.id, f.DEFAULT_PRIORITY, 0, len(name), len(packed), time.time_ns() // 1_000_000, 0)
+        start = f.MESSAGE.pack(state.id, priority, 0, len(name), len(packed), now, expires_at_ms)
         rest = b"".join((start, name, packed, body))
         key = (state.id, name)
     if len(rest) > limit:
@@ -71,33 +81,44 @@ def _pack_headers(headers: Headers) -> bytes:
 
 
 def decode(
-    store: Store, state: DestinationState, seed: int, place: Place, record: bytes, feed: Feed | None
+    store: Store,
+    state: DestinationState,
+    seed: int,
+    place: Place,
+    record: bytes,
+    note: Note | None,
+    deliveries: int = 0,
 ) -> Message | None:
-    """The message in `record`, which was read at `place`; None if it is not there (damage, or a file used again)."""
+    """The message in `record`, which was read at `place`; None if it is not there (damage, or a file used again).
+    `note`: the feed or feeds it is leased for; None if it is only looked at. `deliveries`: how often it has come back.
+    """
     _, seq, _, lsn, offset, length = place
     if len(record) != length or length < _MESSAGE_AT or _unpack_crc(record)[0] != crc32c(seed ^ offset, record[4:]):
         return None
-    found_lsn, kind, found_seq, number, id_bytes, headers_bytes, timestamp_ms = _unpack(record)
+    found_lsn, kind, found_seq, number, priority, id_bytes, headers_bytes, timestamp_ms, expires = _unpack(record)
     if found_seq != seq or found_lsn != lsn or kind != f.SEND or number != state.id:
         return None
-    if not id_bytes and not headers_bytes:
-        return Message(
-            store, state.destination, seq, record[_MESSAGE_AT:], {}, None, timestamp_ms, feed is not None, feed
-        )
-    at = _MESSAGE_AT + id_bytes
-    message_id = record[_MESSAGE_AT:at].decode() if id_bytes else None
-    headers = _decode_headers(record[at : at + headers_bytes]) if headers_bytes else {}
-    return Message(
-        store,
-        state.destination,
-        seq,
-        record[at + headers_bytes :],
-        headers,
-        message_id,
-        timestamp_ms,
-        feed is not None,
-        feed,
-    )
+    message_id, at = None, _MESSAGE_AT + id_bytes
+    headers: dict[str, Any] = {}
+    if id_bytes:
+        message_id = record[_MESSAGE_AT:at].decode()
+    if headers_bytes:
+        headers = _decode_headers(record[at : at + headers_bytes])
+        at += headers_bytes
+    leased = note is not None
+    message = Message(
+        store, state.destination, seq, record[at:], headers, message_id, timestamp_ms, leased, note, priority, expires,
+        deliveries + leased,
+    )  # fmt: skip
+    if type(note) is Feed:
+        message.subscription = note.key
+    return message
+
+
+def order_of(rest: bytes, priorities: bool) -> tuple[int, int] | None:
+    """Order and expiry (ms) of a message that `encode` made; None where nobody needs to know either."""
+    _, priority, _, _, _, _, expires = f.MESSAGE.unpack_from(rest)
+    return (delivery.order_of(priority, priorities), expires) if priorities or expires else None
 
 
 def key_of(state: DestinationState, rest: bytes) -> tuple[int, bytes] | None:

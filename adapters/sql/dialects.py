@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import event
+from sqlalchemy import BigInteger, event, text
 from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
@@ -61,3 +64,49 @@ def _postgresql_connect(connection: Any, _record: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = on")
     connection.commit()
+
+
+# The lease's ---------------------------------------------------------------------------------------------------------
+
+LEASED: Final = ("postgresql", "sqlite")
+"""Databases that can keep a lease: those whose clock is known."""
+
+
+class now_ms(FunctionElement[int]):  # noqa: N801  as SQL writes it
+    """The clock of the database, not the transaction's beginning: milliseconds since the epoch."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "postgresql")
+def _postgresql_now(*_: Any, **__: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+@compiles(now_ms, "sqlite")
+def _sqlite_now(*_: Any, **__: Any) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+
+def wait_for_locks(connection: Connection, seconds: float) -> None:
+    """The most that this transaction waits for another one to end. SQLite has BUSY_SECONDS."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SET LOCAL lock_timeout = {max(1, round(seconds * 1000))}"))
+
+
+def is_locked(error: Exception) -> bool:
+    """Whether it has waited that long."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == "55P03"
+
+
+def end_idle_transactions(engine: Engine, seconds: float) -> None:
+    """The database ends a transaction whose process stands still: who takes over waits for its locks."""
+
+    def connected(connection: Any, _record: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET idle_in_transaction_session_timeout = {max(1, round(seconds * 1000))}")
+        connection.commit()
+
+    if engine.dialect.name == "postgresql":
+        event.listen(engine, "connect", connected)

@@ -73,17 +73,17 @@ def open_engine(options: SqlOptions, directory: Path) -> Engine:
             "keepalive_statement": options.keepalive_statement,
             "response_timeout": options.response_timeout,
         }
-    engine = _engine(url, poolclass=KeptPool, **pool)
+    engine = _engine(url, options, poolclass=KeptPool, **pool)
     _engines.add(engine)
     return engine
 
 
 def open_single(options: SqlOptions, directory: Path) -> Engine:
     """An engine that has no pool: each connection is one of its own, closed by who opened it."""
-    return _engine(database_url(options, directory), poolclass=NullPool)
+    return _engine(database_url(options, directory), options, poolclass=NullPool)
 
 
-def _engine(url: URL, **pool: Any) -> Engine:
+def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
     try:
         engine = create_engine(url, hide_parameters=True, connect_args=dialects.connect_args(url), **pool)
     except NoSuchModuleError:
@@ -96,6 +96,12 @@ def _engine(url: URL, **pool: Any) -> Engine:
     except (ArgumentError, TypeError, ValueError) as error:
         raise ConfigError([f"{shown_url(url)}: {scrubbed(str(error), url)}"]) from None
     dialects.configure(engine)
+    if options.lease_expiration is not None:
+        if url.get_backend_name() not in dialects.LEASED:
+            raise ConfigError(
+                [f"lease_expiration: {shown_url(url)}: leases are kept on {' and '.join(dialects.LEASED)}"]
+            )
+        dialects.end_idle_transactions(engine, options.lease_expiration)
     return engine
 
 
