@@ -110,3 +110,39 @@ def end_idle_transactions(engine: Engine, seconds: float) -> None:
 
     if engine.dialect.name == "postgresql":
         event.listen(engine, "connect", connected)
+
+
+# What errors mean ----------------------------------------------------------------------------------------------------
+
+
+def _codes(error: SQLAlchemyError) -> tuple[str, str]:
+    """SQLite's name of the error and PostgreSQL's SQLSTATE, as far as there are any."""
+    original = getattr(error, "orig", None)
+    return str(getattr(original, "sqlite_errorname", "")), str(getattr(original, "sqlstate", None) or "")
+
+
+def is_full(error: SQLAlchemyError) -> bool:
+    """Whether nothing more fits into the database. What was asked took no effect."""
+    name, state = _codes(error)
+    return name == "SQLITE_FULL" or state == "53100"
+
+
+def is_operational(error: SQLAlchemyError) -> bool:
+    """Whether it is the database's trouble, and passes, rather than that of what was asked."""
+    return isinstance(error, OperationalError | InterfaceError)
+
+
+def is_data(error: SQLAlchemyError) -> bool:
+    """Whether one of the values was wrong, so that the others would do."""
+    return isinstance(error, DataError | StatementError) and not is_operational(error)
+
+
+def is_collision(error: SQLAlchemyError) -> bool:
+    """Whether the same would do if it were tried again at once: it met another transaction."""
+    return _codes(error)[1] in ("40001", "40P01")
+
+
+def is_of_the_disk(error: SQLAlchemyError) -> bool:
+    """Whether a disk of ours has failed, so that what was written before may be lost too: SQLite alone tells."""
+    name, _ = _codes(error)
+    return name.startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB"))

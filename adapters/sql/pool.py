@@ -49,11 +49,15 @@ def shown_url(url: URL) -> str:
 
 def scrubbed(text: str, url: URL) -> str:
     """A driver's words without the secrets of the URL, should it echo one."""
-    query = [(name, value) for name, values in url.normalized_query.items() for value in values]
-    secrets = [value for name, value in query if any(part in name.lower() for part in _SECRET)]
-    for secret in (str(url.password or ""), *secrets):
+    for secret in (str(url.password or ""), *_secrets(url).values()):
         text = text.replace(secret, _MASK) if secret else text
     return text
+
+
+def _secrets(url: URL) -> dict[str, str]:
+    """What is secret in the URL's query. SQLAlchemy hides the password alone."""
+    query = {name: values[-1] for name, values in url.normalized_query.items()}
+    return {name: value for name, value in query.items() if any(part in name.lower() for part in _SECRET)}
 
 
 def open_engine(options: SqlOptions, directory: Path) -> Engine:
@@ -84,8 +88,11 @@ def open_single(options: SqlOptions, directory: Path) -> Engine:
 
 
 def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
+    secrets = _secrets(url)
+    arguments = {**dialects.connect_args(url), **secrets}
     try:
-        engine = create_engine(url, hide_parameters=True, connect_args=dialects.connect_args(url), **pool)
+        shown = url.difference_update_query(secrets)
+        engine = create_engine(shown, hide_parameters=True, connect_args=arguments, **pool)
     except NoSuchModuleError:
         raise ConfigError([f"SQLAlchemy knows no databases of the kind {url.drivername!r}: {shown_url(url)}"]) from None
     except ModuleNotFoundError as error:
