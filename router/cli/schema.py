@@ -1,22 +1,253 @@
-"""`anabranch schema`: the JSON Schema of the configuration file."""
+"""`anabranch schema`: the JSON Schema of the configuration file, and the tables of SQL stores."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from ...policies.config import json_schema
+from ...policies.config import json_schema, load
+from ...policies.errors import ConfigError, MissingExtraError
+from ...policies.options import SqlOptions
 from .output import echo_json, json_option
 
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
 
-@click.command()
+    from ...adapters.sql.schema import Schema
+
+DIALECTS = ("postgresql", "sqlite")
+
+
+@click.group(invoke_without_command=True)
 @json_option
-def command(as_json: bool) -> None:
-    """Print the configuration file's JSON Schema.
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Print the configuration file's JSON Schema, or see to the tables of SQL stores.
 
-    For editors: completion, descriptions, most mistakes while typing. It is JSON with or without --json.
+    Without a command: the JSON Schema, for editors: completion, descriptions, most mistakes while typing. It is JSON
+    with or without --json.
 
     \b
     Example:
       anabranch schema > stores.schema.json
+      anabranch schema print --dialect postgresql > tables.sql
+      anabranch schema create --config stores.yaml --store ledger
+    """
+    if ctx.invoked_subcommand is None:
+        echo_json(json_schema())
+
+
+@command.command("config")
+@json_option
+def config_schema(as_json: bool) -> None:
+    """Print the configuration file's JSON Schema.
+
+    \b
+    Example:
+      anabranch schema config > stores.schema.json
     """
     echo_json(json_schema())
+
+
+def _which(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which tables are meant."""
+    for option in (
+        click.option("--prefix", metavar="PREFIX", help="What stands before the tables' names, instead."),
+        click.option(
+            "--url",
+            envvar="ANABRANCH_URL",
+            metavar="URL",
+            help="A database, instead of a configuration; better in the variable ANABRANCH_URL if it has a password.",
+        ),
+        click.option("--store", "store_name", metavar="NAME", help="Which of its SQL stores, if there are several."),
+        click.option(
+            "--config", "-c", "config_path", type=click.Path(path_type=Path), help="The configuration that names it."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command("print")
+@click.option(
+    "--dialect", type=click.Choice(DIALECTS), help="The database's kind, if neither a store nor a URL tells it."
+)
+@click.option("--drop", "dropping", is_flag=True, help="What removes the tables, instead of what makes them.")
+@_which
+@json_option
+def print_script(
+    dialect: str | None,
+    dropping: bool,
+    config_path: Path | None,
+    store_name: str | None,
+    url: str | None,
+    prefix: str | None,
+    as_json: bool,
+) -> None:
+    """Print the SQL that makes the tables of a store.
+
+    Connects to nothing.
+
+    \b
+    Example:
+      anabranch schema print --dialect postgresql --prefix mq.
+      anabranch schema print --config stores.yaml --store ledger
+    """
+    options, directory = _options(config_path, store_name, url, prefix)
+    script, tables = _script(), _tables(options)
+    from ...adapters.sql.pool import database_url
+
+    given = dialect is None or url is not None or config_path is not None
+    kind = database_url(options, directory).get_backend_name() if given else dialect
+    if given and dialect is None and url is None and config_path is None:
+        raise click.UsageError("give --dialect, --config or --url")
+    if kind not in DIALECTS or (dialect is not None and dialect != kind):
+        raise click.UsageError(f"the database is of the kind {kind}; scripts are for {' and '.join(DIALECTS)}")
+    made: list[str] = (
+        script.drop_script(tables, kind) if dropping else script.create_script(tables, kind, options.priorities)
+    )
+    if as_json:
+        echo_json({"dialect": kind, "statements": made})
+    else:
+        click.echo("\n\n".join(f"{statement};" for statement in made))
+
+
+@command.command("create")
+@_which
+@json_option
+def create(
+    config_path: Path | None, store_name: str | None, url: str | None, prefix: str | None, as_json: bool
+) -> None:
+    """Make the tables of a store that are missing.
+
+    They belong to nobody until a store is opened on them for the first time.
+
+    \b
+    Example:
+      anabranch schema create --config stores.yaml --store ledger
+    """
+    with _connected(config_path, store_name, url, prefix) as (connection, tables, options):
+        made = _script().create(connection, tables, options.priorities)
+        connection.commit()
+    if as_json:
+        echo_json({"created": made})
+    else:
+        click.echo(f"Made {', '.join(made)}." if made else "All of them were there.")
+
+
+@command.command("drop")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Also if messages are there, or another node is at work on them.")
+@_which
+@json_option
+def drop(
+    yes: bool,
+    force: bool,
+    config_path: Path | None,
+    store_name: str | None,
+    url: str | None,
+    prefix: str | None,
+    as_json: bool,
+) -> None:
+    """Remove the tables of a store, with all that is in them.
+
+    Asks first. With messages or prepared transactions in them it refuses.
+
+    \b
+    Example:
+      anabranch schema drop --config stores.yaml --store ledger
+    """
+    with _connected(config_path, store_name, url, prefix) as (connection, tables, _):
+        held = _script().held(connection, tables)
+        connection.rollback()
+        where = _shown(connection)
+        lost = f"{held.messages:,} messages and {held.prepared:,} prepared transactions"
+        if held.owner is not None and not force:
+            raise ConfigError([f"the tables of {where} are in use by {held.owner}; close it there, or give --force"])
+        if (held.messages or held.prepared) and not force:
+            raise ConfigError([f"the tables of {where} hold {lost}; receive them first, or give --force to lose them"])
+        if not yes:
+            click.confirm(f"Remove the tables of {where}, with {lost}?", abort=True, err=True)
+        gone = _script().drop(connection, tables)
+        connection.commit()
+    if as_json:
+        echo_json({"dropped": gone, "messages": held.messages, "prepared": held.prepared})
+    else:
+        click.echo(f"Removed {', '.join(gone)}." if gone else "There were none.")
+
+
+# Which tables are meant ----------------------------------------------------------------------------------------------
+
+
+def _options(
+    config_path: Path | None, store_name: str | None, url: str | None, prefix: str | None
+) -> tuple[SqlOptions, Path]:
+    """The options of the store that is meant, and its directory. Raises ConfigError."""
+    if config_path is None:
+        given: dict[str, Any] = {"url": url, **({} if prefix is None else {"schema_prefix": prefix})}
+        return SqlOptions(**given), Path()
+    if url is not None or prefix is not None:
+        raise click.UsageError("give either --config, or --url and --prefix")
+    config = load(config_path)
+    stores = {store.name: store for store in config.stores if isinstance(store.options, SqlOptions)}
+    if store_name is None and len(stores) == 1:
+        store_name = next(iter(stores))
+    if store_name not in stores:
+        there = f"its SQL stores are {', '.join(stores)}" if stores else "it has no SQL stores"
+        raise ConfigError([f"{config_path}: {'--store is missing' if store_name is None else store_name!r}; {there}"])
+    store = stores[store_name]
+    options = store.options
+    assert isinstance(options, SqlOptions)
+    if options.url is None:
+        raise ConfigError([f"store {store_name!r} has its tables in its own directory; they come and go with that"])
+    return options, store.directory or config.directory
+
+
+@contextmanager
+def _connected(
+    config_path: Path | None, store_name: str | None, url: str | None, prefix: str | None
+) -> Iterator[tuple[Connection, Schema, SqlOptions]]:
+    """A connection to the database that is meant. Its errors show no password."""
+    if config_path is None and url is None:
+        raise click.UsageError("give --config or --url")
+    options, directory = _options(config_path, store_name, url, prefix)
+    tables = _tables(options)
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from ...adapters.sql.database import Database
+    from ...adapters.sql.dialects import WRITES
+    from ...adapters.sql.pool import open_single
+
+    engine = open_single(options, directory)
+    try:
+        with engine.connect().execution_options(**{WRITES: True}) as connection:
+            yield connection, tables, options
+    except SQLAlchemyError as error:
+        raise Database(store_name or "--url", engine).error(error) from None
+    finally:
+        engine.dispose()
+
+
+def _shown(connection: Connection) -> str:
+    from ...adapters.sql.pool import shown_url
+
+    return shown_url(connection.engine.url)
+
+
+def _tables(options: SqlOptions) -> Schema:
+    _script()
+    from ...adapters.sql.schema import schema
+
+    return schema(options.schema_prefix, options.table_names)
+
+
+def _script() -> Any:
+    try:
+        from ...adapters.sql import script
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("the tables of SQL stores need SQLAlchemy: pip install 'anabranch[sql]'") from error
+    return script
