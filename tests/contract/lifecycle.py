@@ -207,6 +207,10 @@ class LifecycleContract:
             assert not store.retire()
             store.send(B, b"z")
             receiver.result().release()
+        if disk.volatile:  # what it holds would be lost, and noticed
+            assert not store.retire()
+            store.purge(A)
+            store.purge(B)
         assert store.retire()
         for call in (lambda: store.send(A, b"x"), lambda: store.receive(A)):
             with pytest.raises(ClosedError):

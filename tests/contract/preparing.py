@@ -495,6 +495,8 @@ class PreparingContract:
         name = prepare(store, 1, to(A, b"x"))
         assert not store.retire()
         store.commit_prepared(name).wait()
+        take(store).ack()
+        store.forget([name])
         assert store.retire()
         with pytest.raises(ClosedError):
             store.recover_prepared()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ class TopicsContract:
         assert (list(store.subscriptions()), drain(store, T, DESK.key)) == ([DESK], [b"1"])
 
     @pytest.mark.parametrize("other", [{"selector": "a = 1"}, {"no_local": True}, {"selector": "", "no_local": False}])
-    def test_another_of_the_same_name_is_refused(self, store: Store, other: dict[str, object]) -> None:
+    def test_another_of_the_same_name_is_refused(self, store: Store, other: dict[str, Any]) -> None:
         """Its backlog would be lost, or wrong."""
         subscribed(store, DESK)
         store.send(T, b"1")

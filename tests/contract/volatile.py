@@ -18,8 +18,8 @@ class VolatileContract:
         assert store.volatile
         assert not store.shared
 
-    @pytest.mark.parametrize("place", ["closed", "crashed"])
-    def test_nothing_survives(self, disk: Disk, store: Store, place: str) -> None:
+    @pytest.mark.parametrize("end", ["closed", "crashed"])
+    def test_nothing_survives(self, disk: Disk, store: Store, end: str) -> None:
         """Neither messages, destinations, leases, message ids, subscriptions nor branches."""
         store.send_many(A, [Outgoing(b"1", {"h": 1}, "id"), b"2" * 100_000, b"3", b"4"])
         store.subscribe(DESK)
@@ -28,7 +28,7 @@ class VolatileContract:
         prepare(store, 1, [(B, Outgoing(b"b"))], [claim(store)])
         store.commit_prepared(prepare(store, 2, [(B, Outgoing(b"b"))])).wait()
         store.sync()
-        again = disk.crash(store) if place == "crashed" else disk.reopen(store)
+        again = disk.crash(store) if end == "crashed" else disk.reopen(store)
         stats = again.stats()
         assert (stats.messages, stats.destinations, stats.leased, stats.subscriptions) == (0, {}, 0, {})
         assert (list(again.destinations()), list(again.subscriptions())) == ([], [])

@@ -143,6 +143,7 @@ class WatchingContract:
         store.watch(A, None, bell)
         store.send(A, b"x")
         assert bell.wait()
+        take(store).ack()
         eventually(store.retire)
 
     # last_seq
