@@ -557,7 +557,8 @@ class Store(Protocol):
 
     def retire(self) -> bool:
         """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then
-        be closed, and opened again later, without anyone noticing."""
+        be closed, and opened again later, without anyone noticing. A volatile store refuses as long as it holds
+        anything."""
 
     def destinations(self) -> Sequence[Destination]:
         """Those known to the store, also empty ones."""

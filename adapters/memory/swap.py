@@ -1,0 +1,199 @@
+"""Swap files: what does not fit into memory, by address.
+
+    <directory>/swap/<n>.swap     entries, one after the other; docs/format.md draws one
+
+Nothing here is meant to outlive the store: what an earlier process left is removed at open, all of it at close, and a
+file as soon as nothing in it is needed. No file is open between two calls.
+
+W1  An entry is given out by `write` once it is written whole; the next one begins behind it, never over it.
+W2  A file is there as long as it has entries that were not released.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from google_crc32c import extend as crc32c
+
+from ...policies.errors import CorruptionError
+from .records import Record
+
+log = logging.getLogger(__name__)
+
+ENTRY: Final = struct.Struct("<4sIII")
+"""Magic, CRC-32C of what follows it in the entry and of the offset, number of pieces, number of records."""
+assert ENTRY.size == 16
+MAGIC: Final = b"ABsw"
+PIECE: Final = struct.Struct("<I")
+"""Length of a piece; a record is one piece or, with PAIRED set in the first, two."""
+assert PIECE.size == 4
+PAIRED: Final = 1 << 31
+_CRC_FROM: Final = 8
+
+AT_ONCE: Final = 4 << 20
+"""Bytes; an entry of at most so many is read with one call, a larger one piece by piece."""
+
+
+class SwapFile:
+    """One file, and the entries in it that are needed."""
+
+    __slots__ = ("end", "entries", "number", "path")
+
+    def __init__(self, number: int, path: Path) -> None:
+        self.number = number
+        self.path = path
+        self.end = 0
+        self.entries: set[int] = set()
+        """Their offsets."""
+
+
+class Address(NamedTuple):
+    """Where an entry is."""
+
+    file: SwapFile
+    offset: int
+    length: int
+
+
+class Swap:
+    """The swap files of one store. Under the store's lock. The constructor touches nothing."""
+
+    def __init__(self, directory: Path, roll_over_bytes: int) -> None:
+        self.directory = directory / "swap"
+        self._roll_over_bytes = roll_over_bytes
+        self._files: dict[int, SwapFile] = {}
+        self._last = 0
+        self._current: SwapFile | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(file.end for file in list(self._files.values()))
+
+    @property
+    def files(self) -> list[SwapFile]:
+        return list(self._files.values())
+
+    def wipe(self) -> None:
+        """Remove all, of an earlier process too. Idempotent. Raises OSError."""
+        self._current = None
+        self._files = {}
+        try:
+            shutil.rmtree(self.directory)
+        except FileNotFoundError:
+            pass
+
+    def write(self, records: Sequence[Record]) -> Address:
+        """A new entry. Raises OSError, and then none is there."""
+        pieces: list[bytes] = []
+        lengths: list[int] = []
+        for record in records:
+            if isinstance(record, tuple):
+                pieces += record
+                lengths += [len(record[0]) | PAIRED, len(record[1])]
+            else:
+                pieces.append(record)
+                lengths.append(len(record))
+        file = self._file()
+        offset = file.end
+        table = struct.pack(f"<{len(lengths)}I", *lengths)
+        tail = ENTRY.pack(MAGIC, 0, len(pieces), len(records))[_CRC_FROM:] + table
+        crc = crc32c(_seed(offset), tail)
+        for piece in pieces:
+            crc = crc32c(crc, piece)
+        start = MAGIC + PIECE.pack(crc) + tail
+        length = len(start) + sum(map(len, pieces))
+        _write_all(file.path, offset, [start, *pieces])
+        address = Address(file, offset, length)
+        file.entries.add(offset)
+        file.end = offset + length
+        return address
+
+    def _file(self) -> SwapFile:
+        """The one that is written to."""
+        file = self._current
+        if file is None or file.end >= self._roll_over_bytes or file.number not in self._files:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._last += 1
+            file = SwapFile(self._last, self.directory / f"{self._last}.swap")
+            self._files[file.number] = file
+            self._current = file
+        return file
+
+    def read(self, address: Address) -> list[Record]:
+        """The records of an entry. Raises CorruptionError, which names file and offset, and OSError."""
+        file, offset, length = address
+        with file.path.open("rb", buffering=0) as opened:
+            fd = opened.fileno()
+            start = os.pread(fd, min(length, AT_ONCE), offset)
+            if len(start) != min(length, AT_ONCE) or start[:4] != MAGIC:
+                raise _damaged(address, "it is cut short" if start[:4] == MAGIC or not start else "no entry is there")
+            _, crc, count, record_count = ENTRY.unpack_from(start)
+            body = ENTRY.size + PIECE.size * count
+            if body > len(start):
+                raise _damaged(address, "its table does not fit into it")
+            lengths = struct.unpack_from(f"<{count}I", start, ENTRY.size)
+            pieces = []
+            at = body
+            found = crc32c(_seed(offset), start[_CRC_FROM:body])
+            for marked in lengths:
+                size = marked & ~PAIRED
+                end = at + size
+                piece = start[at:end] if end <= len(start) else os.pread(fd, size, offset + at)
+                found = crc32c(found, piece)
+                pieces.append(piece)
+                at = end
+        if found != crc or at != length:
+            raise _damaged(address, "its checksum does not fit")
+        records: list[Record] = []
+        which = iter(zip(lengths, pieces, strict=True))
+        for marked, piece in which:
+            records.append((piece, next(which)[1]) if marked & PAIRED else piece)
+        assert len(records) == record_count
+        return records
+
+    def release(self, address: Address) -> None:
+        """The entry is not needed any more. Idempotent: an interrupted one is done again."""
+        file = address.file
+        file.entries.discard(address.offset)
+        if not file.entries:
+            try:
+                file.path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("the swap file %s cannot be removed now, and will be at close: %s", file.path, error)
+            self._files.pop(file.number, None)
+
+
+def _seed(offset: int) -> int:
+    return int(crc32c(0, offset.to_bytes(8, "little")))
+
+
+def _damaged(address: Address, reason: str) -> CorruptionError:
+    return CorruptionError(
+        str(address.file.path), address.offset, f"a swapped entry of {address.length} bytes is damaged: {reason}",
+        "its messages are lost: purge or delete their destination; and see to the disk or the memory",
+    )  # fmt: skip
+
+
+def _write_all(path: Path, offset: int, pieces: list[bytes]) -> None:
+    """Raises OSError; what was written until then lies beyond the file's end (W1)."""
+    left = sum(map(len, pieces))
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
+        views = [memoryview(piece) for piece in pieces if piece]
+        while left:
+            written = os.pwritev(file.fileno(), views[:512], offset)
+            if written == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            offset += written
+            left -= written
+            while written and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]

@@ -1,0 +1,1 @@
+"""The memory store from inside: chunks, swap files, and that memory is bounded."""
