@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..adapters.base import PRIORITY_MAX, Message, Store, Subscription, SubscriptionKey
+from ..adapters.memory import companion as open_companion
+from ..adapters.memory import position_of
 from ..policies.destination import Destination
 from ..policies.errors import UnknownSubscriptionError
 from ..policies.options import MemoryOptions, StoreOptions
@@ -32,8 +34,6 @@ class Companion(NamedTuple):
 
     def position(self, message: Message) -> int:
         """The seq of the durable store's message that one of the companion comes after."""
-        from ..adapters.memory import position_of
-
         return position_of(message)
 
     def mirror(self, subscription: Subscription, subscribe: bool) -> int:
@@ -103,8 +103,6 @@ class Companions:
         return companion
 
     def _make(self, durable: Store, options: object, last_seq: Callable[[], int]) -> Companion:
-        from ..adapters.memory import companion as open_companion
-
         common = options if isinstance(options, StoreOptions) else StoreOptions()
         shared = {name: getattr(common, name) for name in StoreOptions.model_fields}
         store = open_companion(

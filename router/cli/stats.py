@@ -29,24 +29,28 @@ def command(config_path: Path, as_json: bool) -> None:
     if as_json:
         stores = {}
         for name, store in stats.stores.items():
-            stores[name] = asdict(store) | {"destinations": {str(d): n for d, n in store.destinations.items()}}
+            stores[name] = asdict(store) | {
+                "destinations": {str(d): n for d, n in store.destinations.items()},
+                "subscriptions": [
+                    {"topic": s.topic.name, "client": s.client_id, "name": s.name, "messages": n}
+                    for s, n in store.subscriptions.items()
+                ],
+            }
         echo_json({"directory": str(directory), "stores": stores})
         return
     if not stats.stores:
         click.echo(f"{directory} holds no stores yet.")
         return
-    rows = [("store", "messages", "queues", "files", "journal", "live", "pool")]
+    rows = [("store", "kind", "messages", "destinations", "files", "journal", "live", "pool")]
     for name, store in stats.stores.items():
         files = store.segments.get("active", 0) + store.segments.get("retained", 0)
         rows.append(
             (
-                name, f"{store.messages:,}", f"{len(store.destinations):,}", f"{files:,}",
+                name, store.kind, f"{store.messages:,}", f"{len(store.destinations):,}", f"{files:,}",
                 format_size(store.journal_bytes), f"{store.live_percent:.0f} %", format_size(store.pool_bytes),
             )
         )  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        first, *rest = (
-            cell.ljust(w) if not i else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        click.echo("  ".join([first, *rest]))
+        cells = (cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        click.echo("  ".join(cells))
