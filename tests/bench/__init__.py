@@ -14,6 +14,8 @@ adds nothing.
 
     send-sync              1 KiB, each send on disk before the call returns; latencies of each call
     send-nosync            100 B, each send handed to the operating system
+    sql-send               1 KiB into tables, each send committed before the call returns; SQLite and PostgreSQL, with
+                           and without batching, beside bare loops of insert and commit
     send-many              100 B, 1000 a call, not synced
     send+ack-nosync        100 B: one sent, one received and acked, in turn; counts pairs
     tx-single-store        10 sends of 1 KiB in one transaction, durable; counts transactions, latencies of commits

@@ -18,7 +18,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         reference = _median([run for run in runs if run["peer"] == REFERENCE], "per_second")
         first = runs[0]
         title = f"{scenario}: n {first['n']}, {first['payload_bytes']} bytes, {first['threads']} thread(s)"
-        header = f"  {'peer':<16}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items())
+        header = f"  {'peer':<28}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items())
         rows = [
             _row(peer, [run for run in runs if run["peer"] == peer], reference)
             for peer in dict.fromkeys(run["peer"] for run in runs)
@@ -30,7 +30,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 def _row(peer: str, runs: Sequence[dict[str, Any]], reference: float | None) -> str:
     speeds = [run["per_second"] for run in runs]
     speed = median(speeds)
-    row = f"  {peer:<16}{speed:>13,.0f}{min(speeds):>13,.0f}{max(speeds):>13,.0f}"
+    row = f"  {peer:<28}{speed:>13,.0f}{min(speeds):>13,.0f}{max(speeds):>13,.0f}"
     row += f"{median(run['seconds'] for run in runs):>10.4f}"
     row += "".join(_cell(_median(runs, key), 9, "g") for key in ("p50_us", "p99_us"))
     row += _cell(reference / speed if reference else None, 8, ".2f")

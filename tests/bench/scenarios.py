@@ -141,6 +141,22 @@ def send_sync(run: Run) -> Result:
     return Result(seconds, each * run.threads, DURABLE_BYTES, [ns for part in taken for ns in part])
 
 
+def sql_send(run: Run) -> Result:
+    peer = run.peer.sql(run.directory)
+    message, each = body(DURABLE_BYTES), run.n // run.threads
+    senders = [peer.sender() for _ in range(run.threads)]
+    for send in senders:
+        send(message)  # connections are made, which is not what is measured
+    taken: list[array[int]] = [array("q")] * run.threads
+
+    def work(number: int) -> None:
+        taken[number] = timed_calls(senders[number], message, each)
+
+    seconds = in_threads(run.threads, work)
+    peer.close()
+    return Result(seconds, each * run.threads, DURABLE_BYTES, [ns for part in taken for ns in part])
+
+
 def send_nosync(run: Run) -> Result:
     peer = opened(run, durable=False, messages=run.n, payload_bytes=PLAIN_BYTES)
     message, each = body(PLAIN_BYTES), run.n // run.threads
@@ -292,6 +308,7 @@ def route(run: Run) -> Result:
 SCENARIOS = {
     "send-sync": Scenario(("sender",), 20_000, send_sync, threads=True),
     "send-nosync": Scenario(("sender",), 100_000, send_nosync, threads=True),
+    "sql-send": Scenario(("sql",), 5_000, sql_send, threads=True),
     "send-many": Scenario(("batch_sender",), 500_000, send_many),
     "send+ack-nosync": Scenario(("sender", "taker"), 50_000, send_ack_nosync, threads=True),
     "tx-single-store": Scenario(("transaction",), 5_000, tx_single_store, threads=True),

@@ -132,7 +132,7 @@ class PostgresServer:
         assert self.pid is None, "the server runs already"
         tries = 3 if not self.port else 1
         for last in range(tries - 1, -1, -1):
-            port = self.port or _free_port()
+            port = self.port or free_port()
             if self._started(port):
                 self.port = port
                 return
@@ -282,7 +282,7 @@ def _unprivileged() -> pwd.struct_passwd:
     raise RuntimeError("PostgreSQL does not run as root, and there is no other user to run it as")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     for port in random.sample(PORTS, 50):
         with socket.socket() as probe:
             try:

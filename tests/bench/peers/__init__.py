@@ -14,6 +14,7 @@ and, without an instance:
     drop_index(directory)  deletes what can be rebuilt
     day(directory)         the toy maker's queues: toymaker.Day
     routes(directory)      a router of many stores: `find(destination)`, `destinations` and `close()`
+    sql(directory)         messages in tables of a database: `sender()`, as above and durable, and `close()`
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ MODULES = {
     "huey": "huey",
     "lmdb": "lmdb",
     "raw": "raw",
+    "anabranch-alone": "sql",
+    "anabranch-postgresql": "sql",
+    "anabranch-postgresql-alone": "sql",
+    "psycopg": "sql",
 }
 
 

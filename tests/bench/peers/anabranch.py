@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import anabranch
 from anabranch import Destination
@@ -79,6 +80,12 @@ class Anabranch:
     @staticmethod
     def routes(directory: Path) -> Routes:
         return Routes(directory)
+
+    @staticmethod
+    def sql(directory: Path) -> Any:
+        from .sql import SqlStore
+
+        return SqlStore(directory, None)
 
     @staticmethod
     def drop_index(directory: Path) -> None:

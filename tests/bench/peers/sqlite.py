@@ -83,6 +83,10 @@ class Sqlite:
         self._db.close()
 
     @staticmethod
+    def sql(directory: Path) -> Sqlite:
+        return Sqlite(directory, durable=True)
+
+    @staticmethod
     def day(directory: Path) -> Day:
         return Day(directory)
 
