@@ -76,14 +76,15 @@ class Feed:
     """What one who receives draws from: a queue, or one subscription of a topic. All fields belong to the store's lock
     (the one under which Delivery's methods are called), but `waiters`."""
 
-    __slots__ = ("base", "key", "lanes", "owner", "passed_at", "purging", "returned", "waiters")
+    __slots__ = ("base", "key", "lanes", "number", "owner", "passed_at", "purging", "returned", "waiters")
 
     def __init__(self, owner: Any, number: int = 0, key: SubscriptionKey | None = None) -> None:
         self.owner = owner
         """The store's own."""
+        self.number = number
+        """Of the subscription in its store; 0 for a queue."""
         self.base = number << SUBSCRIPTION_SHIFT
-        """Added to a seq, what the message is held under. 0 for a queue; a subscription's number tells it from others
-        of its topic."""
+        """Added to a seq, what the message is held under."""
         self.key = key
         """Of the subscription; None for a queue."""
         self.lanes: dict[int, Lane] = {0: Lane()}
@@ -95,10 +96,6 @@ class Feed:
         """The latest time (ms) by which a message was passed over because its own was over; 0: none was."""
         self.waiters: list[Callable[[], object]] = []
         """Called once, when a message may have become free."""
-
-    @property
-    def number(self) -> int:
-        return self.base >> SUBSCRIPTION_SHIFT
 
     @property
     def has_ready(self) -> bool:
@@ -243,10 +240,15 @@ class Delivery:
             if place[2] <= now:
                 feed.passed_at = max(now, feed.passed_at)
                 return False
-        if self._max_deliveries is not None and source.deliveries(feed, place[1]) >= self._max_deliveries:
+        if self._is_spent(feed, place[1], source):
             self._spend(feed, place[1])
             return False
         return True
+
+    def _is_spent(self, feed: Feed, seq: int, source: Source, count: int | None = None) -> bool:
+        if self._max_deliveries is None:
+            return False
+        return (source.deliveries(feed, seq) if count is None else count) >= self._max_deliveries
 
     def _spend(self, feed: Feed, seq: int) -> None:
         if len(self._spent) < SPENT_MAX:
@@ -379,13 +381,14 @@ class Delivery:
         for feed in feeds:
             self.free(feed, seq, source)
 
-    def free(self, feed: Feed, seq: int, source: Source) -> None:
-        """Nobody holds it any more. Under the store's lock."""
+    def free(self, feed: Feed, seq: int, source: Source, count: int | None = None) -> None:
+        """Nobody holds it any more. Under the store's lock. `count`: how often it has come back, if the source does not
+        know yet."""
         key = feed.base + seq
         if key in self.held:  # else the feed is gone, or it was acked for all
             place = source.place(feed, seq)
             if place is not None:
-                if self._max_deliveries is not None and source.deliveries(feed, seq) >= self._max_deliveries:
+                if self._is_spent(feed, seq, source, count):
                     self._spend(feed, seq)
                 else:
                     heapq.heappush(feed.returned, place)

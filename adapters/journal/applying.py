@@ -38,6 +38,8 @@ APPLY_AT: Final = 1024
 PENDING_MAX: Final = 20_000
 """Operations; beyond it a sender waits until the index has caught up (invariant 10)."""
 
+_WAKING: Final = frozenset((f.SEND, f.SUBSCRIBE, f.UNSUBSCRIBE, f.DESTINATION_GONE))
+"""What those who wait for a destination's messages want to know of."""
 FULL_PAUSE: Final = 5.0
 """Seconds until the next try to write the index out after the disk was full."""
 
@@ -95,10 +97,10 @@ class Applier:
         self._pending.append(flight)
         if self._delivery.waiting:
             for entry in flight.entries:
-                if entry[0] == f.SEND and entry[1].feed.waiters:
+                if entry[0] in _WAKING:
                     entry[1].wake()
                 elif entry[0] == f.ROLLBACK:
-                    for state, _ in entry[2].acks:
+                    for state, _, _ in entry[2].acks:
                         state.wake()
 
     @property
@@ -202,7 +204,7 @@ class Applier:
         # Holds end first: the other way round a dead message would stay held. Interrupted between, nobody may receive
         # before all of it is done again: what a prepared branch had claimed would be free, and then freed once more.
         self._interrupted = True
-        settle(self._delivery, entries, self.index)
+        settle(self._delivery, entries, self.index.rows)
         self.index.apply(entries, segment, self._log.table)
         self.applied = applied
         self._interrupted = False
@@ -250,7 +252,8 @@ class Applier:
                     version=VERSION, store_id=self._log.store_id, lsn=applied.lsn, segment=applied.segment.number,
                     nonce=applied.segment.nonce, offset=applied.offset, seq=applied.seq,
                     last_number=self._log.last_number, next_destination=index.next_destination,
-                    snapshot=self._log.snapshot_at, clean=clean,
+                    snapshot=self._log.snapshot_at, clean=clean, next_subscription=index.next_subscription,
+                    priorities=index.priorities,
                 ),
                 (table or self._log.table).segments,
             )  # fmt: skip
@@ -278,12 +281,12 @@ class Applier:
             sealed = [s for s in self._log.table.segments if s.number < applied.segment.number]
             empty = [s for s in sealed if not s.live]
             kept = [s for s in sealed if s.live]
-            expected = snapshot.size_expected(kept, len(index.states), len(self._log.window) + index.transactions)
+            rows = len(self._log.window) + index.transactions + len(index.subscribers) + index.rows.counted
+            expected = snapshot.size_expected(kept, len(index.states), rows)
             if expected * snapshot.WORTH > sum(s.capacity for s in empty):
                 return [], b""  # wait until it frees more; also where nothing is empty
             taken = snapshot.take(
-                applied.lsn, self._log.tail.seq, applied.segment.number, index.next_destination,
-                kept, index.states.values(), self._log.window, index.committed(),
+                applied.lsn, self._log.tail.seq, applied.segment, kept, index, self._log.window
             )  # fmt: skip
         return empty, taken.encode()
 

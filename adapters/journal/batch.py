@@ -10,23 +10,29 @@ from typing import Any, NamedTuple
 
 from google_crc32c import extend as crc32c
 
-from ..base import Message
+from ..base import Message, Subscription, SubscriptionKey
 from . import format as f
 from .background import shared
-from .destinations import DestinationState
+from .destinations import DestinationState, SubscriptionState
 from .duplicates import DuplicateWindow
 from .segment import Segment
 
 Operation = tuple[Any, ...]
-"""(SEND, state, rest of the payload, duplicate key or None), (ACK, state, seq), (ACK_RANGE, state, first, last),
-(DESTINATION_GONE, state), (PREPARE, branch), (COMMIT, branch), (ROLLBACK, branch); (SNAPSHOT, document); and, in the
-router's decision log, (type, payload, what it says)."""
+"""(SEND, state, rest of the payload, duplicate key or None, (order, expires) or None where nobody needs either), (ACK,
+state, seq, subscription), (ACK_RANGE, state, first, last, subscription), (DELIVERED, state, seq, subscription, count),
+(SUBSCRIBE, state, subscription's number, Subscription, retroactive), (UNSUBSCRIBE, state, key), (DESTINATION_GONE,
+state), (PREPARE, branch), (COMMIT, branch), (ROLLBACK, branch); (SNAPSHOT, document); and, in the router's decision
+log, (type, payload, what it says). `subscription`: its number, 0 for a queue or for all of a topic's."""
 Entry = tuple[Any, ...]
-"""An operation as the index wants it: (SEND, state, seq, lsn, offset, length, duplicate key or None), (DESTINATION,
-state), (PREPARE, transaction, lsn, offset, length), (COMMIT, transaction), (ROLLBACK, transaction, branch), else the
-same as the operation; a snapshot has none."""
+"""An operation as the index wants it: (SEND, state, seq, lsn, offset, length, duplicate key or None, (order, expires)
+or None), (SUBSCRIBE, state, its state), (UNSUBSCRIBE, state, number), (DESTINATION, state), (PREPARE, transaction, lsn,
+offset, length), (COMMIT, transaction), (ROLLBACK, transaction, branch), else the same as the operation; a snapshot has
+none."""
 Outcome = tuple[int, bool]
-"""Of a SEND: its seq, and whether it was a duplicate."""
+"""Of a SEND: its seq, and whether it was a duplicate. Of a SUBSCRIBE: the subscription's number, and whether it was
+there already; of an UNSUBSCRIBE the same, number 0 if it was not."""
+Subscribed = tuple[int, SubscriptionKey]
+"""Destination id and key: what the leader knows a subscription by."""
 
 
 class Branch:
@@ -34,6 +40,8 @@ class Branch:
 
     __slots__ = (
         "acks",
+        "changes",
+        "delivered",
         "messages",
         "operations",
         "participants",
@@ -56,12 +64,16 @@ class Branch:
         self.participants = participants
         """Ids of all stores that take part."""
         self.operations = operations
-        """Sends, then acks."""
+        """Changes of subscriptions, sends, then acks."""
+        self.delivered: list[Operation] = []
+        """What a rollback writes of the messages that come back."""
         self.size = size
         """At most so many bytes the operations' records take."""
         self.payload = payload
         """Of the PREPARE record."""
-        self.acks: list[tuple[DestinationState, int]] = [(op[1], op[2]) for op in operations if op[0] == f.ACK]
+        self.acks: list[tuple[DestinationState, int, int]] = [op[1:] for op in operations if op[0] == f.ACK]
+        """State, seq, subscription."""
+        self.changes = sum(op[0] in (f.SUBSCRIBE, f.UNSUBSCRIBE) for op in operations)
         self.promise = 0
         """Bytes kept free for its outcome (Log.promise)."""
         self.messages: Sequence[Message] = ()
@@ -136,6 +148,8 @@ class Flight:
     """Declared in this batch."""
     gone: list[DestinationState] | None = None
     """Removed in this batch: to be declared anew before their next message."""
+    subscribed: dict[Subscribed, int] | None = None
+    """What has become of subscriptions in this batch: the number, 0 for what is gone."""
     snapshot: tuple[int, int] | None = None
     """Where the snapshot in it is."""
     prepared: list[Branch] | None = None
@@ -165,25 +179,27 @@ def encode(
     window: DuplicateWindow,
     watermark: int,
     prepared: Mapping[bytes, Branch] = MappingProxyType({}),
+    subscribed: Mapping[Subscribed, int] = MappingProxyType({}),
 ) -> Flight:
     """Give LSNs and seqs and build the bytes of the batch after `tail`; no tickets make an empty batch, a mark.
-    `prepared`: the branches that wait for their outcome; one of any other transaction is passed over.
+    `prepared`: the branches that wait for their outcome; one of any other transaction is passed over. `subscribed`: the
+    subscriptions that are there; to begin one of them, or end another, says nothing.
 
     Changes nothing but the tickets' `outcomes`, so that it may be done again after an interruption.
     """
     if len(tickets) == 1:
         operations = tickets[0].operations
         if len(operations) == 1 and operations[0][0] == f.SEND:
-            _, state, rest, key = operations[0]
+            _, state, rest, key, extra = operations[0]
             if key is None and state.declared:
-                return _encode_one_send(tail, tickets, state, rest, watermark)
+                return _encode_one_send(tail, tickets, state, rest, extra, watermark)
         elif len(operations) == 1 and operations[0][0] == f.ACK:
             return _encode_one_ack(tail, tickets, watermark)
-    return _Encoder(tail, window, prepared).encode(tickets, watermark)
+    return _Encoder(tail, window, prepared, subscribed).encode(tickets, watermark)
 
 
 def _encode_one_send(
-    start: Tail, tickets: list[Ticket], state: DestinationState, rest: bytes, watermark: int
+    start: Tail, tickets: list[Ticket], state: DestinationState, rest: bytes, extra: Any, watermark: int
 ) -> Flight:
     """The commonest batch, without the general machinery: one thread that sends to a known destination."""
     segment, offset, lsn, seq = start
@@ -193,7 +209,7 @@ def _encode_one_send(
     length = len(record) + 4
     ticket = tickets[0]
     ticket.outcomes = [(seq, False)]
-    entries: list[Entry] = [(f.SEND, state, seq, lsn, offset + _BATCH_BYTES, length, None)]
+    entries: list[Entry] = [(f.SEND, state, seq, lsn, offset + _BATCH_BYTES, length, None, extra)]
     tail = tuple.__new__(Tail, (segment, offset + _BATCH_BYTES + length, lsn, seq))
     return Flight(
         start, tail, tickets, _batch_of_one(segment.seed, offset, lsn, watermark, record), entries, ticket.sync
@@ -204,9 +220,9 @@ def _encode_one_ack(start: Tail, tickets: list[Ticket], watermark: int) -> Fligh
     """The other common one: a consumer that acks what it received."""
     segment, offset, lsn, seq = start
     ticket = tickets[0]
-    ((_, state, acked),) = ticket.operations
+    ((_, state, acked, number),) = ticket.operations
     lsn += 1
-    record = f.ACK_RECORD.pack(f.ACK_PAYLOAD.size, lsn, f.ACK, 0, 0, state.id, 0, acked)
+    record = f.ACK_RECORD.pack(f.ACK_PAYLOAD.size, lsn, f.ACK, 0, 0, state.id, number, acked)
     tail = tuple.__new__(Tail, (segment, offset + _BATCH_BYTES + f.ACK_BYTES, lsn, seq))
     data = _batch_of_one(segment.seed, offset, lsn, watermark, record)
     return Flight(start, tail, tickets, data, ticket.operations, ticket.sync)
@@ -228,10 +244,18 @@ _pack_batch = f.BATCH_REST.pack
 class _Encoder:
     """Builds one batch of any tickets."""
 
-    def __init__(self, tail: Tail, window: DuplicateWindow, prepared: Mapping[bytes, Branch]) -> None:
+    def __init__(
+        self,
+        tail: Tail,
+        window: DuplicateWindow,
+        prepared: Mapping[bytes, Branch],
+        subscribed: Mapping[Subscribed, int],
+    ) -> None:
         self._start = tail
         self._window = window
         self._waiting = prepared
+        self._subscribed = subscribed
+        self._changed: dict[Subscribed, int] = {}
         self._prepared: list[Branch] = []
         self._settled: list[Branch] = []
         self._seed = tail.segment.seed
@@ -260,6 +284,7 @@ class _Encoder:
             tail = Tail(start.segment, self._offset, self._lsn, self._seq)
         flight = Flight(start, tail, tickets, data, self._entries, sync)
         flight.ids, flight.snapshot = self._ids or None, self._snapshot
+        flight.subscribed = self._changed or None
         flight.declared, flight.gone = self._declared or None, self._gone or None
         flight.prepared, flight.settled = self._prepared or None, self._settled or None
         flight.lazy = bool(tickets) and all(ticket.lazy for ticket in tickets)
@@ -276,6 +301,10 @@ class _Encoder:
                 position = self._plain_sends(operations, position, outcomes)
             elif kind in (f.COMMIT, f.ROLLBACK):
                 self._settle(kind, operation[1], outcomes)
+            elif kind == f.SUBSCRIBE:
+                outcomes.append(self._subscribe(*operation[1:]))
+            elif kind == f.UNSUBSCRIBE:
+                outcomes.append(self._unsubscribe(operation[1], operation[2]))
             else:
                 self._other(operation)
 
@@ -286,27 +315,26 @@ class _Encoder:
             return
         if kind == f.COMMIT:
             self._all(branch.operations, outcomes)
+        else:
+            self._all(branch.delivered, outcomes)
         self._append(kind, branch.transaction)
         self._entries.append((kind, branch.transaction, branch))
         self._settled.append(branch)
 
     def _send(self, operation: Operation) -> Outcome:
-        _, state, rest, key = operation
+        _, state, rest, key, extra = operation
         if key is not None:
             first = self._ids.get(key) or (self._window.get(key) if state not in self._gone else None)
             if first is not None:
                 return first, True
-        if (not state.declared or state in self._gone) and state not in self._declared:
-            self._declared.append(state)
-            self._append(f.DESTINATION, state.declaration())
-            self._entries.append((f.DESTINATION, state))
+        self._declare(state)
         self._lsn += 1
         self._seq += 1
         offset, seq = self._offset, self._seq
         record = _pack_send(len(rest) + 8, self._lsn, f.SEND, 0, 0, seq) + rest
         length = len(record) + 4
         self._parts += (_pack_crc(crc32c(self._seed ^ offset, record)), record)
-        self._entries.append((f.SEND, state, seq, self._lsn, offset, length, key))
+        self._entries.append((f.SEND, state, seq, self._lsn, offset, length, key, extra))
         self._offset = offset + length
         if key is not None:
             self._ids[key] = seq
@@ -321,30 +349,70 @@ class _Encoder:
         for operation in islice(operations, position, None):
             if operation[0] != f.SEND or operation[1] is not state or operation[3] is not None:
                 break
-            rest = operation[2]
+            _, _, rest, _, extra = operation
             lsn += 1
             seq += 1
             record = _pack_send(len(rest) + 8, lsn, f.SEND, 0, 0, seq) + rest
             length = len(record) + 4
             parts += (_pack_crc(crc32c(seed ^ offset, record)), record)
-            entries.append((f.SEND, state, seq, lsn, offset, length, None))
+            entries.append((f.SEND, state, seq, lsn, offset, length, None, extra))
             outcomes.append((seq, False))
             offset += length
             position += 1
         self._offset, self._lsn, self._seq = offset, lsn, seq
         return position
 
+    def _declare(self, state: DestinationState) -> None:
+        """Give the id its name, if it has none yet."""
+        if (not state.declared or state in self._gone) and state not in self._declared:
+            self._declared.append(state)
+            self._append(f.DESTINATION, state.declaration())
+            self._entries.append((f.DESTINATION, state))
+
+    def _subscribe(
+        self, state: DestinationState, number: int, subscription: Subscription, retroactive: bool
+    ) -> Outcome:
+        """Of two that begin the same one the first in the log does."""
+        key = (state.id, subscription.key)
+        known = self._changed.get(key, self._subscribed.get(key, 0))
+        if known:
+            return known, True
+        self._declare(state)
+        begun = SubscriptionState(number, state, subscription, 0 if retroactive else self._seq)
+        self._append(f.SUBSCRIBE, begun.record())
+        self._entries.append((f.SUBSCRIBE, state, begun))
+        self._changed[key] = number
+        return number, False
+
+    def _unsubscribe(self, state: DestinationState, subscription: SubscriptionKey) -> Outcome:
+        key = (state.id, subscription)
+        number = self._changed.get(key, self._subscribed.get(key, 0))
+        if not number:
+            return 0, False
+        self._append(f.UNSUBSCRIBE, f.UNSUBSCRIBE_PAYLOAD.pack(state.id, number))
+        self._entries.append((f.UNSUBSCRIBE, state, number))
+        self._changed[key] = 0
+        return number, True
+
     def _other(self, operation: Operation) -> None:
         kind = operation[0]
         if kind == f.ACK:
-            self._append(kind, f.ACK_PAYLOAD.pack(operation[1].id, 0, operation[2]))
+            _, state, seq, number = operation
+            self._append(kind, f.ACK_PAYLOAD.pack(state.id, number, seq))
         elif kind == f.ACK_RANGE:
-            self._append(kind, f.RANGE_PAYLOAD.pack(operation[1].id, 0, operation[2], operation[3]))
+            _, state, first, last, number = operation
+            self._append(kind, f.RANGE_PAYLOAD.pack(state.id, number, first, last))
+        elif kind == f.DELIVERED:
+            _, state, seq, number, count = operation
+            self._append(kind, f.DELIVERED_PAYLOAD.pack(state.id, number, seq, min(count, f.DELIVERIES_MAX)))
         elif kind == f.DESTINATION_GONE:
             self._append(kind, f.GONE_PAYLOAD.pack(operation[1].id))
             self._gone.append(operation[1])
             self._declared = [state for state in self._declared if state is not operation[1]]
             self._ids = {key: seq for key, seq in self._ids.items() if key[0] != operation[1].id}
+            for known in (*self._subscribed, *self._changed):
+                if known[0] == operation[1].id:
+                    self._changed[known] = 0
         elif kind == f.PREPARE:
             branch, offset = operation[1], self._offset
             self._append(kind, branch.payload)

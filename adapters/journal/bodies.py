@@ -9,7 +9,7 @@ from typing import Final
 
 from ...policies.errors import CorruptionError
 from ..base import Message, Store
-from ..delivery import Note
+from ..delivery import Feed, Note
 from . import messages
 from .applying import Applier
 from .destinations import LENGTH, LSN, OFFSET, SEQ, DestinationState, Place
@@ -50,7 +50,7 @@ class Bodies:
         self._applier.check()
         with self._applier.lock:
             index = self._applier.current()
-            alive = index.find(state, place[SEQ])
+            alive = index.rows.find(state, place[SEQ])
         if alive != place:
             return None
         where = str(segment.path) if segment is not None else str(self._log.files.directory)
@@ -61,16 +61,20 @@ class Bodies:
             "Receivers go on behind it; restore the file from a backup to have it again",
         )
 
-    def page(self, state: DestinationState, places: list[Place], counts: Mapping[int, int]) -> Iterator[Message]:
-        """The messages at these places, in order, without those that have died since they were looked up. `counts`: how
-        often they have come back, by seq, where they have."""
+    def page(
+        self, state: DestinationState, places: list[Place], counts: Mapping[int, int], feed: Feed | None
+    ) -> Iterator[Message]:
+        """The messages at these places, in order, without those that have died since they were looked up, of a topic's
+        subscription those that it has acked. `counts`: how often they have come back, by seq, where they have."""
         for segment, run in self._segments_of(places):
             start, data = self._read_ahead(segment, run)
             for place in run:
-                if self._applier.behind:
+                if feed is not None or self._applier.behind:
                     self._applier.check()
                     with self._applier.lock:
-                        self._applier.current()
+                        rows = self._applier.current().rows
+                        if feed is not None and rows.place(feed, place[SEQ]) is None:
+                            continue
                 if segment is not None and segment.is_dead(place[LSN]):
                     continue
                 message, count = None, counts.get(place[SEQ], 0)
@@ -81,6 +85,8 @@ class Bodies:
                 if message is None:
                     message = self.one(state, place, None, count)
                 if message is not None:
+                    if feed is not None:
+                        message.subscription = feed.key
                     yield message
 
     def _segments_of(self, places: list[Place]) -> Iterator[tuple[Segment | None, list[Place]]]:

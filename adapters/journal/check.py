@@ -6,6 +6,10 @@ C3  a destination's count and bytes are those of its messages in the index
 C4  a segment's live count and bytes are those of the index's messages that lie in it, and none of them is marked dead;
     a prepared branch's record counts as one
 C5  the record of every prepared branch reads back
+C6  a topic's message is for subscriptions that are there, for one at least; a subscription's count is that of the
+    messages that are for it
+C7  what says in which order messages come, when they expire and how often they came back speaks of messages that are
+    there, and speaks of all that it should
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Iterator
 from ...policies.errors import CorruptionError
 from . import format as f
 from .batch import Tail
+from .destinations import Place
 from .index import Index
 from .messages import read_record_at
 from .reader import BatchReader
@@ -34,6 +39,18 @@ class _Counted:
         self.live_bytes: Counter[int] = Counter()
         """By segment number, both."""
 
+        self.pending: Counter[tuple[int, int]] = Counter()
+        """By destination id and pending bits."""
+        self.ordered: dict[int, tuple[int, int, int]] = {}
+        """Destination id, order and expiry by seq, of those that have one or the other, or whose store orders all."""
+
+    def row(self, number: int, place: Place, pending: int, ordered: bool) -> None:
+        """A message."""
+        order, seq, expires, *_ = place
+        self.pending[number, pending] += 1
+        if ordered or order or expires:
+            self.ordered[seq] = (number, order, expires)
+
     def record(self, segment: Segment, length: int) -> None:
         """A record that is needed."""
         self.live[segment.number] += 1
@@ -47,6 +64,8 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
     yield from _messages(index, table, counted)
     yield from _branches(index, table, counted)
     yield from _counts(index, table, counted)
+    yield from _subscriptions(index, counted)
+    yield from _rows(index, counted)
 
 
 def _segments(table: SegmentTable, applied: Tail) -> Iterator[str]:
@@ -63,7 +82,9 @@ def _segments(table: SegmentTable, applied: Tail) -> Iterator[str]:
 
 def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
     reading = None
-    for number, (_, seq, _, lsn, offset, length) in index.all_places():
+    for number, place, pending in index.rows.all():
+        _, seq, _, lsn, offset, length = place
+        counted.row(number, place, pending, index.priorities)
         segment = table.find(lsn)
         if segment is None:
             yield f"C2 message {seq} of destination {number} lies in no segment (record {lsn})"
@@ -109,3 +130,38 @@ def _counts(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[st
                 f"C4 {segment.path} counts {segment.live} live messages of {segment.live_bytes} bytes; "
                 f"the index has {live[0]} of {live[1]} in it"
             )
+
+
+def _subscriptions(index: Index, counted: _Counted) -> Iterator[str]:
+    for number, state in index.states.items():
+        held = {pending: count for (of, pending), count in counted.pending.items() if of == number}
+        for pending, count in held.items():
+            if pending & ~state.mask or bool(pending) != state.is_topic:
+                yield f"C6 {count} messages of {state.destination} are for {pending:b}; there are {state.mask:b}"
+        for known in state.subscribers.values():
+            found = sum(count for pending, count in held.items() if pending & known.bit)
+            if known.count != found:
+                yield f"C6 {known.subscription} counts {known.count} messages; the index holds {found}"
+
+
+def _rows(index: Index, counted: _Counted) -> Iterator[str]:
+    rows = index.rows
+    if index.priorities:
+        lanes = {seq: (number, order) for number, order, seq in rows.all_lanes()}
+        expected = {seq: (number, order) for seq, (number, order, _) in counted.ordered.items()}
+        if lanes != expected:
+            yield f"C7 the order of messages {sorted({*lanes.items()} ^ {*expected.items()})[:10]} is not theirs"
+    elif any(order for _, order, _ in counted.ordered.values()):
+        yield "C7 messages have an order in a store without priorities"
+    expiries = {(expires, seq, number) for expires, seq, number in rows.all_expiries()}
+    expiring = {(expires, seq, number) for seq, (number, _, expires) in counted.ordered.items() if expires}
+    if expiries != expiring:
+        yield f"C7 the expiry of messages {sorted(expiries ^ expiring)[:10]} is not theirs"
+    deliveries = 0
+    for seq, number, _, destination in rows.all_deliveries():
+        deliveries += 1
+        feeds = index.states[destination].feeds(number)
+        if not any(rows.place(feed, seq) is not None and feed.number == number for feed in feeds):
+            yield f"C7 message {seq} of destination {destination} has come back to {number}, which has it not"
+    if deliveries != rows.counted:
+        yield f"C7 {deliveries} messages have come back; {rows.counted} are counted"

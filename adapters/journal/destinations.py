@@ -36,6 +36,14 @@ class SubscriptionState:
         self.changed = True
         self.feed = Feed(state, number, subscription.key)
 
+    def record(self) -> bytes:
+        """The payload of its SUBSCRIBE record."""
+        _, name, client, selector, no_local = self.subscription
+        flags = (f.NO_LOCAL if no_local else 0) | (f.HAS_SELECTOR if selector is not None else 0)
+        texts = [text.encode() for text in (client, name, selector or "")]
+        start = f.SUBSCRIBE_PAYLOAD.pack(self.state.id, self.number, self.start, flags, *map(len, texts))
+        return start + b"".join(texts)
+
 
 class DestinationState:
     """All fields belong to the store's index lock, but `declared`, which is the leader's."""

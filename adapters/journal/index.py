@@ -1,7 +1,7 @@
 """The index: which messages are there and where, in LMDB. Derived from the journal alone (rules X1 to X5).
 
-    messages and what belongs to them: rows.py
-    subscriptions  number                                   ->  topic, client, name, selector, no_local, start, slot, count
+    messages, and what belongs to them: rows.py
+    subscriptions  number                                   ->  topic, client, name, ..., start, bit, to be acked
     segments       number                                   ->  base LSN, last LSN, end, live, live bytes, dead bits
     destinations   id                                       ->  kind, name, messages, bytes
     duplicates     seq                                      ->  destination id, message id
@@ -253,7 +253,6 @@ class Index:
                     more = self.rows.more(state, seq, extra)
                     if more is None:
                         segment.bury(lsn)
-                        self.emptied = self.emptied or not segment.live
                         continue
                     row += more
                 puts.append((pack_key(state.id, seq), row))
@@ -415,7 +414,7 @@ class Index:
                 )
                 txn.put(ID.pack(state.id), packed, db=self._destinations_db)
         for known in list(self.subscribers.values()):
-            if known.changed and known.bit & known.state.mask:
+            if known.changed and known.number in known.state.subscribers:
                 known.changed = False
                 txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
         txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)

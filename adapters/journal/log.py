@@ -32,7 +32,7 @@ from ..files import FULL
 from ..locking import fork_generation
 from . import format as f
 from .background import shared
-from .batch import Branch, Flight, Outcome, Tail, Ticket, encode
+from .batch import Branch, Flight, Outcome, Subscribed, Tail, Ticket, encode
 from .duplicates import DuplicateWindow
 from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, write_all, zero_fill
 from .segment import Segment, SegmentTable
@@ -72,6 +72,8 @@ class Log:
         self.table = SegmentTable(())
         self.prepared: dict[bytes, Branch] = {}
         """Branches that wait for their outcome, by transaction. The leader's."""
+        self.subscribed: dict[Subscribed, int] = {}
+        """The durable subscriptions that are there, and their numbers. The leader's."""
         self._promised = 0
         """Bytes that their outcomes take; after Ctrl-C it may say too much until nothing is prepared."""
         self.durable_lsn = 0
@@ -316,7 +318,7 @@ class Log:
                     return
                 tail = self._tail
             try:
-                flight = encode(tail, tickets, self.window, self.durable_lsn, self.prepared)
+                flight = encode(tail, tickets, self.window, self.durable_lsn, self.prepared, self.subscribed)
             except Exception as error:  # our bug; it is for these callers, not for all who come after them
                 self._dismiss(tickets, error)
                 return
@@ -324,7 +326,7 @@ class Log:
                 # A removal queued before it made a destination need its name again, which the sender had not counted.
                 if not self._make_room(tickets, flight.tail.offset - tail.offset):
                     return
-                flight = encode(self._tail, tickets, self.window, self.durable_lsn, self.prepared)
+                flight = encode(self._tail, tickets, self.window, self.durable_lsn, self.prepared, self.subscribed)
             self._flight = flight
             self._finish(flight)
         finally:
@@ -490,7 +492,10 @@ class Log:
             self._lose(flight, error)
             return
         self._tail = flight.tail  # first: who sees that a branch is prepared no more makes that durable with `sync`
-        if flight.declared or flight.gone or flight.ids or flight.snapshot or flight.prepared or flight.settled:
+        if (
+            flight.declared or flight.gone or flight.ids or flight.snapshot or flight.prepared or flight.settled
+            or flight.subscribed
+        ):  # fmt: skip
             self._note(flight)
         if flight.data:
             self._deliver(flight)
@@ -524,6 +529,11 @@ class Log:
             self.window.add(flight.ids)
         if flight.snapshot is not None:
             self.snapshot_at = flight.snapshot
+        for key, number in (flight.subscribed or {}).items():
+            if number:
+                self.subscribed[key] = number
+            else:
+                self.subscribed.pop(key, None)
         for branch in flight.prepared or ():
             if branch.transaction not in self.prepared:
                 self._promised += branch.promise

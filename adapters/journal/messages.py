@@ -27,6 +27,7 @@ _decode_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _MESSAGE_AT: Final = f.RECORD_HEADER.size + f.SEQ.size + f.MESSAGE.size
 _unpack = f.MESSAGE_READ.unpack_from
 _unpack_crc = f.CRC.unpack_from
+_NEVER: Final = 0
 
 
 def encode(
@@ -43,7 +44,7 @@ def encode(
     Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id or
     a value that has no place in the format, and MessageTooLargeError.
     """
-    if priority != DEFAULT_PRIORITY or expires_at_ms:
+    if priority is not DEFAULT_PRIORITY or expires_at_ms is not _NEVER:
         require_order(priority, expires_at_ms)
     now = time.time_ns() // 1_000_000
     if not isinstance(body, bytes):

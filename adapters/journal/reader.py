@@ -10,11 +10,13 @@ from google_crc32c import extend as crc32c
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
-from ..base import TRANSACTION_BYTES
+from ..base import TRANSACTION_BYTES, Subscription
 from . import format as f
 from .batch import Entry
+from .destinations import DestinationState, SubscriptionState
 from .files import File
 from .index import Index
+from .messages import order_of
 
 WINDOW: Final = 1 << 20
 
@@ -199,7 +201,8 @@ class Replayer:
         if id_bytes and record.lsn > self.reflected_lsn:
             start = f.SEQ.size + f.MESSAGE.size
             key = (number, payload[start : start + id_bytes])
-        return (f.SEND, state, seq, record.lsn, record.offset, record.length, key)
+        extra = order_of(payload[f.SEQ.size :], self.index.priorities)
+        return (f.SEND, state, seq, record.lsn, record.offset, record.length, key, extra)
 
     def _prepare(self, record: Record, dead: bytes | None, base_lsn: int) -> Entry | None:
         """One whose outcome a snapshot knows is dead."""
@@ -222,15 +225,33 @@ class Replayer:
         if state is None:
             return None
         if record.kind == f.ACK:
-            return (f.ACK, state, f.ACK_PAYLOAD.unpack(record.payload)[2])
+            _, subscription, seq = f.ACK_PAYLOAD.unpack(record.payload)
+            return (f.ACK, state, seq, subscription)
         if record.kind == f.ACK_RANGE:
-            _, _, first, last = f.RANGE_PAYLOAD.unpack(record.payload)
-            return (f.ACK_RANGE, state, first, last)
+            _, subscription, first, last = f.RANGE_PAYLOAD.unpack(record.payload)
+            return (f.ACK_RANGE, state, first, last, subscription)
+        if record.kind == f.DELIVERED:
+            _, subscription, seq, count = f.DELIVERED_PAYLOAD.unpack(record.payload)
+            return (f.DELIVERED, state, seq, subscription, count)
+        if record.kind == f.SUBSCRIBE:
+            return (f.SUBSCRIBE, state, _subscription(state, record.payload))
+        if record.kind == f.UNSUBSCRIBE:
+            return (f.UNSUBSCRIBE, state, f.UNSUBSCRIBE_PAYLOAD.unpack(record.payload)[1])
         if record.lsn <= self.reflected_lsn:  # it came back before the snapshot, which tells its message ids
-            return (f.ACK_RANGE, state, 0, f.SEQ_MAX)
+            return (f.ACK_RANGE, state, 0, f.SEQ_MAX, 0)
         if not self.live:
             state.declared = False
         return (f.DESTINATION_GONE, state)
+
+
+def _subscription(state: DestinationState, payload: bytes) -> SubscriptionState:
+    _, number, start, flags, client_bytes, name_bytes, _ = f.SUBSCRIBE_PAYLOAD.unpack_from(payload)
+    name_at = f.SUBSCRIBE_PAYLOAD.size + client_bytes
+    client = payload[f.SUBSCRIBE_PAYLOAD.size : name_at].decode()
+    name = payload[name_at : name_at + name_bytes].decode()
+    selector = payload[name_at + name_bytes :].decode() if flags & f.HAS_SELECTOR else None
+    subscription = Subscription(state.destination, name, client, selector, bool(flags & f.NO_LOCAL))
+    return SubscriptionState(number, state, subscription, start)
 
 
 def _bit(bits: bytes, ordinal: int) -> bool:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
-from ..base import Progress
+from ..base import Progress, Subscription
 from . import format as f
 from . import snapshot as snapshots
 from .batch import Tail
+from .destinations import SubscriptionState
 from .files import File, SegmentFiles, write_all
 from .index import Checkpoint, Index
 from .log import Log
@@ -373,10 +375,16 @@ def _apply(
     table: SegmentTable,
     replayer: Replayer,
     dead: bytes | None = None,
+    reflected: Callable[[], None] | None = None,
 ) -> None:
+    """With `dead` the segment, or its part up to where a snapshot reflects it, is read for its live messages alone;
+    `reflected` is called where that part ends."""
     reader = BatchReader(segment.reading(), segment.seed, offset, lsn, end)
     replayer.path = str(segment.path)
     for batch in reader:
+        if reflected is not None and batch.last_lsn > replayer.reflected_lsn:
+            reflected()
+            dead = reflected = None
         entries = replayer.entries(batch, segment.number, dead, segment.base_lsn)
         while replayer.passed_over:
             segment.bury(replayer.passed_over.pop())
@@ -386,12 +394,15 @@ def _apply(
                 index.commit_partial()
     if reader.offset != end:
         raise CorruptionError(str(segment.path), reader.offset, f"records after {reader.lsn} do not read back")
+    if reflected is not None:
+        reflected()
 
 
 def rebuild(found: Survey, files: SegmentFiles, index: Index, replayer: Replayer, progress: Progress | None) -> None:
     """Fill an empty index from the whole journal."""
     table = found.table()
     kept: dict[int, snapshots.KeptSegment] = {}
+    latest: snapshots.Snapshot | None = None
     headers = {header.number: header for header in files.headers()}
     if found.snapshot[0]:
         latest = read_snapshot(files, headers, found.snapshot)
@@ -405,17 +416,37 @@ def rebuild(found: Survey, files: SegmentFiles, index: Index, replayer: Replayer
             index.remember((number, message_id), seq)
         for transaction in latest.committed:
             index.remember_committed(transaction)
+        index.next_subscription = max(index.next_subscription, latest.next_subscription)
+        for number, destination, client, name, selector, no_local, start in latest.subscriptions:
+            state = index.states[destination]
+            subscription = Subscription(state.destination, name, client, selector, no_local)
+            index.subscribe(SubscriptionState(number, state, subscription, start))
     total = sum(s.end or found.end.offset for s in table.segments)
     done = 0
     for segment in found.older:
         bits = kept[segment.number].dead_bits() if segment.number in kept else b""
-        _apply(segment, f.HEADER_BYTES, segment.base_lsn - 1, segment.end, index, table, replayer, bits)
         segment.dead = bytearray(bits) if bits else None
+        _apply(segment, f.HEADER_BYTES, segment.base_lsn - 1, segment.end, index, table, replayer, bits)
         done = _report(progress, done, segment.end or 0, total)
     for link, segment in enumerate(found.chain):
         end = found.end.offset if link == found.end.link else segment.end
-        _apply(segment, f.HEADER_BYTES, segment.base_lsn - 1, end, index, table, replayer)
+        bits, reflected = None, None
+        if latest is not None and segment.number == latest.first_needed and latest.first_dead is not None:
+            bits = latest.first_dead_bits() or b""
+            segment.dead = bytearray(bits) if bits else None
+            reflected = partial(_restore_rest, latest, index, table)
+        _apply(segment, f.HEADER_BYTES, segment.base_lsn - 1, end, index, table, replayer, bits, reflected)
         done = _report(progress, done, end or 0, total)
+
+
+def _restore_rest(latest: snapshots.Snapshot, index: Index, table: SegmentTable) -> None:
+    """All live messages that the snapshot reflects are in the index: who has acked them, how often they came back."""
+    for number, acked in latest.acked:
+        known = index.subscribers[number]
+        for first, last in snapshots.ranges_of(acked):
+            index.rows.ack_range(known.state, first, last, number, table)
+    for seq, number, count, destination in latest.deliveries:
+        index.rows.delivered(index.states[destination], number, seq, count)
 
 
 def _report(progress: Progress | None, done: int, more: int, total: int) -> int:

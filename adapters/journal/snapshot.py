@@ -7,16 +7,20 @@ it is there whole or not at all; it is written when it is small beside what it f
 
 from __future__ import annotations
 
+import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
-from .destinations import DestinationState
+from .destinations import DestinationState, SubscriptionState
 from .duplicates import DuplicateWindow
+from .index import Index
+from .rows import Rows
 from .segment import Segment
 
+RANGE = struct.Struct("<QQ")
 WORTH: Final = 4
 """A snapshot is written when it frees at least so many times its own size."""
 
@@ -57,6 +61,20 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     their records in `kept` segments, as live messages have."""
     carried: list[tuple[int, bytes]] = []
     """Of a decision log: type and payload of each record that is still in force."""
+    first_dead: bytes | None = None
+    """Which messages of the segment `first_needed` are dead, of those up to `lsn`; deflated bits as of a kept one. None
+    in snapshots from before subscriptions: then that segment is read from its start."""
+    next_subscription: int = 1
+    subscriptions: list[tuple[int, int, str, str, str | None, bool, int]] = []
+    """Number, destination id, client, name, selector, no_local, start."""
+    acked: list[tuple[int, bytes]] = []
+    """Subscription, and what it has acked of the messages that live: ranges of seqs, first and last as 64 bits each,
+    deflated."""
+    deliveries: list[tuple[int, int, int, int]] = []
+    """Seq, subscription (0: a queue), how often it has come back, destination id; where it has."""
+
+    def first_dead_bits(self) -> bytes | None:
+        return None if self.first_dead is None else zlib.decompress(self.first_dead)
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -67,26 +85,60 @@ def decode(payload: bytes) -> Snapshot:
 
 
 def take(
-    lsn: int,
-    seq: int,
-    first_needed: int,
-    next_destination: int,
-    kept: Iterable[Segment],
-    states: Iterable[DestinationState],
-    window: DuplicateWindow,
-    committed: list[bytes],
+    lsn: int, seq: int, active: Segment, kept: Iterable[Segment], index: Index, window: DuplicateWindow
 ) -> Snapshot:
-    """A snapshot of the index as it stands. Called under the index lock."""
+    """A snapshot of the index as it stands, up to `lsn` in the segment `active`. Called under the index lock."""
+    states = index.states.values()
+    known = [known for state in states for known in state.subscribers.values()]
     return Snapshot(
         lsn=lsn,
         seq=seq,
-        first_needed=first_needed,
-        next_destination=next_destination,
+        first_needed=active.number,
+        next_destination=index.next_destination,
         kept=[KeptSegment(s.number, s.nonce, s.base_lsn, s.last_lsn, s.end or 0, _deflate(s.dead)) for s in kept],
         destinations=[(s.id, s.destination.kind.value, s.destination.name) for s in states if s.declared or s.named],
         duplicates=[(key[0], seq, key[1]) for key, seq in window.items()],
-        committed=committed,
+        committed=index.committed(),
+        first_dead=zlib.compress(bytes(active.dead or b""), 1),
+        next_subscription=index.next_subscription,
+        subscriptions=[_subscription(one) for one in known],
+        acked=[said for state in states if state.subscribers for said in _acked(state, index.rows)],
+        deliveries=list(index.rows.all_deliveries()),
     )
+
+
+def _subscription(known: SubscriptionState) -> tuple[int, int, str, str, str | None, bool, int]:
+    _, name, client, selector, no_local = known.subscription
+    return known.number, known.state.id, client, name, selector, no_local, known.start
+
+
+def _acked(state: DestinationState, rows: Rows) -> Iterator[tuple[int, bytes]]:
+    """For each subscription of a topic the ranges of messages that it has acked, or that are not for it."""
+    runs: list[tuple[int, int, int]] = []  # first and last seq of neighbours that the same ones have yet to ack
+    for seq, pending in rows.pending(state):
+        if runs and runs[-1][2] == pending:
+            runs[-1] = (runs[-1][0], seq, pending)
+        else:
+            runs.append((seq, seq, pending))
+    for known in state.subscribers.values():
+        ranges: list[int] = []
+        joined = False
+        for first, last, pending in runs:
+            if pending & known.bit:
+                joined = False
+                continue
+            if joined:
+                ranges[-1] = last
+            else:
+                ranges += (first, last)
+            joined = True
+        if ranges:
+            yield known.number, zlib.compress(struct.pack(f"<{len(ranges)}Q", *ranges), 1)
+
+
+def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:
+    """What `Snapshot.acked` holds of one subscription."""
+    return RANGE.iter_unpack(zlib.decompress(acked))
 
 
 def size_expected(kept: Iterable[Segment], states: int, ids: int) -> int:

@@ -21,10 +21,34 @@ from typing import ClassVar, Final, TypeVar
 from pydantic import BaseModel
 
 from ...policies.config import JournalOptions
-from ...policies.destination import Destination
-from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, UnknownMessageError
-from ..base import Done, Headers, Message, Outgoing, Pending, Prepared, Progress, Receipt, StoreStats
-from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, Note
+from ...policies.destination import Destination, Kind
+from ...policies.errors import (
+    AnabranchError,
+    DestinationError,
+    OutcomeUnknownError,
+    StoreFullError,
+    SubscriptionError,
+    TransactionError,
+    UnknownMessageError,
+)
+from ..base import (
+    DEFAULT_PRIORITY,
+    EXPIRED,
+    Change,
+    Done,
+    Headers,
+    Message,
+    Outgoing,
+    Pending,
+    Prepared,
+    Progress,
+    Receipt,
+    StoreStats,
+    Subscription,
+    SubscriptionKey,
+    Undelivered,
+)
+from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, order_of
 from ..files import create_lmdb, disk_errors
 from . import format as f
 from . import messages as codec
@@ -33,16 +57,17 @@ from .applying import APPLY_AT, Applier
 from .batch import Branch, Operation, Outcome, Ticket
 from .bodies import Bodies
 from .check import violations
-from .destinations import SEQ, DestinationState, Place
+from .destinations import SEQ, DestinationState, Place, SubscriptionState
 from .directory import StoreDirectory
 from .duplicates import DuplicateWindow
 from .files import SegmentFiles
-from .holds import free_ranges
+from .holds import acks_of, come_back, delivered_of, free_ranges
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, remove_file
 from .limits import Room
 from .log import Log
 from .reader import Replayer
 from .reclaim import Reclaimer
+from .subscriptions import change_bytes, change_of, checked, require_topic, unknown
 from .transactions import Step, branch_of, new_branch, outcome_ticket, read_payload, summary
 
 log = logging.getLogger(__name__)
@@ -61,6 +86,8 @@ class JournalStore:
     """
 
     options_model: ClassVar[type[BaseModel]] = JournalOptions
+    volatile = False
+    shared = False
 
     def __init__(
         self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None
@@ -76,7 +103,7 @@ class JournalStore:
         """The state of a store that is not open yet."""
         options = self.options
         self.store_id = store_id
-        self._index = Index(index, store_id, options.duplicate_window)
+        self._index = Index(index, store_id, options.duplicate_window, options.priorities)
         self._delivery = Delivery(self.name, options.max_leases, options.max_deliveries)
         self._applier = Applier(self.name, self._index, options, self._delivery)
         files = SegmentFiles(self._directory.journal, self._count_sync)
@@ -87,6 +114,7 @@ class JournalStore:
         self._reclaimer = Reclaimer(self._log, self._applier.snapshot, self._applier.forget)
         self._applier.on_empty = self._reclaimer.notice
         self._sends = self._acks = 0
+        self._priorities = options.priorities
         limited = options.max_messages is not None or options.max_bytes is not None
         self._room = Room(self.name, options, window, self._count_held) if limited else None
 
@@ -170,13 +198,23 @@ class JournalStore:
         prepared = [read_payload(*known, found.table()) for known in index.prepared()]
         self._log.window.add(dict(index.duplicates()))
         recovery.take_over(found, self._log, replayer.seq, max(replayer.snapshot or (0, 0), found.snapshot))
+        self._log.subscribed.update(
+            ((known.state.id, known.subscription.key), known.number) for known in index.subscribers.values()
+        )
         self._applier.start()
         for payload in prepared:
-            branch = branch_of(payload, self._state)
-            self._delivery.claim_again((state.feed, seq) for state, seq in branch.acks)
+            branch = branch_of(payload, self._state, self.options.priorities, self._next_subscription)
+            for state, seq, number in branch.acks:
+                feeds = state.feeds(number) if number else index.rows.waiting_for(state, seq)
+                self._delivery.claim_again([(feeds, seq)])
             if self._room is not None:
                 branch.reservation = self._room.hold(branch.operations)
             self._log.restore(branch)
+
+    @property
+    def last_seq(self) -> int:
+        self._log.ensure_usable()
+        return self._log.tail.seq
 
     def close(self) -> None:
         if not self._opened:
@@ -211,8 +249,10 @@ class JournalStore:
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
     ) -> Receipt:
-        ticket = self._send_ticket(destination, body, headers, message_id, sync)
+        ticket = self._send_ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
         self._log.submit(ticket)
         seq, duplicate = self._wait(ticket)[0]
         return Receipt(destination, seq, duplicate)
@@ -231,8 +271,10 @@ class JournalStore:
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
     ) -> Future[Receipt]:
-        ticket = self._send_ticket(destination, body, headers, message_id, sync)
+        ticket = self._send_ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
         future: Future[Receipt] = Future()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
@@ -269,19 +311,32 @@ class JournalStore:
         headers: Headers | None,
         message_id: str | None,
         sync: bool | None,
+        priority: int,
+        expires_at_ms: int,
     ) -> Ticket:
         state = self._index.by_destination.get(destination) or self._state(destination)
-        rest, key = codec.encode(state, body, headers, message_id, self.options.message_bytes_max)
-        ticket = Ticket([(f.SEND, state, rest, key)], len(rest) + state.send_overhead, bool(sync))
+        limit, extra = self.options.message_bytes_max, None
+        rest, key = codec.encode(state, body, headers, message_id, limit, priority, expires_at_ms)
+        if expires_at_ms or self._priorities:
+            extra = (order_of(priority, self._priorities), expires_at_ms)
+        ticket = Ticket([(f.SEND, state, rest, key, extra)], len(rest) + state.send_overhead, bool(sync))
         if self._room is not None:
             ticket.reservation = self._room.reserve(ticket.operations)
         self._sends += 1
         return ticket
 
     def _send_operation(self, state: DestinationState, message: Outgoing | bytes) -> tuple[Operation, int]:
-        body, headers, message_id = message[:3] if isinstance(message, Outgoing) else (message, None, None)
-        rest, key = codec.encode(state, body, headers, message_id, self.options.message_bytes_max)
-        return (f.SEND, state, rest, key), len(rest) + state.send_overhead
+        limit, extra = self.options.message_bytes_max, None
+        if isinstance(message, Outgoing):
+            body, headers, message_id, priority, expires_at_ms, _ = message
+            rest, key = codec.encode(state, body, headers, message_id, limit, priority, expires_at_ms)
+            if expires_at_ms or self._priorities:
+                extra = (order_of(priority, self._priorities), expires_at_ms)
+        else:
+            rest, key = codec.encode(state, message, None, None, limit)
+            if self._priorities:
+                extra = (order_of(DEFAULT_PRIORITY, True), 0)
+        return (f.SEND, state, rest, key, extra), len(rest) + state.send_overhead
 
     def _send_operations(self, sends: Sequence[tuple[Destination, Outgoing]]) -> tuple[list[Operation], int]:
         operations: list[Operation] = []
@@ -297,7 +352,7 @@ class JournalStore:
         self._applier.check()
         with self._applier.lock:
             index = self._applier.current()
-            return index.messages, index.bytes
+            return index.rows.messages, index.rows.bytes
 
     def _state(self, destination: Destination) -> DestinationState:
         """The state of a destination, made if it is new here. Its name is journaled with its first message."""
@@ -314,29 +369,35 @@ class JournalStore:
                     index.by_destination[destination] = state
         return state
 
+    def _next_subscription(self) -> int:
+        """A number that no subscription of this store ever had."""
+        with self._declare_lock:
+            number = self._index.next_subscription
+            self._index.next_subscription = number + 1
+        return number
+
     def checkpoint(self) -> None:
         """Write the index out. Happens by itself; durability never depends on it."""
         self._applier.checkpoint()
 
     # Receiving
 
-    def receive(self, destination: Destination, timeout: float | None = 0) -> Message | None:
+    def receive(
+        self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
+    ) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        state = self._index.by_destination.get(destination)
-        if state is None:
-            self._log.ensure_usable()
-            if timeout == 0:
-                return None
-            state = self._state(destination)
-        feed = state.feed
+        feed = self._feed(destination, subscription, make=timeout != 0)
+        if feed is None:
+            return None
         while True:
             place = self._lease(feed)
             if place is not None:
                 try:
-                    message = self._bodies.one(state, place, feed)
+                    deliveries = self._deliveries(feed, place[SEQ]) if self._index.rows.counted else 0
+                    message = self._bodies.one(feed.owner, place, feed, deliveries)
                 except KeyboardInterrupt:
                     with self._applier.lock:
-                        self._delivery.unlease((feed,), place[SEQ], self._applier.current())
+                        self._delivery.unlease((feed,), place[SEQ], self._applier.current().rows)
                     raise
                 if message is not None:
                     return message
@@ -344,49 +405,151 @@ class JournalStore:
             elif timeout == 0 or not self._delivery.wait(feed, deadline, lambda: self._has_ready(feed)):
                 return None
 
+    def _feed(self, destination: Destination, subscription: SubscriptionKey | None, make: bool) -> Feed | None:
+        """What one receives from there draws from. None for a queue that is new here, unless `make`."""
+        state = self._index.by_destination.get(destination)
+        if destination.kind is Kind.TOPIC:
+            if subscription is None:
+                raise DestinationError(f"{destination} is received from by a durable subscription; say which")
+            known = state.subscriber(subscription) if state is not None else None
+            return (known or self._subscriber(destination, subscription)).feed
+        if subscription is not None:
+            require_topic(destination)
+        if state is None:
+            self._log.ensure_usable()
+            if not make:
+                return None
+            state = self._state(destination)
+        return state.feed
+
+    def _subscriber(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState:
+        """The subscription, with all that has returned. Raises UnknownSubscriptionError."""
+        require_topic(topic)
+        self._applier.check()
+        with self._applier.lock:
+            state = self._applier.current().by_destination.get(topic)
+            known = state.subscriber(key) if state is not None else None
+        if known is None:
+            raise unknown(topic, key)
+        return known
+
+    def _deliveries(self, feed: Feed, seq: int) -> int:
+        """How often a message that somebody holds has come back."""
+        self._applier.check()
+        with self._applier.lock:
+            return self._index.rows.deliveries(feed, seq)
+
     def _lease(self, feed: Feed) -> Place | None:
         self._applier.check()
         with self._applier.lock:
             index, delivery = self._applier.current(drained=False), self._delivery
+            place = None
             if feed.has_ready and not delivery.at_limit():
-                place = delivery.lease(feed, index)  # what was fetched before comes before all that is pending
-                if place is not None:
-                    return place
-            self._applier.drain()
-            delivery.require_room()
-            return delivery.lease(feed, index)
+                place = delivery.lease(feed, index.rows)  # what was fetched before comes before all that is pending
+            if place is None:
+                self._applier.drain()
+                delivery.require_room()
+                place = delivery.lease(feed, index.rows)
+                if feed.number and place is None and feed.number not in feed.owner.subscribers:
+                    raise unknown(feed.owner.destination, feed.key or ("", ""))
+            return place
 
     def _has_ready(self, feed: Feed) -> bool:
         self._applier.check()
         with self._applier.lock:
-            return self._delivery.anything(feed, self._applier.current())
+            rows = self._applier.current().rows
+            return self._delivery.anything(feed, rows) or (
+                feed.number != 0 and feed.number not in feed.owner.subscribers
+            )
+
+    def watch(
+        self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        self._log.ensure_usable()
+        feed = self._feed(destination, subscription, make=True)
+        assert feed is not None
+        return self._delivery.watch(feed, wake)
+
+    def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
+        self._applier.check()
+        with self._applier.lock:
+            rows = self._applier.current().rows
+            lost = self._delivery.take_undelivered(limit, rows)
+            counts = [max(rows.deliveries(feed, place[SEQ]) for feed in feeds) for feeds, place, _ in lost]
+        found: list[Undelivered] = []
+        try:
+            for (feeds, place, reason), count in zip(lost, counts, strict=True):
+                state: DestinationState = feeds[0].owner
+                message = self._bodies.one(
+                    state, place, feeds if state.is_topic and reason == EXPIRED else feeds[0], count
+                )
+                if message is not None:
+                    found.append(Undelivered(message, reason))
+                else:
+                    for feed in feeds:
+                        self._delivery.acked(feed, place[SEQ])
+        except BaseException:
+            with self._applier.lock:  # the caller knows of none of them
+                for feeds, place, _ in lost:
+                    self._delivery.unlease(feeds, place[SEQ], self._applier.current().rows)
+            raise
+        return found
 
     def _wake_all(self) -> None:
         for state in list(self._index.states.values()):
             state.wake()
 
-    def browse(self, destination: Destination, limit: int | None = None, after: int = 0) -> Iterator[Message]:
-        state = self._index.by_destination.get(destination)
+    def browse(
+        self,
+        destination: Destination,
+        limit: int | None = None,
+        after: int | Message = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> Iterator[Message]:
+        if isinstance(after, Message):
+            position = (order_of(after.priority, self._priorities), after.seq)
+        elif after and self._priorities:
+            raise ValueError(
+                f"store {self.name!r} orders by priority: a seq ({after}) is no place in its order; give the message"
+            )
+        else:
+            position = (0, after)
+        return self._browse(destination, limit, position, subscription)
+
+    def _browse(
+        self,
+        destination: Destination,
+        limit: int | None,
+        after: tuple[int, int],
+        subscription: SubscriptionKey | None,
+    ) -> Iterator[Message]:
         self._log.ensure_usable()
+        known = None if subscription is None else self._subscriber(destination, subscription)
+        state = self._index.by_destination.get(destination)
         left = limit if limit is not None else -1
         while state is not None and left != 0:
             self._applier.check()
             with self._applier.lock:
-                index = self._applier.current()
-                places = index.scan(state, after, PAGE if left < 0 else min(PAGE, left))
+                rows = self._applier.current().rows
+                if known is not None and known.number not in state.subscribers:
+                    return
+                count = PAGE if left < 0 else min(PAGE, left)
+                places = rows.look(state, known.bit if known is not None else 0, after, count, across=True)
+                number = known.number if known is not None else None if state.is_topic else 0
+                counts = rows.deliveries_of(places, number)
             if not places:
                 return
-            for message in self._bodies.page(state, places):
+            for message in self._bodies.page(state, places, counts, known.feed if known is not None else None):
                 yield message
                 left -= 1
-            after = places[-1][SEQ]
+            after = places[-1][:2]
 
     # Settling
 
     def ack(self, messages: Sequence[Message]) -> None:
         self._log.ensure_usable()
         try:
-            operations = _acks(self._delivery.take(self, messages, LEASED, LEAVING))
+            operations = acks_of(self._delivery.take(self, messages, LEASED, LEAVING))
             self._commit(Ticket(operations, f.ACK_BYTES * len(operations), False))
         except (UnknownMessageError, OutcomeUnknownError):
             raise
@@ -395,42 +558,120 @@ class JournalStore:
             raise
         self._acks += len(operations)
 
-    def release(self, messages: Sequence[Message]) -> None:
-        self._give_back(messages, LEASED)
+    def release(self, messages: Sequence[Message], delivered: bool = True) -> None:
+        self._give_back(messages, LEASED, delivered)
 
     def claim(self, message: Message) -> None:
         self._log.ensure_usable()
         self._delivery.take(self, [message], LEASED, CLAIMED)
 
     def unclaim(self, messages: Sequence[Message]) -> None:
-        self._give_back(messages, CLAIMED)
+        self._give_back(messages, CLAIMED, delivered=True)
 
-    def _give_back(self, messages: Sequence[Message], hold: int) -> None:
+    def _give_back(self, messages: Sequence[Message], hold: int, delivered: bool) -> None:
         """All or none of them, wherever Ctrl-C strikes."""
         self._log.ensure_usable()
         try:
             self._delivery.take(self, messages, hold, LEAVING)
+            if delivered:
+                self._count_deliveries(messages)
             self._applier.check()
             with self._applier.lock:
-                index = self._applier.current()
+                rows = self._applier.current().rows
                 try:
-                    self._delivery.give_back(messages, index)
+                    self._delivery.give_back(messages, rows)
                 except KeyboardInterrupt:
-                    self._delivery.give_back(messages, index)  # the rest; nobody can have leased any of them yet
+                    self._delivery.give_back(messages, rows)  # the rest; nobody can have leased any of them yet
                     raise
         except KeyboardInterrupt:
             self._delivery.put_back(messages, hold)  # unless they are all given back
             raise
 
+    def _count_deliveries(self, messages: Sequence[Message]) -> None:
+        """Write how often they have come back; nobody waits for the disk. Who is interrupted here and tries again
+        writes the same. On a full disk they are free all the same."""
+        operations = delivered_of(messages)
+        at_once = max(1, self._log.batch_bytes_max // f.DELIVERED_BYTES - 1)
+        try:
+            for start in range(0, len(operations), at_once):
+                part = operations[start : start + at_once]
+                ticket = Ticket(part, f.DELIVERED_BYTES * len(part), False)
+                ticket.lazy = True
+                self._log.submit(ticket)
+                self._log.wait(ticket)
+        except StoreFullError as error:
+            log.warning("store %s: %d deliveries are not counted: %s", self.name, len(operations), error)
+
+    # Durable subscriptions
+
+    def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
+        self._log.ensure_usable()
+        state = self._state(checked(subscription).topic)
+        number = self._next_subscription()
+        operation: Operation = (f.SUBSCRIBE, state, number, subscription, bool(retroactive))
+        ((found, known),) = self._commit(Ticket([operation], change_bytes(subscription), False))
+        self._applier.check()
+        with self._applier.lock:
+            self._applier.current()  # at once, so that who receives need not look for it
+            there = state.subscribers.get(found)
+        if known and there is not None and there.subscription[3:] != subscription[3:]:
+            raise SubscriptionError(
+                f"{subscription.topic} has a durable subscription {subscription.name!r} with selector "
+                f"{there.subscription.selector!r} and no_local {there.subscription.no_local}; unsubscribe first, and "
+                "its backlog is lost"
+            )
+        return not known
+
+    def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
+        known = self._subscriber(topic, subscription)
+        with self._applier.lock:
+            claimed, count = self._delivery.claimed(known.feed), known.count
+        if claimed:
+            raise TransactionError(
+                f"the subscription {subscription[1]!r} of {topic} cannot be removed: a transaction has claimed "
+                f"{claimed} of its messages; commit it or roll it back first"
+            )
+        operation: Operation = (f.UNSUBSCRIBE, known.state, subscription)
+        ((found, _),) = self._commit(Ticket([operation], f.UNSUBSCRIBE_BYTES, False))
+        self._applier.check()
+        with self._applier.lock:
+            self._applier.current()
+        if not found:
+            raise unknown(topic, subscription)
+        return count
+
+    def subscriptions(self) -> Sequence[Subscription]:
+        self._applier.check()
+        with self._applier.lock:
+            index = self._applier.current()
+            return [known.subscription for state in index.states.values() for known in state.subscribers.values()]
+
+    def _changes(self, changes: Sequence[Change]) -> tuple[list[Operation], int]:
+        operations: list[Operation] = []
+        size = 0
+        for change in changes:
+            state = self._state(checked(change.subscription).topic)
+            operations.append(change_of(change, state, self._next_subscription))
+            size += change_bytes(change.subscription)
+        return operations, size
+
+    # Committing
+
     def commit(
-        self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None = None,
+        changes: Sequence[Change] = (),
     ) -> list[Receipt]:
         self._log.ensure_usable()
-        operations, size = self._send_operations(sends)
-        size += f.ACK_BYTES * len(acks)
-        reservation = self._room.reserve(operations) if self._room is not None else None
+        operations, size = self._changes(changes) if changes else ([], 0)
+        sending, more = self._send_operations(sends)
+        operations += sending
+        size += more + f.ACK_BYTES * len(acks)
+        reservation = self._room.reserve(sending) if self._room is not None else None
         try:
-            operations += _acks(self._delivery.take(self, acks, CLAIMED, LEAVING))
+            operations += acks_of(self._delivery.take(self, acks, CLAIMED, LEAVING))
             ticket = Ticket(operations, size, bool(sync))
             ticket.reservation = reservation
             del reservation
@@ -442,6 +683,7 @@ class JournalStore:
             raise
         self._sends += len(sends)
         self._acks += len(acks)
+        done = done[len(changes) :]
         return [Receipt(destination, *result) for (destination, _), result in zip(sends, done, strict=True)]
 
     def _commit(self, ticket: Ticket) -> list[Outcome]:
@@ -466,11 +708,14 @@ class JournalStore:
         acks: Sequence[Message],
         sync: bool,
         room: object = None,
+        changes: Sequence[Change] = (),
     ) -> Pending[None]:
         self._log.ensure_usable()
-        operations, size = self._send_operations(sends)
-        operations += _acks(self._delivery.take(self, acks, CLAIMED, CLAIMED))
-        branch = new_branch(transaction, participants, operations, size + f.ACK_BYTES * len(acks))
+        operations, size = self._changes(changes)
+        sending, more = self._send_operations(sends)
+        operations += sending
+        operations += acks_of(self._delivery.take(self, acks, CLAIMED, CLAIMED))
+        branch = new_branch(transaction, participants, operations, size + more + f.BRANCH_ACK_BYTES * len(acks))
         branch.reservation, branch.messages = room, acks
         ticket = Ticket([(f.PREPARE, branch)], f.RECORD_HEADER.size + len(branch.payload), sync)
         ticket.promise = branch.promise = self._log.promise(branch)
@@ -481,19 +726,26 @@ class JournalStore:
         branch = self._prepared(transaction)
         if branch is None:
             return Done([])
-        self._sends += len(branch.operations) - len(branch.acks)
+        self._sends += len(branch.operations) - len(branch.acks) - branch.changes
         self._acks += len(branch.acks)
         destinations = [operation[1].destination for operation in branch.operations if operation[0] == f.SEND]
         return self._outcome(
             f.COMMIT,
             branch,
             # No outcomes where another thread had committed it before.
-            lambda outcomes: [Receipt(d, *done) for d, done in zip(destinations, outcomes, strict=False)],
+            lambda outcomes: [
+                Receipt(d, *done) for d, done in zip(destinations, outcomes[branch.changes :], strict=False)
+            ],
         )
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
         branch = self._prepared(transaction)
-        return Done(False) if branch is None else self._outcome(f.ROLLBACK, branch, self._applied)
+        if branch is None:
+            return Done(False)
+        self._applier.check()
+        with self._applier.lock:
+            branch.delivered = come_back(branch, self._applier.current().rows)
+        return self._outcome(f.ROLLBACK, branch, self._applied)
 
     def _applied(self, _outcomes: list[Outcome]) -> bool:
         """What a rollback frees is free once it is in the index."""
@@ -533,29 +785,47 @@ class JournalStore:
         self._log.ensure_usable()
         self._log.sync()
 
-    def purge(self, destination: Destination) -> int:
+    def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        if subscription is not None:
+            known = self._subscriber(destination, subscription)
+            return self._purge(known.state, (known.feed,))[0]
         state = self._index.by_destination.get(destination)
         if state is None:
             self._log.ensure_usable()
             return 0
+        counts, gone = self._purge(state, None)
+        return gone if state.is_topic else counts
+
+    def _purge(self, state: DestinationState, feeds: tuple[Feed, ...] | None) -> tuple[int, int]:
+        """Of these feeds, or of all. Returns how many were purged, of all feeds together, and by how many messages the
+        destination is less."""
         self._applier.check()
         with self._applier.lock:
-            index = self._applier.current()
-            ranges, count = free_ranges(self._delivery, state, index, PAGE)
-            if not ranges:
-                return 0
-            state.feed.purging += 1  # nobody shall receive what is about to go
+            rows = self._applier.current().rows
+            feeds = state.feeds() if feeds is None else feeds
+            ranges = [(feed, *free_ranges(self._delivery, feed, rows, PAGE)) for feed in feeds]
+            if not any(count for _, _, count in ranges):
+                return 0, 0
+            before = state.count
+            for feed in feeds:
+                feed.purging += 1  # nobody shall receive what is about to go
+        gone = 0
         try:
-            operations: list[Operation] = [(f.ACK_RANGE, state, first, last) for first, last in ranges]
-            self._commit(Ticket(operations, f.RANGE_BYTES * len(ranges), False))
+            operations: list[Operation] = [
+                (f.ACK_RANGE, state, first, last, feed.number) for feed, found, _ in ranges for first, last in found
+            ]
+            self._commit(Ticket(operations, f.RANGE_BYTES * len(operations), False))
             self._applier.check()
             with self._applier.lock:
-                index = self._applier.current()
-                self._delivery.purged(state.feed, index)
+                rows = self._applier.current().rows
+                for feed in feeds:
+                    self._delivery.purged(feed, rows)
+                gone = before - state.count
         finally:
-            state.feed.purging -= 1
-            state.wake()
-        return count
+            for feed in feeds:
+                feed.purging -= 1
+                feed.wake()
+        return sum(count for _, _, count in ranges), max(gone, 0)
 
     def delete(self, destination: Destination) -> int:
         state = self._index.by_destination.get(destination)
@@ -565,7 +835,7 @@ class JournalStore:
         self._applier.check()
         with self._applier.lock:
             self._applier.current()
-            claimed = self._delivery.claimed(state.feed)
+            claimed = sum(self._delivery.claimed(feed) for feed in state.feeds())
             if claimed:
                 raise TransactionError(
                     f"{destination} cannot be deleted: a transaction has claimed {claimed} of its messages; "
@@ -596,7 +866,9 @@ class JournalStore:
             index = self._applier.current()
             return [s.destination for s in list(index.states.values()) if s.declared]
 
-    def depth(self, destination: Destination) -> int:
+    def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        if subscription is not None:
+            return self._subscriber(destination, subscription).count
         self._applier.check()
         with self._applier.lock:
             index = self._applier.current()
@@ -633,6 +905,7 @@ class JournalStore:
                 segments={"active": 1, "retained": len(segments) - 1, "pooled": len(self._log.files.pool)},
                 live_percent=100.0 * live / sum(used) if sum(used) else 100.0,
                 failed=str(failed) if failed is not None else None,
+                subscriptions={known.subscription: known.count for s in states for known in s.subscribers.values()},
             )
 
     def check(self) -> Iterator[str]:
@@ -641,8 +914,3 @@ class JournalStore:
             index = self._applier.current()
             found = list(violations(index, self._log.table, self._applier.applied))
         yield from found
-
-
-def _acks(taken: list[tuple[Note, int]]) -> list[Operation]:
-    """What was taken, as acks."""
-    return [(f.ACK, feed.owner, seq) for feed, seq in taken]

@@ -15,13 +15,14 @@ import msgspec
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
-from ..base import TRANSACTION_BYTES, Prepared
+from ..base import TRANSACTION_BYTES, Change, Prepared, Subscription
 from . import format as f
 from .batch import Branch, Operation, Outcome, Ticket
 from .destinations import DestinationState
 from .log import Log
-from .messages import key_of, read_record_at
+from .messages import key_of, order_of, read_record_at
 from .segment import SegmentTable
+from .subscriptions import change_bytes, change_of
 
 T = TypeVar("T")
 
@@ -40,6 +41,10 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """Which of `destinations`, and a SEND's payload behind its destination id."""
     acks: list[tuple[int, int]]
     """Which of `destinations`, and the message's seq."""
+    subscriptions: list[int] = []
+    """For each ack the number of the subscription that it is for. Empty: all are of queues."""
+    changes: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
+    """Which of `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -52,6 +57,8 @@ def new_branch(transaction: bytes, participants: Sequence[bytes], operations: li
     destinations: list[tuple[int, str]] = []
     sends: list[tuple[int, bytes]] = []
     acks: list[tuple[int, int]] = []
+    subscriptions: list[int] = []
+    changes: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
     for operation in operations:
         state: DestinationState = operation[1]
         number = numbers.setdefault(state.id, len(destinations))
@@ -59,9 +66,16 @@ def new_branch(transaction: bytes, participants: Sequence[bytes], operations: li
             destinations.append((state.destination.kind.value, state.destination.name))
         if operation[0] == f.SEND:
             sends.append((number, operation[2][_ID_BYTES:]))
-        else:
+        elif operation[0] == f.ACK:
             acks.append((number, operation[2]))
-    payload = transaction + _encode(_Payload(list(participants), destinations, sends, acks))
+            subscriptions.append(operation[3])
+        elif operation[0] == f.SUBSCRIBE:
+            _, name, client, selector, no_local = operation[3]
+            changes.append((number, True, client, name, selector, no_local, operation[4]))
+        else:
+            changes.append((number, False, *operation[2], None, False, False))
+    said = _Payload(list(participants), destinations, sends, acks, subscriptions if any(subscriptions) else [], changes)
+    payload = transaction + _encode(said)
     return Branch(transaction, tuple(participants), operations, size, payload)
 
 
@@ -80,27 +94,39 @@ def read_payload(transaction: bytes, place: tuple[int, int, int], table: Segment
     return payload
 
 
-def branch_of(payload: bytes, state_of: Callable[[Destination], DestinationState]) -> Branch:
-    """The branch that a PREPARE record's payload tells."""
+def branch_of(
+    payload: bytes,
+    state_of: Callable[[Destination], DestinationState],
+    priorities: bool = False,
+    next_subscription: Callable[[], int] = lambda: 0,
+) -> Branch:
+    """The branch that a PREPARE record's payload tells. `next_subscription` gives a new one its number."""
     transaction = payload[:TRANSACTION_BYTES]
     said = _decode(payload[TRANSACTION_BYTES:])
     states = [state_of(Destination(Kind(kind), name)) for kind, name in said.destinations]
     operations: list[Operation] = []
     size = 0
+    for number, subscribe, client, name, selector, no_local, retroactive in said.changes:
+        state = states[number]
+        subscription = Subscription(state.destination, name, client, selector, no_local)
+        operations.append(change_of(Change(subscription, subscribe, retroactive), state, next_subscription))
+        size += change_bytes(subscription)
     for number, rest in said.sends:
         state = states[number]
         rest = f.GONE_PAYLOAD.pack(state.id) + rest
-        operations.append((f.SEND, state, rest, key_of(state, rest)))
+        operations.append((f.SEND, state, rest, key_of(state, rest), order_of(rest, priorities)))
         size += len(rest) + state.send_overhead
-    for number, seq in said.acks:
-        operations.append((f.ACK, states[number], seq))
-        size += f.ACK_BYTES
+    for position, (number, seq) in enumerate(said.acks):
+        subscription_number = said.subscriptions[position] if said.subscriptions else 0
+        operations.append((f.ACK, states[number], seq, subscription_number))
+        size += f.BRANCH_ACK_BYTES
     return Branch(transaction, tuple(said.participants), operations, size, payload)
 
 
 def outcome_ticket(kind: int, branch: Branch) -> Ticket:
     """The ticket that commits or rolls back a branch. Not synced: a decision, or the lack of one, stands behind it."""
-    size = f.OUTCOME_BYTES + (branch.size if kind == f.COMMIT else 0)
+    more = branch.size if kind == f.COMMIT else f.DELIVERED_BYTES * len(branch.delivered)
+    size = f.OUTCOME_BYTES + more
     ticket = Ticket([(kind, branch)], size, sync=False)
     ticket.lazy = True
     # The branch lets go of its room once it is settled, the ticket once its messages are counted as held: between the
@@ -112,7 +138,8 @@ def outcome_ticket(kind: int, branch: Branch) -> Ticket:
 def summary(branch: Branch) -> Prepared:
     """What recover_prepared says of it."""
     acks = len(branch.acks)
-    return Prepared(branch.transaction, branch.participants, len(branch.operations) - acks, acks)
+    sends = len(branch.operations) - acks - branch.changes
+    return Prepared(branch.transaction, branch.participants, sends, acks)
 
 
 class Step(Generic[T]):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.base import Message, Outgoing
-from anabranch.adapters.journal import JournalStore, applying, index
+from anabranch.adapters.journal import JournalStore, applying, holds, index
 from anabranch.adapters.journal import format as f
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
@@ -465,7 +465,8 @@ class TestInterleavings:
         message = claim(store)
         take(store).release()  # what was fetched ahead is there without asking the index
         name = prepare(store, 1, (), [message])
-        settle = applying.settle
+        assert store.depth(A) == 4  # the prepare is applied
+        settle = holds.settle
 
         def interrupted(*given: Any) -> None:
             settle(*given)
@@ -492,7 +493,7 @@ class TestInterleavings:
         name = prepare(store, 1, (), [message])
         store = quiet(disk.crash(store))
         first = take(store)
-        settle = applying.settle
+        settle = holds.settle
 
         def interrupted(*given: Any) -> None:
             settle(*given)

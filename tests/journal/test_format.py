@@ -13,12 +13,14 @@ from google_crc32c import extend as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.adapters.files import create_lmdb
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import messages, snapshot
 from anabranch.adapters.journal.batch import Branch, Flight, Operation, Tail, Ticket, encode
 from anabranch.adapters.journal.destinations import DestinationState
 from anabranch.adapters.journal.duplicates import DuplicateWindow
 from anabranch.adapters.journal.files import File
+from anabranch.adapters.journal.index import MAP_BYTES, Index
 from anabranch.adapters.journal.reader import BatchReader
 from anabranch.adapters.journal.segment import Segment, SegmentTable
 from anabranch.adapters.journal.transactions import branch_of, new_branch
@@ -175,14 +177,22 @@ class TestBatches:
 
 
 class TestSnapshot:
-    def test_round_trip(self) -> None:
+    def test_round_trip(self, tmp_path: Path) -> None:
         dead = bytearray(b"\x01\x80") + bytes(62)
         segment = Segment(header_of(5, 100, nonce=9), Path("x"))
         segment.end, segment.last_lsn, segment.dead = 5000, 199, dead
-        states = [DestinationState(1, Destination.parse("a"), True), DestinationState(2, Destination.parse("ü"), False)]
+        active = Segment(header_of(6, 200, nonce=9), Path("y"))
         window = DuplicateWindow(10)
         window.add({(1, b"x"): 3, (1, b"y"): 4})
-        taken = snapshot.take(250, 77, 6, 3, [segment], states, window, [b"t" * 32])
+        create_lmdb(tmp_path / "index.mdb", MAP_BYTES)
+        index = Index(tmp_path / "index.mdb", bytes(16), 10)
+        index.open()
+        index.declare(1, Destination.parse("a"))
+        index.next_destination = 3
+        index.states[2] = DestinationState(2, Destination.parse("ü"), False)
+        index.remember_committed(b"t" * 32)
+        taken = snapshot.take(250, 77, active, [segment], index, window)
+        index.close()
         again = snapshot.decode(taken.encode())
         assert again == taken
         assert (again.lsn, again.seq, again.first_needed, again.next_destination) == (250, 77, 6, 3)
@@ -288,8 +298,8 @@ class TestBranches:
         operations: list[Operation] = []
         for name, body, message_id in sends:
             state = before.state(Destination.parse(name))
-            operations.append((f.SEND, state, *messages.encode(state, body, None, message_id, 10_000)))
-        operations += [(f.ACK, before.state(Destination.parse(name)), seq) for name, seq in acks]
+            operations.append((f.SEND, state, *messages.encode(state, body, None, message_id, 10_000), None))
+        operations += [(f.ACK, before.state(Destination.parse(name)), seq, 0) for name, seq in acks]
         branch = new_branch(b"t" * 32, participants, operations, 0)
         again = branch_of(branch.payload, after.state)
         assert (again.transaction, again.participants) == (b"t" * 32, tuple(participants))
@@ -301,9 +311,9 @@ class TestBranches:
             assert state.id >= 1000
             if kind == f.SEND:
                 assert what == f.GONE_PAYLOAD.pack(state.id) + what_before[4:]
-                assert key == [(state.id, key_before[0][1]) if key_before[0] else None]
+                assert key == [(state.id, key_before[0][1]) if key_before[0] else None, None]
             else:
-                assert what == what_before
+                assert [what, *key] == [what_before, *key_before]
         assert new_branch(b"t" * 32, participants, again.operations, 0).payload == branch.payload
 
     def settle(self, *operations: Operation, prepared: Sequence[Branch] = ()) -> Flight:
@@ -314,8 +324,8 @@ class TestBranches:
 
     def test_an_outcome_is_written_once_and_only_of_what_is_prepared(self) -> None:
         state = DestinationState(1, Destination.parse("a"), True)
-        one = new_branch(b"1" * 32, [], [(f.ACK, state, 7)], 0)
-        other = new_branch(b"2" * 32, [], [(f.ACK, state, 8)], 0)
+        one = new_branch(b"1" * 32, [], [(f.ACK, state, 7, 0)], 0)
+        other = new_branch(b"2" * 32, [], [(f.ACK, state, 8, 0)], 0)
         for outcome in (f.COMMIT, f.ROLLBACK):
             nothing = self.settle((outcome, one))
             assert (nothing.data, nothing.entries, nothing.settled) == (b"", [], None)
@@ -340,11 +350,11 @@ class TestMessages:
         seq, lsn, offset, seed = 11, 13, 4128, 99
         record = f.SEND_START.pack(len(rest) + 8, lsn, f.SEND, 0, 0, seq) + rest
         record = f.CRC.pack(crc32c(seed ^ offset, record)) + record
-        place = (seq, lsn, offset, len(record))
+        place = (0, seq, 0, lsn, offset, len(record))
         store: object = object()
-        message = messages.decode(store, state, seed, place, record, True)  # type: ignore[arg-type]
+        message = messages.decode(store, state, seed, place, record, state.feed)  # type: ignore[arg-type]
         assert message is not None
         assert (message.body, message.headers, message.message_id, message.seq) == (body, headers, message_id, seq)
-        for wrong in ((12, lsn, offset), (seq, 14, offset), (seq, lsn, 4129)):
-            assert messages.decode(store, state, seed, (*wrong, len(record)), record, True) is None  # type: ignore[arg-type]
-        assert messages.decode(store, state, seed, place, record[:-1], True) is None  # type: ignore[arg-type]
+        for wrong in ((0, 12, 0, lsn, offset), (0, seq, 0, 14, offset), (0, seq, 0, lsn, 4129)):
+            assert messages.decode(store, state, seed, (*wrong, len(record)), record, state.feed) is None  # type: ignore[arg-type]
+        assert messages.decode(store, state, seed, place, record[:-1], state.feed) is None  # type: ignore[arg-type]

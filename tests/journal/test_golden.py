@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import anabranch
+from anabranch.adapters.base import DEFAULT_PRIORITY
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.batch import Operation, Tail, Ticket, encode
@@ -47,7 +48,7 @@ HEADER = f.SegmentHeader(
     capacity=65536,
 )
 CHECKPOINT = Checkpoint(
-    version=1,
+    version=2,
     store_id=STORE_ID,
     lsn=107,
     segment=3,
@@ -58,6 +59,8 @@ CHECKPOINT = Checkpoint(
     next_destination=3,
     snapshot=(3, 4096),
     clean=True,
+    next_subscription=7,
+    priorities=True,
 )
 
 
@@ -95,14 +98,14 @@ def read(path: Path, data: bytes) -> list[Record]:
 def messages_and_acks() -> list[Operation]:
     orders = DestinationState(1, Destination.parse("queue://orders.ü"), declared=False)
     prices = DestinationState(2, Destination.parse("topic://prices"), declared=True)
-    plain = f.MESSAGE.pack(2, f.DEFAULT_PRIORITY, 0, 0, 0, 1_700_000_000_001, 0)
+    plain = f.MESSAGE.pack(2, DEFAULT_PRIORITY, 0, 0, 0, 1_700_000_000_001, 0)
     headers = msgspec.msgpack.encode({"sku": "T-1"})
-    start = f.MESSAGE.pack(1, f.DEFAULT_PRIORITY, 0, 4, len(headers), 1_700_000_000_000, 0)
+    start = f.MESSAGE.pack(1, DEFAULT_PRIORITY, 0, 4, len(headers), 1_700_000_000_000, 0)
     return [
-        (f.SEND, orders, start + b"id-1" + headers + b"body", (1, b"id-1")),
-        (f.SEND, prices, plain, None),
-        (f.ACK, prices, 48),
-        (f.ACK_RANGE, prices, 10, 20),
+        (f.SEND, orders, start + b"id-1" + headers + b"body", (1, b"id-1"), None),
+        (f.SEND, prices, plain, None, None),
+        (f.ACK, prices, 48, 0),
+        (f.ACK_RANGE, prices, 10, 20, 0),
     ]
 
 
@@ -174,10 +177,10 @@ def test_what_a_prepare_says() -> None:
     assert (orders.id, prices.id) == (70, 71)
     assert branch.transaction == TRANSACTION
     assert branch.participants == (STORE_ID, b"another store id")
-    (_, to, rest, key), (_, to_other, _, no_key), (_, acked_of, seq) = branch.operations
+    (_, to, rest, key, _), (_, to_other, _, no_key, _), (_, acked_of, seq, _) = branch.operations
     assert (to, key, to_other, no_key) == (orders, (70, b"id-1"), prices, None)
     assert f.MESSAGE.unpack_from(rest)[0] == 70
-    assert (acked_of, seq, branch.acks) == (prices, 48, [(prices, 48)])
+    assert (acked_of, seq, branch.acks) == (prices, 48, [(prices, 48, 0)])
     again = new_branch(TRANSACTION, branch.participants, branch.operations, 0)
     assert again.payload == prepared.payload
 
@@ -233,10 +236,10 @@ def test_the_short_ways_make_the_same_bytes(kind: str) -> None:
     tail = tail_of(HEADER)
     state = DestinationState(2, Destination.parse("topic://prices"), declared=True)
     rest = f.MESSAGE.pack(2, 4, 0, 0, 0, 1, 0) + b"body"
-    operation: Operation = (f.SEND, state, rest, None) if kind == "send" else (f.ACK, state, 48)
+    operation: Operation = (f.SEND, state, rest, None, None) if kind == "send" else (f.ACK, state, 48, 0)
     window = DuplicateWindow(10)
     window.add({(2, b"known"): 7})
-    duplicate: Operation = (f.SEND, state, rest, (2, b"known"))
+    duplicate: Operation = (f.SEND, state, rest, (2, b"known"), None)
     short = encode(tail, [Ticket([operation], 0, False)], window, 98)
     long = encode(tail, [Ticket([operation, duplicate], 0, False)], window, 98)
     assert short.data == long.data
