@@ -5,6 +5,8 @@ They live here and not with the adapters, so that checking a file imports none o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
@@ -18,6 +20,21 @@ from .units import GIB, KIB, MIB
 def _dead_letter(pattern: str) -> str:
     Destination.parse(dead_letter_name(pattern, "x"))
     return pattern
+
+
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,47}"
+
+
+def _prefix(text: str) -> str:
+    if not re.fullmatch(rf"({_IDENTIFIER}\.)?({_IDENTIFIER})?", text):
+        raise ValueError("expected a prefix of names, `mq_`, or a schema's name with a dot, `mq.`: letters, digits and _")
+    return text
+
+
+def _identifier(text: str) -> str:
+    if not re.fullmatch(_IDENTIFIER, text):
+        raise ValueError("expected a name: letters, digits and _, the first no digit, at most 48 of them")
+    return text
 
 
 class StoreOptions(Options):
@@ -114,6 +131,26 @@ class SqlOptions(StoreOptions):
     once."""
     max_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds; a send beyond it fails. None: no limit."""
+    schema_prefix: Annotated[str, AfterValidator(_prefix)] = ""
+    """What stands before the name of each table: `mq_`, or with a dot behind it a schema of the database, `mq.`. Small
+    and capital letters are the same."""
+    table_names: Mapping[str, Annotated[str, AfterValidator(_identifier)]] = {}
+    """Other names for tables: `{messages: JMS_MESSAGES}`."""
+    create_tables: Annotated[bool, Field(strict=True)] = True
+    """Whether tables that are missing are created when the store is. Else they must be there: `anabranch schema print`
+    shows how."""
+    statements: Mapping[str, str] = {}
+    """Other SQL for some of the statements, by name: docs/sql.md lists them with their parameters."""
+    chunk_size: Annotated[int, Size(KIB, 256 * MIB)] = MIB
+    """Longer bodies are stored in several rows, each of so many bytes."""
+    sync_period: Annotated[float, Duration(0.0, 10.0)] = 0.0
+    """How long a database transaction waits for more work to be done in it. 0: what was asked for while the one before
+    was under way is done together."""
+    batch_operations_max: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
+    """The most sends and acks that share one database transaction."""
+    outcome_timeout: Annotated[float, Duration(0.0, 3600)] = 5.0
+    """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails with
+    OutcomeUnknownError, and the store finds out later."""
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Self:

@@ -1,1 +1,29 @@
-"""The SQL store."""
+"""SQL stores: tables of a database, by SQLAlchemy Core. SQLite in the store's own directory, or a server.
+
+    SqlStore.create("ledger", directory, SqlOptions(url="postgresql+psycopg://app@localhost/ledger"))
+    store = SqlStore("ledger", directory, SqlOptions(url=...))
+    store.open()
+
+    store.lock   locked while open; holds the owner's pid and host       (directory.py)
+    store.id     the store's id, the same as in the table STORE
+    store.db     SQLite's, where no url is given
+
+The tables are described in docs/sql.md. What many callers ask for at the same time shares one database transaction
+(writer.py); a call returns once that is committed: on SQLite with `synchronous=FULL`, on PostgreSQL with
+`synchronous_commit = on`. So whatever has returned survives a kill of the process, of the server, and a power failure,
+as far as the database's own disks do. A branch of a transaction over several stores is a row of XALOG until its
+outcome. While the database cannot be reached calls raise StoreFailedError; when it is back, the next call finds it.
+"""
+
+from __future__ import annotations
+
+from ...policies.errors import MissingExtraError
+
+try:
+    import sqlalchemy  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingExtraError("SQL stores need SQLAlchemy: pip install 'anabranch[sql]'") from error
+
+from .store import SqlStore
+
+__all__ = ["SqlStore"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, event, text
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -146,3 +147,17 @@ def is_of_the_disk(error: SQLAlchemyError) -> bool:
     """Whether a disk of ours has failed, so that what was written before may be lost too: SQLite alone tells."""
     name, _ = _codes(error)
     return name.startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+# Space ---------------------------------------------------------------------------------------------------------------
+
+
+def reclaim(engine: Engine) -> int:
+    """Give back space that the database does not need; returns bytes. A server sees to that by itself."""
+    if engine.dialect.name != "sqlite" or not engine.url.database:
+        return 0
+    wal = Path(f"{engine.url.database}-wal")
+    before = wal.stat().st_size if wal.exists() else 0
+    with engine.connect() as connection:
+        connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return max(0, before - (wal.stat().st_size if wal.exists() else 0))

@@ -1,0 +1,120 @@
+"""A message as it is stored, and read back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ...policies.destination import Destination
+from ...policies.errors import MessageTooLargeError
+from ..base import Headers, Outgoing, encoded_id, plain_body, plain_headers, require_order
+
+MESSAGE_ID_BYTES_MAX: Final = 1024
+OVERHEAD: Final = 64
+"""Bytes that a message counts beside what it holds."""
+
+_encode_headers = msgspec.msgpack.Encoder().encode
+_decode_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
+
+
+class Sending(NamedTuple):
+    """A message that is about to be stored. Its seq comes when it is."""
+
+    destination: Destination
+    body: bytes
+    headers: bytes | None
+    message_id: str | None
+    priority: int
+    expires_at_ms: int
+    sent_at_ms: int
+
+    @property
+    def size(self) -> int:
+        """What it counts for `max_bytes`."""
+        return OVERHEAD + len(self.body) + len(self.headers or b"") + len(self.message_id or "")
+
+
+class Row(NamedTuple):
+    """What MESSAGES says of a message."""
+
+    seq: int
+    priority: int
+    expires_at_ms: int
+    size: int
+    parts: int
+    deliveries: int
+    sent_at_ms: int
+    message_id: str | None
+    headers: bytes | None
+    content: bytes | None
+    """None: in CHUNKS, or too long to be read ahead."""
+
+
+def sending(destination: Destination, message: Outgoing, limit: int) -> Sending:
+    """Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id
+    or a value that has no place, and MessageTooLargeError."""
+    body, headers, message_id, priority, expires_at_ms, _ = message
+    if not isinstance(body, bytes):
+        body = plain_body(body)
+    require_order(priority, expires_at_ms)
+    packed = _pack(headers) if headers else None
+    if message_id is not None:
+        size = len(encoded_id(message_id))
+        if not 0 < size <= MESSAGE_ID_BYTES_MAX:
+            raise ValueError(
+                f"message_id {message_id[:40]!r} takes {size} bytes; 1 to {MESSAGE_ID_BYTES_MAX} are allowed"
+            )
+    found = Sending(
+        destination, body, packed, message_id, priority, expires_at_ms, time.time_ns() // 1_000_000
+    )  # fmt: skip
+    size = found.size - OVERHEAD
+    if size > limit:
+        raise MessageTooLargeError(
+            f"a message of {size} bytes for {destination} is larger than message_bytes_max, {limit}; raise the limit "
+            "or send it in parts"
+        )
+    return found
+
+
+def _pack(headers: Headers) -> bytes:
+    plain = plain_headers(headers)
+    try:
+        return _encode_headers(plain)
+    except OverflowError:
+        raise ValueError(f"a header's integer is beyond 64 bits: {plain!r}; send it as a str") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a header is not valid unicode: {plain!r}: {error.reason}; send it as bytes") from None
+
+
+def headers_of(row: Row) -> dict[str, Any]:
+    return _decode_headers(row.headers) if row.headers else {}
+
+
+def row_of(found: Any) -> Row:
+    """A row as a statement gives it."""
+    seq, priority, expires, size, parts, deliveries, sent_at, message_id, headers, content = found
+    return Row(
+        seq, priority, expires, size, parts, deliveries, sent_at,
+        None if message_id is None else unescaped(message_id),
+        None if headers is None else bytes(headers),
+        None if content is None else bytes(content),
+    )  # fmt: skip
+
+
+def chunks(body: bytes, size: int) -> Iterator[bytes]:
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+# PostgreSQL's texts hold no NUL, which a message id or a subscription's name may.
+
+
+def escaped(text: str) -> str:
+    return text.replace("\x1a", "\x1a1").replace("\0", "\x1a0") if "\0" in text or "\x1a" in text else text
+
+
+def unescaped(text: str) -> str:
+    return text.replace("\x1a0", "\0").replace("\x1a1", "\x1a") if "\x1a" in text else text

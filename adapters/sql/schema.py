@@ -1,0 +1,159 @@
+"""The tables of a store; docs/sql.md explains each column.
+
+MESSAGES, XALOG and DURABLES with the columns that SwiftMQ's JDBC store has are the public schema; further columns and
+tables are ours. All are small letters to SQLAlchemy, which is to say that no database minds the case.
+
+S1  A row of MESSAGES is a message; it goes when it is dead. Of a body longer than `chunk_size`
+    CONTENT is null and PARTS says how many rows of CHUNKS hold it.
+S2  A topic's message has a row in ACKS for each subscription that has acked it and was entitled to it (its STARTID is
+    not above the message's ID), while another one has not.
+S3  STORE.BATCH counts the transactions that have written; each says which one it is, so that two owners cannot both
+    write, and that one whose COMMIT was cut off can be looked up.
+S4  STORE.LASTID is the highest ID ever given out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, SmallInteger, String, Table, Text
+
+VERSION: Final = 1
+
+TABLES: Final = (
+    "messages", "chunks", "destinations", "durables", "acks", "redeliveries", "xalog", "committed", "duplicates",
+    "store", "lease",
+)  # fmt: skip
+
+_Big: Final = BigInteger().with_variant(Integer, "sqlite")
+"""64 bits everywhere; SQLite makes it the row's own number."""
+
+
+def _key(name: str, kind: Any = _Big) -> Column[Any]:
+    return Column(name, kind, primary_key=True, autoincrement=False)
+
+
+def _column(name: str, kind: Any, nullable: bool = False) -> Column[Any]:
+    return Column(name, kind, nullable=nullable)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The tables under one prefix and, where they are renamed, under their own names."""
+
+    metadata: MetaData
+    prefix: str
+    """As it is written: `mq.` is a schema of the database, `mq_` the beginning of each name."""
+    messages: Table
+    chunks: Table
+    destinations: Table
+    durables: Table
+    acks: Table
+    redeliveries: Table
+    xalog: Table
+    committed: Table
+    duplicates: Table
+    store: Table
+    lease: Table
+
+    @property
+    def tables(self) -> list[Table]:
+        """All, those that are made first first."""
+        return [getattr(self, name) for name in TABLES]
+
+    def named(self, table: Table) -> str:
+        """A table's name as statements write it, without quotes."""
+        return table.fullname
+
+
+def schema(prefix: str = "", names: Mapping[str, str] | None = None) -> Schema:
+    """The tables under a prefix that options have checked; `names` gives some of TABLES other names."""
+    owner, dot, start = prefix.lower().rpartition(".")
+    metadata = MetaData(schema=owner if dot else None)
+    renamed = {name.lower(): given.lower() for name, given in (names or {}).items()}
+
+    def table(name: str, *columns: Column[Any]) -> Table:
+        return Table(start + renamed.get(name, name), metadata, *columns)
+
+    messages = table(
+        "messages",
+        _key("id"),
+        _column("queuename", Text),
+        _column("destination", Integer),
+        _column("priority", SmallInteger),
+        _column("deliverycount", Integer),
+        _column("expirationtime", BigInteger),
+        _column("sentat", BigInteger),
+        _column("size", BigInteger),
+        _column("parts", Integer),
+        _column("messageid", Text, nullable=True),
+        _column("headers", LargeBinary, nullable=True),
+        _column("content", LargeBinary, nullable=True),
+    )
+    Index(f"{messages.name}_place", messages.c.destination, messages.c.id)
+    expiring = messages.c.expirationtime > 0
+    Index(
+        f"{messages.name}_expiry", messages.c.expirationtime, messages.c.id,
+        sqlite_where=expiring, postgresql_where=expiring,
+    )  # fmt: skip
+    acks = table("acks", _key("durable", Integer), _key("id", BigInteger))
+    Index(f"{acks.name}_message", acks.c.id)
+    redeliveries = table(
+        "redeliveries", _key("durable", Integer), _key("id", BigInteger), _column("deliverycount", Integer)
+    )
+    Index(f"{redeliveries.name}_message", redeliveries.c.id)
+    return Schema(
+        metadata=metadata,
+        prefix=prefix.lower(),
+        messages=messages,
+        chunks=table("chunks", _key("id", BigInteger), _key("part", Integer), _column("content", LargeBinary)),
+        destinations=table(
+            "destinations", _key("number", Integer), _column("kind", SmallInteger), _column("name", Text)
+        ),
+        durables=table(
+            "durables",
+            _key("number", Integer),
+            _column("clientid", Text),
+            _column("durablename", Text),
+            _column("topicname", Text),
+            _column("selector", Text, nullable=True),
+            _column("nolocal", SmallInteger),
+            _column("destination", Integer),
+            _column("startid", BigInteger),
+        ),
+        acks=acks,
+        redeliveries=redeliveries,
+        xalog=table("xalog", _key("id"), _column("xid", String(64)), _column("content", LargeBinary, nullable=True)),
+        committed=table("committed", _key("xid", String(64))),
+        duplicates=table(
+            "duplicates",
+            _key("number"),
+            _column("destination", Integer),
+            _column("messageid", Text),
+            _column("id", BigInteger),
+        ),
+        store=table(
+            "store",
+            _key("storeid", String(32)),
+            _column("version", Integer),
+            _column("batch", BigInteger),
+            _column("lastid", BigInteger),
+            _column("lastnumber", BigInteger),
+        ),
+        lease=table(
+            "lease",
+            _key("storeid", String(32)),
+            _column("holder", Text, nullable=True),
+            _column("expires", BigInteger),
+        ),
+    )
+
+
+def priority_index(tables: Schema) -> Index:
+    """What receiving by priority goes by, in stores that do; not among those that `schema` makes."""
+    messages = tables.messages
+    name = f"{messages.name}_order"
+    found = next((index for index in messages.indexes if index.name == name), None)
+    return found or Index(name, messages.c.destination, messages.c.priority, messages.c.id)

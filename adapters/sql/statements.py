@@ -1,0 +1,257 @@
+"""Every statement of a store by its name, so that a configuration can give another for it.
+
+    statements:
+      update.delivered: "update ${schema-prefix}MESSAGES set DELIVERYCOUNT = :count where ID = :message"
+
+A statement that is given takes the parameters that ours takes, all of them, and a query gives its columns in our order.
+`${schema-prefix}` stands for the option; `${messages}`, `${xalog}` and so on for a table's whole name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from ...policies.destination import Kind
+from ...policies.errors import ConfigError
+from .schema import TABLES, Schema
+
+p = bindparam
+
+_VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
+
+
+def _insert(table: Table) -> Executable:
+    return insert(table).values({column: p(column.name, type_=column.type) for column in table.c})
+
+
+def _reading(s: Schema) -> dict[str, Executable]:
+    m = s.messages.c
+    place = (m.id, m.priority, m.expirationtime, m.size, m.parts, m.deliverycount)
+    row = (*place, m.sentat, m.messageid, m.headers)
+    small = case((m.size <= p("inline"), m.content), else_=None)
+    there = m.destination == p("destination")
+    of_priority = m.priority == p("priority")
+    unacked = ~exists().where(s.acks.c.durable == p("durable"), s.acks.c.id == m.id)
+
+    def page(*conditions: ColumnElement[bool]) -> Executable:
+        behind = m.id > p("after")
+        return select(*row, small).where(there, *conditions, behind).order_by(m.id).limit(p("most"))
+
+    later = or_(m.expirationtime > p("after"), and_(m.expirationtime == p("after"), m.id > p("after_id")))
+    expiring = func.sum(case((m.expirationtime > 0, 1), else_=0))
+    counts = (m.priority, func.count(), func.sum(m.size), expiring, func.max(m.id))
+    r = s.redeliveries.c
+    dangling = ~exists().where(m.id == s.acks.c.id) | ~exists().where(s.durables.c.number == s.acks.c.durable)
+    no_message = ~exists().where(m.id == r.id) | ~exists().where(s.durables.c.number == r.durable)
+    nowhere = ~exists().where(m.id == s.chunks.c.id) & ~exists().where(s.xalog.c.id == s.chunks.c.id)
+    return {
+        "select.orphans.acks": select(*s.acks.c).where(dangling).limit(p("most")),
+        "select.orphans.redeliveries": select(r.durable, r.id).where(no_message).limit(p("most")),
+        "select.orphans.chunks": select(s.chunks.c.id, s.chunks.c.part).where(nowhere).limit(p("most")),
+        "select.finished": select(m.id)
+        .where(
+            exists().where(s.destinations.c.number == m.destination, s.destinations.c.kind == Kind.TOPIC.value),
+            ~_waits(s),
+        )
+        .order_by(m.id)
+        .limit(p("most")),
+        "select.message": select(*row, m.content).where(m.id == p("message")),
+        "select.chunks": select(s.chunks.c.content).where(s.chunks.c.id == p("message")).order_by(s.chunks.c.part),
+        "select.messages": page(),
+        "select.messages.priority": page(of_priority),
+        "select.messages.durable": page(unacked),
+        "select.messages.durable.priority": page(unacked, of_priority),
+        "select.places": select(*place).where(there, m.id > p("after")).order_by(m.id).limit(p("most")),
+        "select.expired": select(m.destination, *place)
+        .where(m.expirationtime > 0, m.expirationtime <= p("now"), later)
+        .order_by(m.expirationtime, m.id)
+        .limit(p("most")),
+        "select.expiry": select(func.min(m.expirationtime)).where(m.expirationtime > 0),
+        "select.spent": select(m.destination, m.id)
+        .where(m.deliverycount >= p("least"), m.id > p("after"))
+        .order_by(m.id)
+        .limit(p("most")),
+        "select.spent.durable": select(r.durable, r.id)
+        .where(r.deliverycount >= p("least"), r.durable == p("durable"), r.id > p("after"))
+        .order_by(r.id)
+        .limit(p("most")),
+        "select.redelivered": select(r.deliverycount).where(r.durable == p("durable"), r.id == p("message")),
+        "select.redelivered.durables": select(r.durable).distinct(),
+        "select.counts": select(m.destination, *counts).group_by(m.destination, m.priority),
+        "select.counts.destination": select(*counts).where(there).group_by(m.priority),
+        "select.count.durable": select(func.count()).where(there, m.id >= p("start"), unacked),
+        "select.ids": select(m.id).where(m.id >= p("first")).order_by(m.id).limit(p("most")),
+        "select.last": select(func.max(m.id)),
+        "select.acked": select(s.acks.c.durable).where(s.acks.c.id == p("message")),
+        "select.acks": select(s.acks.c.id, func.count())
+        .where(s.acks.c.id >= p("first"), s.acks.c.id <= p("last"))
+        .group_by(s.acks.c.id),
+    }
+
+
+def _waits(s: Schema) -> ColumnElement[bool]:
+    """Whether a topic's message has a subscription that is entitled to it and has yet to ack it."""
+    m, acks, durables = s.messages.c, s.acks.c, s.durables.c
+    acked = exists().where(acks.durable == durables.number, acks.id == m.id).correlate(s.durables, s.messages)
+    return exists().where(durables.destination == m.destination, durables.startid <= m.id, ~acked).correlate(s.messages)
+
+
+def _writing(s: Schema) -> dict[str, Executable]:
+    m, acks, durables = s.messages.c, s.acks.c, s.durables.c
+    found: dict[str, Executable] = {
+        "insert.message": _insert(s.messages),
+        "insert.chunk": _insert(s.chunks),
+        "insert.ack": _insert(s.acks),
+        "insert.redelivery": _insert(s.redeliveries),
+        "update.delivered": update(s.messages).where(m.id == p("message")).values(deliverycount=p("count")),
+        "delete.redelivery": delete(s.redeliveries).where(
+            s.redeliveries.c.durable == p("subscription"), s.redeliveries.c.id == p("message")
+        ),
+        "insert.destination": _insert(s.destinations),
+        "delete.destination": delete(s.destinations).where(s.destinations.c.number == p("destination")),
+        "insert.durable": _insert(s.durables),
+        "delete.durable": delete(s.durables).where(durables.number == p("subscription")),
+        "delete.durable.acks": delete(s.acks).where(acks.durable == p("subscription")),
+        "delete.durable.redeliveries": delete(s.redeliveries).where(s.redeliveries.c.durable == p("subscription")),
+        "update.durables.wrapped": update(s.durables).values(startid=0),
+    }
+    # What is dead takes what hangs on it along. One by one, of a range, and what the last subscription has acked.
+    in_range = and_(m.destination == p("topic"), m.id >= p("first"), m.id <= p("last"))
+    finished = and_(m.destination == p("topic"), ~_waits(s))
+    of_topic = select(durables.number).where(durables.destination == p("topic"))
+    for what, table in (("chunks", s.chunks), ("acks", s.acks), ("redeliveries", s.redeliveries)):
+        ids = table.c.id
+        found[f"delete.{what}"] = delete(table).where(ids == p("message"))
+        found[f"delete.range.{what}"] = delete(table).where(ids.in_(select(m.id).where(in_range)))
+    found["delete.message"] = delete(s.messages).where(m.id == p("message"))
+    found["delete.range.messages"] = delete(s.messages).where(in_range)
+    found["delete.finished.chunks"] = delete(s.chunks).where(s.chunks.c.id.in_(select(m.id).where(finished)))
+    found["delete.finished.messages"] = delete(s.messages).where(finished)
+    # After the messages: what says that they are finished must not go before.
+    for what, table in (("acks", s.acks), ("redeliveries", s.redeliveries)):
+        orphan = ~exists().where(m.id == table.c.id)
+        found[f"delete.finished.{what}"] = delete(table).where(table.c.durable.in_(of_topic), orphan)
+    unacked = ~exists().where(acks.durable == p("subscription"), acks.id == m.id)
+    found["insert.acks.range"] = insert(s.acks).from_select(
+        ["durable", "id"],
+        select(p("subscription", type_=acks.durable.type), m.id).where(in_range, unacked),
+    )
+    found["insert.acks.wrapped"] = insert(s.acks).from_select(
+        ["durable", "id"],
+        select(durables.number, m.id).where(durables.destination == m.destination, m.id < durables.startid),
+    )
+    return found
+
+
+def _keeping(s: Schema) -> dict[str, Executable]:
+    """What is not about messages: transactions, duplicates, the store itself."""
+    x, d, store = s.xalog.c, s.duplicates.c, s.store.c
+    return {
+        "insert.xalog": _insert(s.xalog),
+        "delete.xalog": delete(s.xalog).where(x.id == p("prepared")),
+        "select.xalog": select(x.id, x.xid, x.content).order_by(x.xid),
+        "insert.committed": _insert(s.committed),
+        "delete.committed": delete(s.committed).where(s.committed.c.xid == p("transaction")),
+        "select.committed": select(s.committed.c.xid).order_by(s.committed.c.xid),
+        "insert.duplicate": _insert(s.duplicates),
+        "delete.duplicates": delete(s.duplicates).where(d.number <= p("upto")),
+        "delete.duplicates.destination": delete(s.duplicates).where(d.destination == p("topic")),
+        "select.duplicates": select(d.number, d.destination, d.messageid, d.id).order_by(d.number),
+        "select.destinations": select(s.destinations.c.number, s.destinations.c.kind, s.destinations.c.name),
+        "select.durables": select(*s.durables.c).order_by(s.durables.c.number),
+        "select.store": select(store.version, store.batch, store.lastid, store.lastnumber).where(
+            store.storeid == p("owner")
+        ),
+        "select.store.locked": select(store.batch).where(store.storeid == p("owner")).with_for_update(),
+        "update.store": update(s.store)
+        .where(store.storeid == p("owner"), store.batch == p("before"))
+        .values(batch=p("now"), lastid=p("last"), lastnumber=p("number")),
+    }
+
+
+def _ours(tables: Schema) -> dict[str, Executable]:
+    return {**_reading(tables), **_writing(tables), **_keeping(tables)}
+
+
+class Statements(Mapping[str, Executable]):
+    """Each statement by its name, for one schema, with those that the configuration gives instead."""
+
+    def __init__(self, tables: Schema, given: Mapping[str, str] | None = None) -> None:
+        """Raises ConfigError that says everything that is wrong with those given."""
+        self.given = frozenset(given or ())
+        self._found = _ours(tables)
+        problems: list[str] = []
+        for name, written in (given or {}).items():
+            problem, statement = _read(tables, self._found, name, written)
+            if statement is not None:
+                self._found[name] = statement
+            problems += problem
+        if problems:
+            raise ConfigError(problems)
+
+    def __getitem__(self, name: str) -> Executable:
+        return self._found[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def parameters(statement: Executable) -> frozenset[str]:
+    """The names of a statement's parameters."""
+    return frozenset(statement.compile().params)  # type: ignore[attr-defined]
+
+
+def variables(tables: Schema) -> dict[str, str]:
+    """What `${name}` stands for."""
+    names = {name: getattr(tables, name).fullname for name in TABLES}
+    return {"schema-prefix": tables.prefix, **names}
+
+
+def _read(
+    tables: Schema, ours: Mapping[str, Executable], name: str, written: str
+) -> tuple[list[str], Executable | None]:
+    """What is wrong with a statement that is given, and the statement."""
+    if name not in ours:
+        return [f"statements: there is no statement {name!r}; there are: {', '.join(sorted(ours))}"], None
+    known = variables(tables)
+    unknown = sorted({found for found in _VARIABLE.findall(written) if found not in known})
+    if unknown:
+        listed = ", ".join(f"${{{found}}}" for found in unknown)
+        there = ", ".join(f"${{{found}}}" for found in known)
+        return [f"statements: {name}: unknown variable {listed}; there are {there}"], None
+    statement = text(_VARIABLE.sub(lambda match: known[match[1]], written))
+    expected, found = parameters(ours[name]), parameters(statement)
+    problems = [
+        *(f"statements: {name}: the parameter :{missing} is missing" for missing in sorted(expected - found)),
+        *(
+            f"statements: {name}: unknown parameter :{more}; it has {_list(expected)}"
+            for more in sorted(found - expected)
+        ),
+    ]
+    return problems, statement
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f":{name}" for name in sorted(names)) or "none"

@@ -1,0 +1,140 @@
+"""A store's tables in its database: made, adopted, or refused.
+
+They belong to one store, whose id is in STORE. When a store is created, tables that are there already are adopted if
+they are empty, or if nobody has written an id there; those of another store are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Table, inspect
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateSchema
+
+from ...policies.errors import ConfigError, PlacementError
+from ...policies.options import SqlOptions
+from .database import Database
+from .dialects import now_ms
+from .pool import shown_url
+from .schema import VERSION, Schema, priority_index
+
+
+def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> None:
+    """The tables of a new store: whole or not at all, where the database can do that. Raises ConfigError,
+    PlacementError if they are another one's, StoreFailedError."""
+    try:
+        with database.writing() as connection:
+            _require_unicode(database, connection)
+            missing = _missing(connection, tables)
+            if missing and not options.create_tables:
+                raise ConfigError([_are_missing(database, missing)])
+            _create(connection, tables, missing)
+            _require_columns(database, connection, tables)
+            _adopt(database, connection, tables, store_id)
+            connection.commit()
+    except SQLAlchemyError as error:
+        raise database.error(error) from None
+
+
+def require(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> None:
+    """The tables of a store that is about to be opened are there, and its own. Raises ConfigError, PlacementError,
+    StoreFailedError."""
+    try:
+        with database.engine.connect() as connection:
+            _require_unicode(database, connection)
+            missing = _missing(connection, tables)
+            if missing:
+                raise PlacementError(f"{_are_missing(database, missing)}; nothing was created")
+            _require_columns(database, connection, tables)
+            rows = connection.execute(tables.store.select()).all()
+        _require_owner(database, rows, store_id)
+        if options.priorities and options.create_tables:
+            with database.writing() as connection:
+                priority_index(tables).create(connection, checkfirst=True)
+                connection.commit()
+    except SQLAlchemyError as error:
+        raise database.error(error) from None
+
+
+def _missing(connection: Connection, tables: Schema) -> list[Table]:
+    found = inspect(connection)
+    schema = tables.metadata.schema
+    if schema is not None and not found.has_schema(schema):
+        return tables.tables
+    there = {name.lower() for name in found.get_table_names(schema)}
+    return [table for table in tables.tables if table.name not in there]
+
+
+def _are_missing(database: Database, missing: Sequence[Table]) -> str:
+    names = ", ".join(table.fullname for table in missing)
+    return (
+        f"store {database.name!r}: {shown_url(database.engine.url)} has no {names}; create them "
+        "(`anabranch schema create`), or see to the url and schema_prefix"
+    )
+
+
+def _create(connection: Connection, tables: Schema, missing: Sequence[Table]) -> None:
+    schema = tables.metadata.schema
+    if missing and schema is not None and not inspect(connection).has_schema(schema):
+        connection.execute(CreateSchema(schema))
+    for table in missing:
+        table.create(connection)
+
+
+def _require_columns(database: Database, connection: Connection, tables: Schema) -> None:
+    found = inspect(connection)
+    problems = []
+    for table in tables.tables:
+        columns = {column["name"].lower() for column in found.get_columns(table.name, table.schema)}
+        lacking = [column.name for column in table.columns if column.name not in columns]
+        if lacking:
+            problems.append(
+                f"store {database.name!r}: the table {table.fullname} in {shown_url(database.engine.url)} lacks "
+                f"{', '.join(lacking)}: it is of another version or another program's; choose another schema_prefix"
+            )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _adopt(database: Database, connection: Connection, tables: Schema, store_id: bytes) -> None:
+    rows = connection.execute(tables.store.select()).all()
+    if rows:
+        holding = [tables.messages, tables.xalog, tables.durables]
+        leased = tables.lease.select().where(tables.lease.c.holder.is_not(None), tables.lease.c.expires > now_ms())
+        held = any(connection.execute(table.select().limit(1)).first() for table in holding)
+        if held or connection.execute(leased).first() or rows[0].version != VERSION:
+            _require_owner(database, rows, store_id)
+        for table in tables.tables:
+            connection.execute(table.delete())
+    connection.execute(
+        tables.store.insert(),
+        {"storeid": store_id.hex(), "version": VERSION, "batch": 0, "lastid": 0, "lastnumber": 0},
+    )
+
+
+def _require_owner(database: Database, rows: Sequence[object], store_id: bytes) -> None:
+    where = f"store {database.name!r}: the tables in {shown_url(database.engine.url)}"
+    if len(rows) != 1:
+        raise PlacementError(
+            f"{where} belong to {len(rows)} stores, as STORE says; restore the row of {store_id.hex()}"
+        )
+    owner, version = rows[0][0], rows[0][1]  # type: ignore[index]
+    if version != VERSION:
+        raise ConfigError([f"{where} are of version {version}, this is version {VERSION}; use the other release"])
+    if owner != store_id.hex():
+        raise PlacementError(
+            f"{where} belong to the store with the id {owner}, this one is {store_id.hex()}; give it another "
+            "schema_prefix or database"
+        )
+
+
+def _require_unicode(database: Database, connection: Connection) -> None:
+    if connection.dialect.name != "postgresql":
+        return
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
+    if encoding != "UTF8":
+        raise ConfigError(
+            [f"store {database.name!r}: {shown_url(database.engine.url)} has the encoding {encoding}; it must be UTF8"]
+        )
