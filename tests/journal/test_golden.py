@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,15 @@ import msgspec
 import pytest
 
 import anabranch
-from anabranch.adapters.base import DEFAULT_PRIORITY
+from anabranch.adapters.base import DEFAULT_PRIORITY, Subscription
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.batch import Operation, Tail, Ticket, encode
 from anabranch.adapters.journal.destinations import DestinationState
 from anabranch.adapters.journal.duplicates import DuplicateWindow
 from anabranch.adapters.journal.files import File
-from anabranch.adapters.journal.index import Checkpoint
-from anabranch.adapters.journal.reader import BatchReader, Record, records_of
+from anabranch.adapters.journal.index import Checkpoint, Index
+from anabranch.adapters.journal.reader import BatchReader, Record, Replayer, records_of
 from anabranch.adapters.journal.segment import Segment
 from anabranch.adapters.journal.transactions import branch_of, new_branch
 from anabranch.policies.destination import Destination
@@ -109,12 +110,31 @@ def messages_and_acks() -> list[Operation]:
     ]
 
 
+PRICES = Destination.parse("topic://prices")
+DESK = Subscription(PRICES, "desk/ü", "client 1", "price > 10", no_local=True)
+PLAIN = Subscription(PRICES, "plain")
+
+
+def subscriptions_and_deliveries() -> list[Operation]:
+    prices = DestinationState(2, PRICES, declared=True)
+    return [
+        (f.SUBSCRIBE, prices, 5, DESK, False),
+        (f.SUBSCRIBE, prices, 6, PLAIN, True),
+        (f.ACK, prices, 48, 5),
+        (f.ACK_RANGE, prices, 10, 20, 6),
+        (f.DELIVERED, prices, 49, 5, 3),
+        (f.UNSUBSCRIBE, prices, PLAIN.key),
+    ]
+
+
 def branches() -> list[Operation]:
     """One that is committed, one that is rolled back, one that stays prepared."""
-    operations = messages_and_acks()[:3]
+    begin, begin_other, acked, *_ = subscriptions_and_deliveries()
+    operations = [begin, begin_other, *messages_and_acks()[:3], acked]
     ids = [STORE_ID, b"another store id"]
-    committed, rolled_back = new_branch(TRANSACTION, ids, operations, 0), new_branch(OLDER, ids, operations[2:], 0)
-    left = new_branch(OLDER[:-1] + b"\1", ids, operations[1:2], 0)
+    committed, rolled_back = new_branch(TRANSACTION, ids, operations, 0), new_branch(OLDER, ids, operations[4:5], 0)
+    rolled_back.delivered = [(f.DELIVERED, operations[4][1], 48, 0, 1)]
+    left = new_branch(OLDER[:-1] + b"\1", ids, operations[3:4], 0)
     return [
         (f.PREPARE, committed),
         (f.PREPARE, rolled_back),
@@ -126,8 +146,15 @@ def branches() -> list[Operation]:
 
 def every_record() -> list[Operation]:
     gone = DestinationState(2, Destination.parse("topic://prices"), declared=True)
-    said = document(committed=[OLDER])
-    return [*messages_and_acks(), *branches(), (f.SNAPSHOT, said), (f.DESTINATION_GONE, gone)]
+    said = document(
+        committed=[OLDER], first_dead=zlib.compress(b"\5"), next_subscription=7,
+        subscriptions=[(5, 2, "client 1", "desk/ü", "price > 10", True, 50)],
+        acked=[(5, zlib.compress(snapshot.RANGE.pack(51, 52)))], deliveries=[(49, 5, 3, 2)],
+    )  # fmt: skip
+    return [
+        *messages_and_acks(), *subscriptions_and_deliveries(), *branches(), (f.SNAPSHOT, said),
+        (f.DESTINATION_GONE, gone),
+    ]  # fmt: skip
 
 
 def every_decision() -> list[tuple[int, bytes]]:
@@ -157,11 +184,54 @@ def test_batch(tmp_path: Path) -> None:
     records = read(tmp_path / "golden.seg", data)
     kinds = [record.kind for record in records]
     assert kinds == [
-        f.DESTINATION, f.SEND, f.SEND, f.ACK, f.ACK_RANGE, f.PREPARE, f.PREPARE, f.PREPARE, f.SEND, f.ACK, f.COMMIT,
+        f.DESTINATION, f.SEND, f.SEND, f.ACK, f.ACK_RANGE, f.SUBSCRIBE, f.SUBSCRIBE, f.ACK, f.ACK_RANGE, f.DELIVERED,
+        f.UNSUBSCRIBE, f.PREPARE, f.PREPARE, f.PREPARE, f.SUBSCRIBE, f.SEND, f.ACK, f.ACK, f.COMMIT, f.DELIVERED,
         f.ROLLBACK, f.SNAPSHOT, f.DESTINATION_GONE,
     ]  # fmt: skip
     assert set(kinds) == f.RECORD_TYPES
-    assert snapshot.decode(records[12].payload).committed == [OLDER]
+    taken = snapshot.decode(records[-2].payload)
+    assert (taken.committed, taken.first_dead_bits(), taken.next_subscription) == ([OLDER], b"\5", 7)
+    assert [(number, list(snapshot.ranges_of(said))) for number, said in taken.acked] == [(5, [(51, 52)])]
+
+
+def test_what_is_said_of_subscriptions(tmp_path: Path) -> None:
+    """They read back as they were given."""
+    index = Index(tmp_path / "none", STORE_ID, 0)
+    index.states[2] = prices = DestinationState(2, PRICES, declared=True)
+    (tmp_path / "golden.seg").write_bytes(HEADER.encode() + golden("records"))
+    (batch,) = BatchReader(File(tmp_path / "golden.seg", os.O_RDONLY), HEADER.seed, f.HEADER_BYTES, 99)
+    entries = Replayer(index, "golden", live=True)
+    records = list(records_of(batch))[5:11]
+    desk, plain, *others = (entries._settle(record) for record in records)
+    assert desk is not None
+    assert plain is not None
+    assert [(known.number, known.subscription, known.start) for known in (desk[2], plain[2])] == [
+        (5, DESK, 52),
+        (6, PLAIN, 0),
+    ]
+    assert others == [
+        (f.ACK, prices, 48, 5),
+        (f.ACK_RANGE, prices, 10, 20, 6),
+        (f.DELIVERED, prices, 49, 5, 3),
+        (f.UNSUBSCRIBE, prices, 6),
+    ]
+
+
+def test_a_batch_from_before_subscriptions(tmp_path: Path) -> None:
+    """A branch said nothing of subscriptions, nor did a snapshot."""
+    records = read(tmp_path / "golden.seg", golden("records-before-subscriptions"))
+    assert [record.kind for record in records] == [
+        f.DESTINATION, f.SEND, f.SEND, f.ACK, f.ACK_RANGE, f.PREPARE, f.PREPARE, f.PREPARE, f.SEND, f.ACK, f.COMMIT,
+        f.ROLLBACK, f.SNAPSHOT, f.DESTINATION_GONE,
+    ]  # fmt: skip
+    branch = branch_of(records[5].payload, lambda destination: DestinationState(7, destination, True))
+    assert [operation[0] for operation in branch.operations] == [f.SEND, f.SEND, f.ACK]
+    assert branch.operations[2][2:] == (48, 0)
+    taken = snapshot.decode(records[12].payload)
+    assert (taken.committed, taken.first_dead, taken.subscriptions, taken.acked) == ([OLDER], None, [], [])
+    decisions = read(tmp_path / "golden.seg", golden("decisions-before-subscriptions"))
+    assert [record.payload for record in decisions[:5]] == [payload for _, payload in every_decision()[:5]]
+    assert snapshot.decode(decisions[5].payload) == snapshot.decode(every_decision()[5][1])
 
 
 def test_what_a_prepare_says() -> None:
@@ -172,15 +242,19 @@ def test_what_a_prepare_says() -> None:
         return states.setdefault(destination, DestinationState(70 + len(states), destination, declared=False))
 
     (_, prepared), *_ = branches()
-    branch = branch_of(prepared.payload, state_of)
+    numbers = iter((8, 9))
+    branch = branch_of(prepared.payload, state_of, next_subscription=lambda: next(numbers))
     orders, prices = state_of(Destination.parse("queue://orders.ü")), state_of(Destination.parse("topic://prices"))
-    assert (orders.id, prices.id) == (70, 71)
+    assert (orders.id, prices.id) == (71, 70)
     assert branch.transaction == TRANSACTION
     assert branch.participants == (STORE_ID, b"another store id")
-    (_, to, rest, key, _), (_, to_other, _, no_key, _), (_, acked_of, seq, _) = branch.operations
-    assert (to, key, to_other, no_key) == (orders, (70, b"id-1"), prices, None)
-    assert f.MESSAGE.unpack_from(rest)[0] == 70
-    assert (acked_of, seq, branch.acks) == (prices, 48, [(prices, 48, 0)])
+    begin, begin_other, (_, to, rest, key, _), (_, to_other, _, no_key, _), *acks = branch.operations
+    assert begin == (f.SUBSCRIBE, prices, 8, DESK, False)
+    assert begin_other == (f.SUBSCRIBE, prices, 9, PLAIN, True)
+    assert (to, key, to_other, no_key) == (orders, (71, b"id-1"), prices, None)
+    assert f.MESSAGE.unpack_from(rest)[0] == 71
+    assert acks == [(f.ACK, prices, 48, 0), (f.ACK, prices, 48, 5)]
+    assert branch.acks == [(prices, 48, 0), (prices, 48, 5)]
     again = new_branch(TRANSACTION, branch.participants, branch.operations, 0)
     assert again.payload == prepared.payload
 
@@ -248,6 +322,8 @@ def test_the_short_ways_make_the_same_bytes(kind: str) -> None:
 
 
 def test_index_checkpoint() -> None:
+    data = golden("index-checkpoint-1")  # of an index that is made anew
+    assert msgspec.msgpack.decode(data, type=Checkpoint).version == 1
     data = golden("index-checkpoint")
     assert msgspec.msgpack.encode(CHECKPOINT) == data
     assert msgspec.msgpack.decode(data, type=Checkpoint) == CHECKPOINT
