@@ -437,7 +437,7 @@ class JournalStore:
         """How often a message that somebody holds has come back."""
         self._applier.check()
         with self._applier.lock:
-            return self._index.rows.deliveries(feed, seq)
+            return self._applier.current(drained=False).rows.deliveries(feed, seq)
 
     def _lease(self, feed: Feed) -> Place | None:
         self._applier.check()
