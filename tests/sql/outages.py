@@ -156,15 +156,18 @@ class Workload:
         except anabranch.TransactionInDoubt as error:
             self._failed(error)
             self.ledger.in_doubt.add(name)
+            self.ledger.rolled_back.discard(name)
         except anabranch.OutcomeUnknownError as error:
             self._failed(error)
             self.ledger.in_doubt.add(name)
+            self.ledger.rolled_back.discard(name)
         except AnabranchError as error:
             self._failed(error)
             self.ledger.rolled_back.add(name)
             time.sleep(0.01)
         else:
             self.ledger.committed.add(name)
+            self.ledger.rolled_back.discard(name)  # a move that is tried again
             return True
         return False
 
@@ -294,7 +297,7 @@ def a_round(
         ends = time.monotonic() + seconds
         try:
             while outages < len(hows) or time.monotonic() < ends:
-                time.sleep(chance.uniform(0.02, 0.4))
+                time.sleep(chance.uniform(0.05, 1.0))  # at work
                 outage(server, hows[outages % len(hows)], chance.choice([0.0, 0.05, chance.uniform(0, 1)]))
                 outages += 1
             time.sleep(0.2)
