@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from anabranch.policies.destination import Destination
+from anabranch.adapters.base import Change, Subscription, SubscriptionKey
+from anabranch.policies.destination import Destination, Kind
 
 READY, LEASED, CLAIMED, PREPARED = "ready", "leased", "claimed", "prepared"
+QUEUE = 0
+"""The number of who receives from a queue; each subscription of a topic that there ever was has another."""
+
+
+class Sent(NamedTuple):
+    """A message on its way."""
+
+    destination: Destination
+    body: bytes
+    message_id: str | None = None
+    priority: int = 4
+    expires_at_ms: int = 0
+
+
+@dataclass(slots=True)
+class Part:
+    """A message as one receiver has yet to ack it."""
+
+    state: str = READY
+    count: int = 0
+    """How often it has come back."""
 
 
 @dataclass(slots=True)
@@ -14,9 +38,34 @@ class Expected:
     """One message."""
 
     seq: int
-    body: bytes
-    message_id: str | None
-    state: str = READY
+    sent: Sent
+    parts: dict[int, Part]
+    """By the number of who has yet to ack it."""
+
+    @property
+    def body(self) -> bytes:
+        return self.sent.body
+
+    @property
+    def message_id(self) -> str | None:
+        return self.sent.message_id
+
+    @property
+    def state(self) -> str:
+        """Of a queue's message."""
+        return self.parts[QUEUE].state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self.parts[QUEUE].state = state
+
+
+class Held(NamedTuple):
+    """A message that somebody holds: the number of whom it was received for; None: of a topic, for all."""
+
+    destination: Destination
+    seq: int
+    number: int | None
 
 
 @dataclass(slots=True)
@@ -24,15 +73,23 @@ class Model:
     """One store. Every method does at once what the store does durably."""
 
     window_limit: int
+    priorities: bool = False
+    max_deliveries: int | None = None
+    now_ms: int = 0
     queues: dict[Destination, list[Expected]] = field(default_factory=dict)
+    """Of each destination, queues and topics, in the order in which they were sent."""
+    subscriptions: dict[int, Subscription] = field(default_factory=dict)
     window: dict[tuple[Destination, str], int] = field(default_factory=dict)
     last_seq: int = 0
+    last_number: int = QUEUE
 
-    def send(self, messages: list[tuple[Destination, bytes, str | None]], outcomes: list[tuple[int, bool]]) -> None:
+    # Changing
+
+    def send(self, messages: Iterable[Sequence[object]], outcomes: Iterable[tuple[int, bool]]) -> None:
         """One batch was sent, with these outcomes: are they right?"""
         fresh: dict[tuple[Destination, str], int] = {}
-        for (destination, body, message_id), (seq, duplicate) in zip(messages, outcomes, strict=True):
-            key = (destination, message_id) if message_id is not None else None
+        for sent, (seq, duplicate) in zip((Sent(*some) for some in messages), outcomes, strict=True):  # type: ignore[arg-type]
+            key = (sent.destination, sent.message_id) if sent.message_id is not None else None
             known = (fresh.get(key) or self.window.get(key)) if key is not None else None
             if known is not None:
                 assert (seq, duplicate) == (known, True), f"{key} is in the window with seq {known}"
@@ -40,38 +97,133 @@ class Model:
             assert not duplicate
             assert seq > self.last_seq
             self.last_seq = seq
-            self.queues.setdefault(destination, []).append(Expected(seq, body, message_id))
+            queue = self.queues.setdefault(sent.destination, [])
+            numbers = self.numbers(sent.destination)
+            if numbers:
+                queue.append(Expected(seq, sent, {number: Part() for number in numbers}))
             if key is not None:
                 fresh[key] = seq
         self.window.update(fresh)
         while len(self.window) > self.window_limit:
             del self.window[next(iter(self.window))]
 
-    def queue(self, destination: Destination) -> list[Expected]:
-        return self.queues.get(destination, [])
+    def remove(self, destination: Destination, seq: int, number: int | None = QUEUE) -> None:
+        """It is acked: for one, or (None) for all."""
+        expected = self.find(destination, seq)
+        if number is None:
+            expected.parts.clear()
+        else:
+            del expected.parts[number]
+        if not expected.parts:
+            self.queues[destination].remove(expected)
 
-    def first_ready(self, destination: Destination) -> Expected | None:
-        return next((expected for expected in self.queue(destination) if expected.state == READY), None)
+    def change(self, change: Change) -> None:
+        """In a transaction, where what is no change any more is passed over."""
+        number = self.number_of(change.subscription.topic, change.subscription.key)
+        if change.subscribe and number is None:
+            self.subscribe(change.subscription, change.retroactive)
+        elif not change.subscribe and number is not None:
+            self.unsubscribe(number)
 
-    def find(self, destination: Destination, seq: int) -> Expected:
-        return next(expected for expected in self.queue(destination) if expected.seq == seq)
+    def subscribe(self, subscription: Subscription, retroactive: bool) -> None:
+        self.last_number += 1
+        self.subscriptions[self.last_number] = subscription
+        for expected in self.queues.setdefault(subscription.topic, []):
+            if retroactive:
+                expected.parts[self.last_number] = Part()
 
-    def remove(self, destination: Destination, seq: int) -> None:
-        self.queues[destination].remove(self.find(destination, seq))
+    def unsubscribe(self, number: int) -> int:
+        topic = self.subscriptions.pop(number).topic
+        backlog = [expected.seq for expected in self.queue(topic) if number in expected.parts]
+        for seq in backlog:
+            self.remove(topic, seq, number)
+        return len(backlog)
 
-    def purge(self, destination: Destination) -> int:
-        queue = self.queue(destination)
-        count = sum(expected.state == READY for expected in queue)
-        queue[:] = [expected for expected in queue if expected.state != READY]
+    def purge(self, destination: Destination, number: int | None = None) -> int:
+        """What nobody holds goes; how many messages, for one of who may receive them, or for any."""
+        count = 0
+        for expected in list(self.queue(destination)):
+            free = [n for n, part in expected.parts.items() if part.state == READY and number in (None, n)]
+            count += bool(free)
+            for n in free:
+                self.remove(destination, expected.seq, n)
         return count
 
     def delete(self, destination: Destination) -> int:
         self.window = {key: seq for key, seq in self.window.items() if key[0] != destination}
+        self.subscriptions = {n: s for n, s in self.subscriptions.items() if s.topic != destination}
         return len(self.queues.pop(destination, []))
+
+    def hold(self, held: Held, state: str) -> None:
+        for part in self.parts(held):
+            part.state = state
+
+    def give_back(self, held: Held, delivered: bool = True) -> None:
+        for part in self.parts(held):
+            part.state = READY
+            part.count += delivered
 
     def restart(self) -> None:
         """Leases and claims end with the process, but for those of a prepared transaction."""
         for queue in self.queues.values():
             for expected in queue:
-                if expected.state != PREPARED:
-                    expected.state = READY
+                for part in expected.parts.values():
+                    if part.state != PREPARED:
+                        part.state = READY
+
+    # Asking
+
+    def numbers(self, destination: Destination) -> list[int]:
+        """Who a message sent now is for."""
+        if destination.kind is Kind.QUEUE:
+            return [QUEUE]
+        return [number for number, known in self.subscriptions.items() if known.topic == destination]
+
+    def number_of(self, topic: Destination, key: SubscriptionKey) -> int | None:
+        found = (n for n, known in self.subscriptions.items() if (known.topic, known.key) == (topic, key))
+        return next(found, None)
+
+    def queue(self, destination: Destination, number: int | None = None) -> list[Expected]:
+        """In the order of delivery; of a topic those that one has yet to ack, or all."""
+        found = [e for e in self.queues.get(destination, []) if number in (None, *e.parts)]
+        return sorted(found, key=lambda e: -e.sent.priority) if self.priorities else found
+
+    def is_over(self, expected: Expected) -> bool:
+        return 0 < expected.sent.expires_at_ms <= self.now_ms
+
+    def is_spent(self, part: Part) -> bool:
+        return self.max_deliveries is not None and part.count >= self.max_deliveries
+
+    def first_ready(self, destination: Destination, number: int = QUEUE) -> Expected | None:
+        """What receive gives."""
+        for expected in self.queue(destination, number):
+            part = expected.parts[number]
+            if part.state == READY and not self.is_over(expected) and not self.is_spent(part):
+                return expected
+        return None
+
+    def undelivered(self) -> set[Held]:
+        """What take_undelivered may give."""
+        found = set()
+        for destination, queue in self.queues.items():
+            for expected in queue:
+                if self.is_over(expected) and all(part.state == READY for part in expected.parts.values()):
+                    found.add(Held(destination, expected.seq, QUEUE if destination.kind is Kind.QUEUE else None))
+                    continue
+                for number, part in expected.parts.items():
+                    if part.state == READY and self.is_spent(part):
+                        found.add(Held(destination, expected.seq, number))
+        return found
+
+    def find(self, destination: Destination, seq: int) -> Expected:
+        return next(expected for expected in self.queue(destination) if expected.seq == seq)
+
+    def parts(self, held: Held) -> list[Part]:
+        """What is left of what somebody holds: a subscription may be gone by now, or the message."""
+        found = (e for e in self.queue(held.destination) if e.seq == held.seq)
+        return [part for e in found for number, part in e.parts.items() if held.number in (None, number)]
+
+    def leased(self) -> int:
+        """How many are held, a message once for each for whom it is."""
+        parts = [p for queue in self.queues.values() for expected in queue for p in expected.parts.values()]
+        return sum(part.state != READY for part in parts)

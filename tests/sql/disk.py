@@ -6,8 +6,11 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.schema import CreateIndex, CreateTable
+
 from anabranch.adapters.base import Store
 from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.sql.schema import schema
 from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import Disk
@@ -65,3 +68,31 @@ def directory_of(store: Store) -> Path:
     """Where an SQL store lies."""
     assert isinstance(store, SqlStore)
     return store._directory.path
+
+
+class PostgresDisk(SqliteDisk):
+    """Stores in one schema of a server, each with tables of its own; a crash is a copy of them while nothing is
+    written."""
+
+    def __init__(self, path: Path, url: str, **options: Any) -> None:
+        super().__init__(path, url=url, pool_min=0, **options)
+
+    def create(self, **options: Any) -> SqlStore:
+        return super().create(**{"schema_prefix": f"s{next(self._numbers)}_", **options})
+
+    def crash(self, store: Store, **options: Any) -> SqlStore:
+        assert isinstance(store, SqlStore)
+        source, target = directory_of(store), self._path / f"store-{next(self._numbers)}"
+        given = {**self._given[source], "schema_prefix": f"s{next(self._numbers)}_", **options}
+        target.mkdir()
+        (target / "store.id").write_bytes((source / "store.id").read_bytes())
+        ours, copies = (schema(prefix) for prefix in (store.options.schema_prefix, given["schema_prefix"]))
+        with store._writer._lead, store._engine.begin() as connection:
+            for table, copy in zip(ours.tables, copies.tables, strict=True):
+                connection.execute(CreateTable(copy))
+                connection.execute(copy.insert().from_select(list(table.c.keys()), table.select()))
+            for copy in copies.tables:
+                for index in copy.indexes:
+                    connection.execute(CreateIndex(index))
+        self._given[target] = given
+        return self.open(target)
