@@ -276,27 +276,29 @@ class Delivery:
     def at_limit(self) -> bool:
         return len(self.held) >= self._max_leases
 
-    def take_undelivered(self, limit: int, source: Source) -> list[Lost]:
-        """Lease up to so many of those that are not to be delivered; fewer at the limit of leases."""
+    def take_undelivered(self, limit: int, source: Source, found: list[Lost] | None = None) -> list[Lost]:
+        """Lease up to so many of those that are not to be delivered; fewer at the limit of leases. They are added to
+        `found` before they are leased, so that a caller who is interrupted knows which to `unlease`."""
         limit = min(limit, self._max_leases - len(self.held))
-        found: list[Lost] = []
+        taken = [] if found is None else found
         try:
             for feeds, place, reason in self._undelivered(source):
-                if len(found) >= limit:
+                if len(taken) >= limit:
                     break
-                self._lease_all(tuple(feeds), place, reason, found)
-        except BaseException:  # Ctrl-C, above all: the caller will not know of them
-            for feeds, place, _ in found:
-                self.unlease(feeds, place[1], source)
+                self._lease_all(tuple(feeds), place, reason, taken)
+        except BaseException:
+            if found is None:
+                for feeds, place, _ in taken:
+                    self.unlease(feeds, place[1], source)
             raise
-        return found
+        return taken
 
     def _lease_all(self, feeds: tuple[Feed, ...], place: Place, reason: str, found: list[Lost]) -> None:
         """Unless somebody holds it for one of the feeds."""
         seq = place[1]
         with self._lock:
             if feeds and not any(feed.base + seq in self.held for feed in feeds):
-                found.append((feeds, place, reason))  # first: who is interrupted gives all of them back
+                found.append((feeds, place, reason))
                 for feed in feeds:
                     self.held[feed.base + seq] = (feed, LEASED)
 

@@ -24,6 +24,7 @@ from ...policies.config import JournalOptions
 from ...policies.destination import Destination, Kind
 from ...policies.errors import (
     AnabranchError,
+    CorruptionError,
     DestinationError,
     OutcomeUnknownError,
     StoreFullError,
@@ -48,7 +49,7 @@ from ..base import (
     SubscriptionKey,
     Undelivered,
 )
-from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, order_of
+from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, Lost, order_of
 from ..files import create_lmdb, disk_errors
 from . import format as f
 from . import messages as codec
@@ -472,28 +473,32 @@ class JournalStore:
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         self._applier.check()
-        with self._applier.lock:
-            rows = self._applier.current().rows
-            lost = self._delivery.take_undelivered(limit, rows)
-            counts = [max(rows.deliveries(feed, place[SEQ]) for feed in feeds) for feeds, place, _ in lost]
+        lost: list[Lost] = []
         found: list[Undelivered] = []
         try:
+            with self._applier.lock:
+                rows = self._applier.current().rows
+                self._delivery.take_undelivered(limit, rows, lost)
+                counts = [max(rows.deliveries(feed, place[SEQ]) for feed in feeds) for feeds, place, _ in lost]
             for (feeds, place, reason), count in zip(lost, counts, strict=True):
                 state: DestinationState = feeds[0].owner
-                message = self._bodies.one(
-                    state, place, feeds if state.is_topic and reason == EXPIRED else feeds[0], count
-                )
+                note = feeds if state.is_topic and reason == EXPIRED else feeds[0]
+                try:
+                    message = self._bodies.one(state, place, note, count)
+                except CorruptionError as error:  # it stays leased, as one that receive has met: others go on
+                    log.error("store %s: %s", self.name, error)
+                    continue
                 if message is not None:
                     found.append(Undelivered(message, reason))
                 else:
                     for feed in feeds:
                         self._delivery.acked(feed, place[SEQ])
+            return found
         except BaseException:
             with self._applier.lock:  # the caller knows of none of them
                 for feeds, place, _ in lost:
                     self._delivery.unlease(feeds, place[SEQ], self._applier.current().rows)
             raise
-        return found
 
     def _wake_all(self) -> None:
         for state in list(self._index.states.values()):

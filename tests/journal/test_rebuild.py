@@ -1,0 +1,199 @@
+"""What the journal says is what the index says: replayed from a checkpoint, or rebuilt from snapshots and segments, it
+is the same to the last bit (rules J6, X2, X3)."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.adapters.base import Change, Message, Outgoing, Subscription
+from anabranch.adapters.journal import JournalStore
+from anabranch.policies.destination import Destination
+
+from ..contract.disk import assert_whole
+from .disk import JournalDisk
+
+QUEUE, TOPIC, OTHER = (Destination.parse(name) for name in ("q", "topic://t", "topic://u"))
+SUBSCRIPTIONS = [
+    Subscription(TOPIC, "a"),
+    Subscription(TOPIC, "b", "client", "x > 1", no_local=True),
+    Subscription(TOPIC, "c"),
+    Subscription(OTHER, "a"),
+]
+FAR = 1 << 42
+"""A time (ms) that does not come while the test runs."""
+
+
+def image(store: JournalStore) -> dict[str, Any]:
+    """All that the index says, by what is the same in any index of that journal."""
+    with store._applier.lock:
+        index = store._applier.current()
+        rows = index.rows
+        return {
+            "messages": {
+                place: sorted(s.number for s in index.states[number].subscribers.values() if s.bit & pending)
+                for number, place, pending in rows.all()
+            },
+            "lanes": sorted(rows.all_lanes()),
+            "expiries": sorted(rows.all_expiries()),
+            "deliveries": sorted(rows.all_deliveries()),
+            "destinations": sorted((str(s.destination), s.count, s.bytes) for s in index.states.values() if s.named),
+            "subscriptions": sorted(
+                (s.number, str(s.subscription), s.start, s.count)
+                for state in index.states.values()
+                for s in state.subscribers.values()
+            ),
+            "totals": (rows.messages, rows.bytes, rows.counted),
+            "prepared": sorted(index.prepared()),
+            "segments": [
+                (s.number, s.live, s.live_bytes, bytes(s.dead or b"").rstrip(b"\0"))
+                for s in store._log.table.segments
+                if s.live
+            ],
+        }
+
+
+class Workload:
+    """What a store is asked to do, drawn as it goes."""
+
+    def __init__(self, store: JournalStore, data: st.DataObject) -> None:
+        self.store, self._data = store, data
+        self.held: list[Message] = []
+        self.branches: list[bytes] = []
+
+    def step(self) -> None:
+        steps = [
+            self.send, self.send, self.send, self.receive, self.receive, self.receive, self.ack, self.ack, self.release,
+            self.release, self.subscribe, self.unsubscribe, self.purge, self.commit, self.prepare, self.settle,
+            self.reclaim, self.checkpoint, self.delete,
+        ]  # fmt: skip
+        self._data.draw(st.sampled_from(steps))()
+
+    def goes_on_in(self, store: JournalStore) -> None:
+        """In the next process, which holds nothing but what is prepared."""
+        self.store, self.held = store, []
+
+    def _one(self, among: list[Any]) -> Any:
+        return self._data.draw(st.sampled_from(among))
+
+    def _outgoing(self) -> tuple[Destination, Outgoing]:
+        body = bytes(self._one([0, 100, 9_000, 30_000]))
+        expires = self._one([0, 0, 1, FAR])
+        message_id = self._one([None, None, "1", "2"])
+        destination = self._one([QUEUE, TOPIC, TOPIC, OTHER])
+        return destination, Outgoing(body, None, message_id, self._one([4, 4, 0, 9]), expires)
+
+    def _subscribed(self) -> list[Subscription]:
+        return sorted(self.store.subscriptions(), key=str)
+
+    def send(self) -> None:
+        destination, message = self._outgoing()
+        self.store.send_many(destination, [message] * self._one([1, 3]))
+
+    def receive(self) -> None:
+        known = self._subscribed()
+        which = self._one([None, *known])
+        for _ in range(self._one([1, 4])):
+            message = (
+                self.store.receive(QUEUE) if which is None else self.store.receive(which.topic, subscription=which.key)
+            )
+            if message is not None:
+                self.held.append(message)
+        self.held += [lost.message for lost in self.store.take_undelivered(self._one([0, 2]))]
+
+    def _some(self) -> list[Message]:
+        count = self._one([1, 2, 6])
+        some, self.held = self.held[:count], self.held[count:]
+        return some
+
+    def ack(self) -> None:
+        self.store.ack(self._some())
+
+    def release(self) -> None:
+        self.store.release(self._some(), delivered=self._one([True, True, False]))
+
+    def subscribe(self) -> None:
+        self.store.subscribe(self._one(SUBSCRIPTIONS), self._one([False, True]))
+
+    def _drop(self, gone: Any) -> None:
+        self.held = [m for m in self.held if not gone(m)]
+
+    def unsubscribe(self) -> None:
+        known = self._subscribed()
+        if known and not self.branches and self._one([True, False]):
+            one = self._one(known)
+            self.store.unsubscribe(one.topic, one.key)
+            self._drop(lambda m: m.destination == one.topic)
+
+    def purge(self) -> None:
+        if self._one([True, False]):
+            self.store.purge(self._one([QUEUE, TOPIC]))
+
+    def delete(self) -> None:
+        if not self.branches and self._one([True, False, False]):
+            topic = self._one([OTHER, QUEUE])
+            self.store.delete(topic)
+            self._drop(lambda m: m.destination == topic)
+
+    def _parts(self) -> tuple[list[tuple[Destination, Outgoing]], list[Message], list[Change]]:
+        acks = self._some()
+        for message in acks:
+            self.store.claim(message)
+        changes = [Change(self._one(SUBSCRIPTIONS), True, self._one([False, True])) for _ in range(self._one([0, 1]))]
+        return [self._outgoing() for _ in range(self._one([0, 2]))], acks, changes
+
+    def commit(self) -> None:
+        sends, acks, changes = self._parts()
+        self.store.commit(sends, acks, None, changes)
+
+    def prepare(self) -> None:
+        sends, acks, changes = self._parts()
+        name = len(self.branches).to_bytes(4, "big") + self.store.last_seq.to_bytes(28, "big")
+        if name not in self.branches:
+            self.store.prepare(name, [self.store.store_id], sends, acks, False, None, changes).wait()
+            self.branches.append(name)
+        else:
+            self.store.unclaim(acks)
+
+    def settle(self) -> None:
+        if self.branches:
+            name = self.branches.pop()
+            if self._one([True, False]):
+                self.store.commit_prepared(name).wait()
+            else:
+                self.store.rollback_prepared(name).wait()
+
+    def reclaim(self) -> None:
+        self.store.reclaim()
+
+    def checkpoint(self) -> None:
+        self.store.checkpoint()
+
+
+@given(st.data(), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_journal_tells_what_the_index_says(data: st.DataObject, priorities: bool) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
+        options: dict[str, Any] = {"sync": "never", "checkpoint_interval": 3600.0, "priorities": priorities}
+        with JournalDisk(Path(scratch), **options, max_deliveries=3, dead_letter="dlq") as disk:
+            workload = Workload(disk.create(), data)
+            for _ in range(data.draw(st.integers(1, 3), "lives")):
+                store = workload.store
+                store._applier.on_empty = lambda: None  # reclaimed when the test says so
+                for _ in range(data.draw(st.integers(10, 40), "steps")):
+                    workload.step()
+                expected = image(store)
+                assert_whole(store)
+                later = []
+                for without_index in (False, True):
+                    path = disk.copy(store)
+                    if without_index:
+                        (path / "index.mdb").unlink()
+                    later.append(disk.open(path))
+                    assert image(later[-1]) == expected, without_index
+                    assert_whole(later[-1])
+                workload.goes_on_in(data.draw(st.sampled_from(later)))
