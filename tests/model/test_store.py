@@ -15,6 +15,7 @@ from anabranch.adapters.journal import JournalStore
 from ..contract.disk import Disk
 from ..journal.disk import JournalDisk, directory_of
 from ..memory.disk import SMALL, MemoryDisk
+from ..sql.disk import SqliteDisk
 from ..thirdparty.disk import OneFileDisk
 from . import SETTINGS
 from .machine import StoreMachine
@@ -73,6 +74,11 @@ class MemoryMachine(StoreMachine):
         return MemoryDisk(self.path, **(SMALL if data.draw(st.booleans(), "swapping") else {}))
 
 
+class SqliteMachine(StoreMachine):
+    def new_disk(self, data: st.DataObject) -> Disk:
+        return SqliteDisk(self.path)
+
+
 class OneFileMachine(StoreMachine):
     def new_disk(self, data: st.DataObject) -> Disk:
         return OneFileDisk(self.path)
@@ -82,5 +88,7 @@ TestJournal = JournalMachine.TestCase
 TestJournal.settings = SETTINGS
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = part(60)
+TestSqlite = SqliteMachine.TestCase
+TestSqlite.settings = part(30)
 TestThirdParty = OneFileMachine.TestCase
 TestThirdParty.settings = part(40)
