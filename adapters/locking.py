@@ -62,6 +62,11 @@ class DirectoryLock:
         known = {str(os.getpid()): "this process", str(os.getppid()): f"the parent process {pid}"}
         return f"{known.get(pid, f'process {pid}')} on {host}"
 
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it."""
+        return self._lock is not None and self._lock.is_locked and self._generation == fork_generation()
+
     def release(self) -> None:
         """Idempotent."""
         if self._lock is not None and self._generation == fork_generation():

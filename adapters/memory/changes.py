@@ -15,7 +15,7 @@ from ...policies.destination import Destination
 from ..base import Change as SubscriptionChange
 from ..base import Receipt, Subscription, SubscriptionKey
 from ..delivery import Delivery, Feed, feeds_of, order_of
-from .chunks import MASKS, MESSAGES_MAX, Chunk, Lane, indexes
+from .chunks import MASKS, MESSAGES_MAX, Chunk, Lane, Numbers, indexes
 from .contents import DESTINATION_COST, Contents, DestinationState, SubscriptionState
 from .records import Encoded, Record, StoredMessage, cost_of, size_of
 from .swap import Address, Swap
@@ -95,19 +95,26 @@ class ChunkDraft:
                 assert chunk.records is not None
                 chunk.records[start:] = self.records
             if chunk.expiries is not None or any(self.expiries):
-                before = [0] * start if chunk.expiries is None else chunk.expiries[:start]
-                chunk.expiries = array("Q", [*before, *self.expiries])
+                chunk.expiries = _longer(chunk.expiries, start, self.expiries)
                 times = [at for at in (chunk.soonest, *self.expiries) if at]
                 chunk.soonest = min(times, default=0)
             if position is not None:
-                before = [] if chunk.positions is None else chunk.positions[:start]
-                chunk.positions = array("Q", [*before, *[position] * len(self.offsets)])
+                chunk.positions = _longer(chunk.positions, start, [position] * len(self.offsets))
         chunk.dead = self.dead
         chunk.acked.update(self.acked)
         chunk.total_bytes, chunk.live_bytes, chunk.resident = self.total_bytes, self.live_bytes, self.resident
         if self.address is not None:
             chunk.address, chunk.records, chunk.resident = self.address, None, 0
             chunk.seal()
+
+
+def _longer(numbers: Numbers | None, length: int, more: list[int]) -> array[int]:
+    """With more of them behind the first `length`; 0 for those that had none. Idempotent."""
+    if numbers is None:
+        numbers = array("Q", bytes(8 * length))
+    assert isinstance(numbers, array)
+    numbers[length:] = array("Q", more)
+    return numbers
 
 
 class DestinationDraft:

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from .records import Record
 from .swap import Address
@@ -22,13 +22,19 @@ from .swap import Address
 if TYPE_CHECKING:
     from .contents import DestinationState
 
-MESSAGES_MAX: Final = 256
+MESSAGES_MAX: Final = 1024
 """Of one chunk."""
 MASKS: Final = tuple((1 << n) - 1 for n in range(MESSAGES_MAX + 1))
-CHUNK_COST: Final = 800
+CHUNK_COST: Final = 1000
 """Bytes of memory that a chunk takes beside its records, with the most compact of its arrays."""
 
 _first = attrgetter("first")
+
+
+class Numbers(Protocol):
+    """One for each message of a chunk."""
+
+    def __getitem__(self, index: int, /) -> int: ...
 
 
 class Lane:
@@ -96,11 +102,11 @@ class Chunk:
         """Subscription's number -> a bit for each message that it has acked."""
         self.counts: dict[tuple[int, int], int] = {}
         """Number of the feed's, index -> how often the message has come back."""
-        self.expiries: Sequence[int] | None = None
+        self.expiries: Numbers | None = None
         """When each message expires; None if none does."""
         self.soonest = 0
         """No live message expires before; 0: none does."""
-        self.positions: Sequence[int] | None = None
+        self.positions: Numbers | None = None
         """What the store's `position` said of each; None if it has none."""
         self.total_bytes = 0
         """Of all messages ever in it, as they count for the store's limits."""
@@ -142,21 +148,21 @@ class Chunk:
         """Bytes of memory that it takes, resident or not, beside its records."""
         cost = CHUNK_COST
         if self.sealed:  # else SLOTS has them
-            cost += _array_bytes(self.offsets)
+            cost += bytes_of(self.offsets)
         if self.expiries is not None:
-            cost += _array_bytes(self.expiries)
+            cost += bytes_of(self.expiries)
         if self.positions is not None:
-            cost += _array_bytes(self.positions)
+            cost += bytes_of(self.positions)
         return cost + 64 * len(self.acked) + 128 * len(self.counts)
 
     def seal(self) -> None:
         """No more messages are added. Idempotent."""
         self.offsets = compact(self.offsets)
+        if isinstance(self.expiries, array):
+            self.expiries = packed(self.expiries)
+        if isinstance(self.positions, array):
+            self.positions = packed(self.positions)
         self.sealed = True
-
-
-def _array_bytes(numbers: Sequence[int]) -> int:
-    return len(numbers) * numbers.itemsize if isinstance(numbers, array) else 0
 
 
 def compact(offsets: Sequence[int]) -> Sequence[int]:
@@ -165,6 +171,56 @@ def compact(offsets: Sequence[int]) -> Sequence[int]:
     if last == len(offsets) - 1:
         return range(len(offsets))
     return array("H" if last < 1 << 16 else "I" if last < 1 << 32 else "Q", offsets)
+
+
+class Near:
+    """Numbers that are close together, or 0."""
+
+    __slots__ = ("_base", "offsets")
+
+    def __init__(self, numbers: Sequence[int], base: int, code: str) -> None:
+        self._base = base - 1
+        self.offsets = array(code, [number - self._base if number else 0 for number in numbers])
+
+    def __getitem__(self, index: int) -> int:
+        offset = self.offsets[index]
+        return offset + self._base if offset else 0
+
+
+class Few:
+    """Numbers most of which are 0."""
+
+    __slots__ = ("numbers", "which")
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.which = array("H", [index for index, number in enumerate(numbers) if number])
+        self.numbers = array("Q", [number for number in numbers if number])
+
+    def __getitem__(self, index: int) -> int:
+        at = bisect_left(self.which, index)
+        return self.numbers[at] if at < len(self.which) and self.which[at] == index else 0
+
+
+def packed(numbers: Sequence[int]) -> Numbers:
+    """The same numbers in little memory."""
+    some = [number for number in numbers if number]
+    spread = max(some, default=0) - min(some, default=0)
+    if 5 * len(some) < len(numbers):
+        return Few(numbers)
+    if spread + 1 < 1 << 32:
+        return Near(numbers, min(some), "H" if spread + 1 < 1 << 16 else "I")
+    return array("Q", numbers)
+
+
+def bytes_of(numbers: object) -> int:
+    """Bytes of memory, beside what an empty one takes."""
+    if isinstance(numbers, array):
+        return len(numbers) * numbers.itemsize
+    if isinstance(numbers, Near):
+        return 160 + bytes_of(numbers.offsets)
+    if isinstance(numbers, Few):
+        return 240 + bytes_of(numbers.which) + bytes_of(numbers.numbers)
+    return 0
 
 
 def indexes(mask: int) -> Iterator[int]:

@@ -76,8 +76,9 @@ class StoreDirectory:
     def unlock(self) -> None:
         """Idempotent. The lock's file goes while it is locked: who has it open by then finds that it has no name any
         more, and tries again."""
-        with suppress(OSError):
-            self._lock_file.unlink(missing_ok=True)
+        if self._lock.held:
+            with suppress(OSError):
+                self._lock_file.unlink(missing_ok=True)
         self._lock.release()
 
 

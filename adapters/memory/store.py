@@ -10,6 +10,7 @@ One lock guards all of it. What changes is worked out first and then carried out
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,6 +62,8 @@ from .limits import Room
 from .records import Encoded, StoredMessage, decode, encode
 from .residence import Residence
 from .swap import Swap
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -135,8 +138,10 @@ class MemoryStore:
 
     def open(self, progress: Progress | None = None) -> None:
         with disk_errors(f"store {self.name!r} cannot be opened"):
-            store_id = self._directory.lock()
+            if self._opened:
+                self._directory.lock()  # which says that it is open
             try:
+                store_id = self._directory.lock()
                 last = self._contents.seq
                 self._begin()
                 self._swap.wipe()
@@ -159,8 +164,9 @@ class MemoryStore:
             self._wake_all()
             try:
                 self._swap.wipe()
-            finally:
-                self._directory.unlock()
+            except OSError as error:
+                log.warning("store %s: its swap files cannot be removed now, the next open does: %s", self.name, error)
+            self._directory.unlock()
             self._begin()
             self._contents.seq = last
             self._opened = False
