@@ -90,6 +90,13 @@ def _sqlite_now(*_: Any, **__: Any) -> str:
     return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 
+def one_at_a_time(connection: Connection) -> None:
+    """Two nodes that make the tables of one store at the same time do so one after the other. SQLite's transactions
+    that write do so anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(724062571)"))  # a number of ours, nothing else
+
+
 def wait_for_locks(connection: Connection, seconds: float) -> None:
     """The most that this transaction waits for another one to end. SQLite has BUSY_SECONDS."""
     if connection.dialect.name == "postgresql":

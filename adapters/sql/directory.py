@@ -24,9 +24,10 @@ class StoreDirectory:
         self.name, self.path = name, path
         self._lock = DirectoryLock(path / "store.lock", f"store {name!r}")
 
-    def create(self, fill: Callable[[Path, bytes], None]) -> bytes:
+    def create(self, fill: Callable[[Path, bytes], bytes]) -> bytes:
         """Make it under another name, whole and durable, then rename it (rule D2); `fill` puts there what belongs to
-        it beside its id. Returns the id."""
+        it beside its id, and returns the id that it is to have: the one that it is given, or that of a store which
+        other nodes have too. Returns the id."""
         if self.path.exists():
             raise PlacementError(f"{self.path} exists already; store {self.name!r} cannot be made there")
         store_id = os.urandom(16)
@@ -34,7 +35,7 @@ class StoreDirectory:
         making = unfinished(self.path, store_id)
         try:
             making.mkdir()
-            fill(making, store_id)
+            store_id = fill(making, store_id)
             with (making / "store.id").open("w") as file:
                 file.write(store_id.hex() + "\n")
                 file.flush()

@@ -10,6 +10,7 @@ L3  The owner renews it in the background. He counts from before he sent the ren
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -17,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from sqlalchemy import Executable, bindparam, insert, or_, select, update
@@ -62,6 +64,17 @@ def statements(s: Schema) -> dict[str, Executable]:
     }
 
 
+_secret: Final = os.urandom(16)
+
+
+def _node(directory: Path) -> str:
+    """Who we are: the same one again when this process opens the same directory again, which nobody else can have open
+    meanwhile. So it need not wait for its own lease, should that have been renewed while it was given up for lost."""
+    pid = os.getpid()
+    known = hashlib.sha256(b"%d %b %b" % (pid, _secret, os.fsencode(directory.resolve()))).hexdigest()
+    return f"process {pid} on {socket.gethostname()} ({known[:8]})"
+
+
 class _Held(NamedTuple):
     """Somebody else has it."""
 
@@ -80,12 +93,14 @@ class Lease:
         store_id: bytes,
         options: SqlOptions,
         what: str,
+        directory: Path,
         lost: Callable[[str], None],
     ) -> None:
         """`engine`: pool.open_single's, so that no renewal waits for a connection. `what` is whose lease it is, for
-        errors. `lost`, a method, is called once, by a thread of ours, if the lease ends against our will."""
+        errors; `directory` the node's own, which has one owner. `lost`, a method, is called once, by a thread of ours,
+        if the lease ends against our will."""
         assert options.lease_expiration is not None
-        self.node = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(4).hex()})"
+        self.node = _node(directory)
         self._engine, self._statements, self._what = engine, statements, what
         self._owner = {"owner": store_id.hex()}
         self._expiration = options.lease_expiration

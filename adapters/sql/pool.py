@@ -112,6 +112,12 @@ def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
     return engine
 
 
+def cut_off(engine: Engine) -> None:
+    """Who waits for the database on a connection of this pool gets an error, at once."""
+    if isinstance(engine.pool, KeptPool):
+        engine.pool.cut_off_all()
+
+
 _engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
 
 

@@ -61,7 +61,7 @@ from .lease import Lease
 from .lease import statements as lease_statements
 from .loading import Loader
 from .messages import Sending, escaped, headers_of, sending
-from .pool import open_engine, open_single, shown_url
+from .pool import cut_off, open_engine, open_single, shown_url
 from .room import Room
 from .schema import schema
 from .state import State
@@ -114,10 +114,10 @@ class SqlStore:
         found = schema(options.schema_prefix, options.table_names)
         Statements(found, options.statements)
 
-        def fill(path: Path, store_id: bytes) -> None:
+        def fill(path: Path, store_id: bytes) -> bytes:
             engine = open_engine(options, path)
             try:
-                tables.prepare(Database(name, engine), found, options, store_id)
+                return tables.prepare(Database(name, engine), found, options, store_id)
             finally:
                 engine.dispose()
 
@@ -151,7 +151,7 @@ class SqlStore:
         if options.lease_expiration is not None:
             self._lease = Lease(
                 open_single(options, self._directory.path), lease_statements(found), store_id, options,
-                f"store {self.name!r}", self._lose,
+                f"store {self.name!r}", self._directory.path, self._lose,
             )  # fmt: skip
             self._lease.acquire()
         self._delivery = Delivery(self.name, options.max_leases, options.max_deliveries)
@@ -196,6 +196,7 @@ class SqlStore:
         """The lease has ended against our will."""
         if self._writer_ is not None:
             self._writer_.fail(StoreFailedError(reason))
+            cut_off(self._engine)  # or those whom the database keeps waiting would hear of it much later
 
     @property
     def _writer(self) -> Writer:

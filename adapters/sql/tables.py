@@ -1,12 +1,13 @@
 """A store's tables in its database: made, adopted, or refused.
 
 They belong to one store, whose id is in STORE. When a store is created, tables that are there already are adopted if
-they are empty, or if nobody has written an id there; those of another store are refused.
+they are empty, or if nobody has written an id there; those of another store are refused. With a lease they may be
+another node's: then this is one more node of the same store, under the same id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Table, inspect
 from sqlalchemy.engine import Connection
@@ -16,24 +17,27 @@ from sqlalchemy.schema import CreateSchema
 from ...policies.errors import ConfigError, PlacementError
 from ...policies.options import SqlOptions
 from .database import Database
-from .dialects import now_ms
+from .dialects import now_ms, one_at_a_time
 from .pool import shown_url
 from .schema import VERSION, Schema, priority_index
 
 
-def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> None:
-    """The tables of a new store: whole or not at all, where the database can do that. Raises ConfigError,
-    PlacementError if they are another one's, StoreFailedError."""
+def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> bytes:
+    """The tables of a new store: whole or not at all, where the database can do that. Returns the id that it has.
+    Raises ConfigError, PlacementError if they are another one's, StoreFailedError."""
     try:
         with database.writing() as connection:
             _require_unicode(database, connection)
-            missing = _missing(connection, tables)
+            one_at_a_time(connection)
+            found = _found(connection, tables)
+            missing = [table for table in tables.tables if table.name not in found]
             if missing and not options.create_tables:
                 raise ConfigError([_are_missing(database, missing)])
+            _require_columns(database, tables, found)
             _create(connection, tables, missing)
-            _require_columns(database, connection, tables)
-            _adopt(database, connection, tables, store_id)
+            store_id = _adopt(database, connection, tables, store_id, options.lease_expiration is not None)
             connection.commit()
+            return store_id
     except SQLAlchemyError as error:
         raise database.error(error) from None
 
@@ -44,10 +48,11 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
     try:
         with database.engine.connect() as connection:
             _require_unicode(database, connection)
-            missing = _missing(connection, tables)
+            found = _found(connection, tables)
+            missing = [table for table in tables.tables if table.name not in found]
             if missing:
                 raise PlacementError(f"{_are_missing(database, missing)}; nothing was created")
-            _require_columns(database, connection, tables)
+            _require_columns(database, tables, found)
             rows = connection.execute(tables.store.select()).all()
         _require_owner(database, rows, store_id)
         if options.priorities and options.create_tables:
@@ -58,13 +63,11 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
         raise database.error(error) from None
 
 
-def _missing(connection: Connection, tables: Schema) -> list[Table]:
-    found = inspect(connection)
-    schema = tables.metadata.schema
-    if schema is not None and not found.has_schema(schema):
-        return tables.tables
-    there = {name.lower() for name in found.get_table_names(schema)}
-    return [table for table in tables.tables if table.name not in there]
+def _found(connection: Connection, tables: Schema) -> dict[str, set[str]]:
+    """The columns of those of our tables that are there."""
+    names = [table.name for table in tables.tables]
+    found = inspect(connection).get_multi_columns(schema=tables.metadata.schema, filter_names=names)
+    return {name.lower(): {column["name"].lower() for column in columns} for (_, name), columns in found.items()}
 
 
 def _are_missing(database: Database, missing: Sequence[Table]) -> str:
@@ -80,15 +83,14 @@ def _create(connection: Connection, tables: Schema, missing: Sequence[Table]) ->
     if missing and schema is not None and not inspect(connection).has_schema(schema):
         connection.execute(CreateSchema(schema))
     for table in missing:
-        table.create(connection)
+        table.create(connection, checkfirst=False)
 
 
-def _require_columns(database: Database, connection: Connection, tables: Schema) -> None:
-    found = inspect(connection)
+def _require_columns(database: Database, tables: Schema, found: Mapping[str, set[str]]) -> None:
     problems = []
     for table in tables.tables:
-        columns = {column["name"].lower() for column in found.get_columns(table.name, table.schema)}
-        lacking = [column.name for column in table.columns if column.name not in columns]
+        columns = found.get(table.name)
+        lacking = [column.name for column in table.columns if columns is not None and column.name not in columns]
         if lacking:
             problems.append(
                 f"store {database.name!r}: the table {table.fullname} in {shown_url(database.engine.url)} lacks "
@@ -98,13 +100,15 @@ def _require_columns(database: Database, connection: Connection, tables: Schema)
         raise ConfigError(problems)
 
 
-def _adopt(database: Database, connection: Connection, tables: Schema, store_id: bytes) -> None:
+def _adopt(database: Database, connection: Connection, tables: Schema, store_id: bytes, leased: bool) -> bytes:
     rows = connection.execute(tables.store.select()).all()
+    if len(rows) == 1 and rows[0].version == VERSION and leased:
+        return bytes.fromhex(rows[0].storeid)
     if rows:
         holding = [tables.messages, tables.xalog, tables.durables]
-        leased = tables.lease.select().where(tables.lease.c.holder.is_not(None), tables.lease.c.expires > now_ms())
+        owned = tables.lease.select().where(tables.lease.c.holder.is_not(None), tables.lease.c.expires > now_ms())
         held = any(connection.execute(table.select().limit(1)).first() for table in holding)
-        if held or connection.execute(leased).first() or rows[0].version != VERSION:
+        if held or connection.execute(owned).first() or rows[0].version != VERSION:
             _require_owner(database, rows, store_id)
         for table in tables.tables:
             connection.execute(table.delete())
@@ -112,6 +116,7 @@ def _adopt(database: Database, connection: Connection, tables: Schema, store_id:
         tables.store.insert(),
         {"storeid": store_id.hex(), "version": VERSION, "batch": 0, "lastid": 0, "lastnumber": 0},
     )
+    return store_id
 
 
 def _require_owner(database: Database, rows: Sequence[object], store_id: bytes) -> None:

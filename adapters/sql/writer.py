@@ -263,6 +263,9 @@ class Writer:
                 self._once(tickets)
             except SQLAlchemyError as error:
                 self._room.settled()
+                if self.failed is not None:  # meanwhile: its lease is lost, and the connections were cut off
+                    self._refuse(tickets, self._failure)
+                    return
                 if not last and (is_cut_off(error) or dialects.is_collision(error)):
                     continue
                 self._failed(tickets, error)
@@ -347,6 +350,9 @@ class Writer:
         """Find out whether it took effect (W2). Raises _NotDone if not."""
         if dialects.is_of_the_disk(error):
             self.fail(self._database.error(error))
+        elif self.failed is not None:  # its lease is lost: who asks now is asked by another owner too
+            self._refuse(tickets, lambda: self._unknown(error))
+            return
         deadline = time.monotonic() + self._options.outcome_timeout
         pause = PAUSE_FIRST
         while True:

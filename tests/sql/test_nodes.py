@@ -1,0 +1,215 @@
+"""Two nodes over one database: one at a time has the store, what the one has acknowledged the other finds, and two that
+both believe they have it cannot both write (adapters/sql/lease.py)."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+import anabranch
+from anabranch.adapters.base import Outgoing
+from anabranch.adapters.sql import SqlStore
+from anabranch.policies.errors import PlacementError, StoreFailedError, StoreLockedError
+
+from ..contract.disk import A, Parallel, bodies, eventually, take
+from .node import QUEUE, Node, options
+from .server import PostgresServer
+
+SPAN = 1.0
+
+
+class Nodes:
+    """Stores of several nodes, in this process, and nodes that are processes."""
+
+    def __init__(self, path: Path, url: str) -> None:
+        self.path, self.url = path, url
+        self.stack = ExitStack()
+
+    def store(self, name: str, expiration: float = SPAN, wait: float = 0) -> SqlStore:
+        """Made, not opened."""
+        settings = options(self.url, expiration, wait)
+        if not (self.path / name).exists():
+            SqlStore.create(name, self.path / name, settings)
+        store = SqlStore(name, self.path / name, settings)
+        self.stack.callback(store.close)
+        return store
+
+    def opened(self, name: str, expiration: float = SPAN, wait: float = 0) -> SqlStore:
+        store = self.store(name, expiration, wait)
+        store.open()
+        return store
+
+    def process(self, name: str, wait: float = 30) -> Node:
+        node = Node(self.path / name, self.url, SPAN, wait)
+        self.stack.callback(node.close)
+        return node
+
+    def expire(self) -> None:
+        """Whoever has the lease has it no more, and does not know."""
+        engine = create_engine(self.url)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE lease SET expires = 1"))
+        engine.dispose()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, postgres_url: str) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path, postgres_url)
+    with nodes.stack:
+        yield nodes
+
+
+def test_they_are_one_store(nodes: Nodes) -> None:
+    first = nodes.opened("first")
+    first.send(A, b"1")
+    with pytest.raises(StoreLockedError, match=r"store 'second' belongs to process .* lease_wait"):
+        nodes.opened("second")
+    first.close()
+    second = nodes.opened("second")
+    assert second.store_id == first.store_id and second.shared
+    assert bodies(second) == [b"1"]
+    second.send(A, b"2")
+    second.close()
+    first.open()
+    assert bodies(first) == [b"1", b"2"]
+
+
+def test_both_made_at_the_same_time_they_are_one_store(nodes: Nodes) -> None:
+    with Parallel(lambda: nodes.store("first")) as one, Parallel(lambda: nodes.store("second")) as other:
+        one.result()
+        other.result()
+    assert SqlStore.identify(nodes.path / "first") == SqlStore.identify(nodes.path / "second")
+    nodes.opened("first").send(A, b"1")
+
+
+def test_without_a_lease_the_tables_of_another_are_refused(nodes: Nodes, postgres_url: str) -> None:
+    nodes.opened("first").send(A, b"1")
+    plain = options(postgres_url, SPAN, 0).model_copy(update={"lease_expiration": None})
+    with pytest.raises(PlacementError, match="belong to the store with the id"):
+        SqlStore.create("other", nodes.path / "other", plain)
+
+
+def test_two_that_both_believe_they_have_it_cannot_both_write(nodes: Nodes) -> None:
+    """Rule L2. To the first everything looks well; its next batch is not the next one."""
+    first = nodes.opened("first", 60)
+    first.send(A, b"1")
+    first.send(A, b"2")
+    leased = take(first)
+    nodes.expire()
+    second = nodes.opened("second", 60)
+    assert first._lease is not None and first._lease.held
+    assert take(second).body == b"1", "leases end with their node"
+    for call in (
+        lambda: first.send(A, b"x"),
+        lambda: first.ack([leased]),
+        lambda: first.commit([(A, Outgoing(b"x"))], []),
+        lambda: first.prepare(bytes(32), [first.store_id], [(A, Outgoing(b"x"))], [], True).wait(),
+    ):
+        with pytest.raises(StoreFailedError, match="somebody else has written to the tables"):
+            call()
+    second.send(A, b"3")
+    assert bodies(second) == [b"1", b"2", b"3"]
+    assert list(second.check()) == []
+    first.close()
+    with pytest.raises(StoreLockedError):
+        first.open()
+    second.close()
+    first.open()
+    assert bodies(first) == [b"1", b"2", b"3"]
+
+
+def test_who_waits_is_told_when_the_lease_is_lost(nodes: Nodes) -> None:
+    first = nodes.opened("first")
+    with Parallel(lambda: first.receive(A, None)) as waiting:
+        assert waiting.outlives(0.05)
+        nodes.expire()
+        with pytest.raises(StoreFailedError, match=r"its lease is lost: it expired|no longer ours"):
+            waiting.result()
+    assert "lease is lost" in str(first.stats().failed)
+
+
+def test_a_node_that_is_killed_is_replaced_and_nothing_is_lost(nodes: Nodes) -> None:
+    first = nodes.process("first")
+    first.until("sent")
+    second = nodes.process("second")
+    second.until("waits")
+    while len(first.sent) < 50:
+        first.hear()
+    killed = time.time()
+    first.signal(signal.SIGKILL)
+    list(first.rest())
+    opened = second.until("opened")["at"] - killed
+    assert opened < SPAN + 10
+    second.until("sent")
+    second.finish()
+    list(second.rest())
+    assert first.sent[-1] not in second.sent
+    found = [body.decode() for body in bodies(nodes.opened("third"), QUEUE)]
+    theirs = [name for name in found if name.startswith("first")]
+    assert theirs[: len(first.sent)] == first.sent and len(theirs) <= len(first.sent) + 1, "the last may be unread"
+    assert found == [*theirs, *second.sent]
+
+
+def test_a_node_that_stood_still_finds_that_it_is_not_the_owner(nodes: Nodes) -> None:
+    """Stopped in the middle of its sends, it goes on after another node has taken over."""
+    first = nodes.process("first")
+    while len(first.sent) < 20:
+        first.until("sent")
+    first.signal(signal.SIGSTOP)
+    second = nodes.process("second")
+    for _ in range(20):
+        second.until("sent")
+    first.signal(signal.SIGCONT)
+    last = list(first.rest())[-1]
+    assert last["error"] == "StoreFailedError" and first.close() == 3
+    assert any(word in last["text"] for word in ("lease is lost", "no longer ours", "somebody else has written"))
+    second.until("sent")
+    second.finish()
+    list(second.rest())
+    found = [body.decode() for body in bodies(nodes.opened("third"), QUEUE)]
+    theirs = [name for name in found if name.startswith("first")]
+    assert theirs[: len(first.sent)] == first.sent and len(theirs) <= len(first.sent) + 1
+    assert found == [*theirs, *second.sent], "nothing of the first came after the second had begun"
+
+
+def test_an_owner_whose_server_is_gone_stops_in_time(nodes: Nodes, postgres: PostgresServer) -> None:
+    """Rule L3, and it hangs nobody: not even who waits for an answer."""
+    store = nodes.opened("first")
+    store.send(A, b"1")
+    postgres.freeze()
+    try:
+        began = time.monotonic()
+        with pytest.raises(StoreFailedError):
+            store.send(A, b"2")
+        assert time.monotonic() - began < SPAN + 5
+        eventually(lambda: store.stats().failed is not None)
+    finally:
+        postgres.thaw()
+    store.close()
+    store.open()  # at once, though the lease may have been renewed when the server went on: it is its own
+    assert bodies(store)[0] == b"1"
+
+
+def test_a_transaction_over_a_shared_store_and_another_is_refused(nodes: Nodes, tmp_path: Path) -> None:
+    """Rule T6: its decision would be in a log that the next node does not have."""
+    config = anabranch.Config(
+        tmp_path / "data",
+        [
+            anabranch.StoreConfig("shared", ["queue://s.>"], sql=options(nodes.url, SPAN, 0)),
+            anabranch.StoreConfig("own", [">"]),
+        ],
+    )
+    with anabranch.open(config) as router:
+        with router.transaction() as tx:
+            tx.send("queue://s.a", b"alone")
+        with pytest.raises(anabranch.TransactionError), router.transaction() as tx:
+            tx.send("queue://s.a", b"x")
+            tx.send("queue://a", b"x")
+        assert [message.body for message in router.queue("s.a").browse()] == [b"alone"]
+        assert len(router.queue("a")) == 0
