@@ -3,8 +3,9 @@
     from anabranch.adapters.journal import JournalStore      # what the router opens by the configuration's `journal:`
     from anabranch.adapters import kahadb                    # ActiveMQ's journals, read only
 
-`base` is the contract: the Store protocol, messages, receipts, statistics. `journal` is the default store; `kahadb`
-reads ActiveMQ's own journals. `files` and `locking` are what each part that keeps files needs: changes of names made
+`base` is the contract: the Store protocol, messages, receipts, statistics. `journal` is the default store, `sql` keeps
+messages in tables, `memory` nowhere else; `delivery` says for all of them who holds which message. `kahadb` reads
+ActiveMQ's own journals. `files` and `locking` are what each part that keeps files needs: changes of names made
 durable, one owner for a directory. Third parties register stores in the entry-point group `anabranch.adapters` and
 prove them with tests/contract. What is on disk and what survives a crash, each package says for itself.
 """

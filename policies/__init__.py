@@ -10,8 +10,9 @@
 - `destination`: a queue or a topic with a dotted name; composites.
 - `wildcard`: patterns, their total order of precedence, tables of routes.
 - `durability`: the three sync policies and what each promises.
+- `options`: of each kind of store of ours, and of transactions; `kinds`: where others come from.
 - `config`: the YAML file and its models; docs/configuration.md is for its users. Beside it `config_models` (Config,
-  StoreConfig), `config_options` (the options of each kind of store), `config_checks` (what must hold between stores),
+  StoreConfig), `config_options` (what options are made of), `config_checks` (what must hold between stores),
   `config_problems` (errors in the file's words), `config_yaml` (YAML with its lines), `config_schema` (JSON Schema).
 - `units`: sizes and durations as people write them.
 - `errors`: every error that Anabranch raises on purpose.
