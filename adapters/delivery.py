@@ -76,7 +76,7 @@ class Feed:
     """What one who receives draws from: a queue, or one subscription of a topic. All fields belong to the store's lock
     (the one under which Delivery's methods are called), but `waiters`."""
 
-    __slots__ = ("base", "key", "lanes", "number", "owner", "passed_at", "purging", "returned", "waiters")
+    __slots__ = ("base", "first", "key", "lanes", "number", "owner", "passed_at", "purging", "returned", "waiters")
 
     def __init__(self, owner: Any, number: int = 0, key: SubscriptionKey | None = None) -> None:
         self.owner = owner
@@ -87,7 +87,9 @@ class Feed:
         """Added to a seq, what the message is held under."""
         self.key = key
         """Of the subscription; None for a queue."""
-        self.lanes: dict[int, Lane] = {0: Lane()}
+        self.first = Lane()
+        """The lane of order 0, the only one in a store without priorities."""
+        self.lanes: dict[int, Lane] = {0: self.first}
         self.returned: list[Place] = []
         """A heap of what was released."""
         self.purging = 0
@@ -101,7 +103,7 @@ class Feed:
     def has_ready(self) -> bool:
         """Whether something of the first order is fetched already: it comes before all that is yet to come. In a store
         with priorities something more urgent may come, unless it has the highest."""
-        return bool(self.lanes[0].ready) and not self.passed_at
+        return bool(self.first.ready) and not self.passed_at
 
     def lane(self, order: int) -> Lane:
         lane = self.lanes.get(order)
@@ -194,8 +196,11 @@ class Delivery:
         if feed.passed_at and wall_ms() < feed.passed_at:
             feed.rewind()
         held, returned, base = self.held, feed.returned, feed.base
+        lane: Lane | None
         while True:
-            lane = self._first(feed, source)
+            lane = feed.first
+            if not lane.ready:
+                lane = self._first(feed, source)
             if returned and (lane is None or returned[0] < lane.ready[0]):
                 place = returned[0]
                 # An interrupted ack of it may have been under way when it was released.
@@ -206,7 +211,9 @@ class Delivery:
                 heapq.heappop(returned)
             elif lane is not None:
                 place = lane.ready[0]
-                free = base + place[1] not in held and self._deliverable(feed, place, source)
+                free = base + place[1] not in held and (
+                    (not place[2] and self._max_deliveries is None) or self._deliverable(feed, place, source)
+                )
                 if free:
                     held[base + place[1]] = (feed, LEASED)
                 lane.ready.popleft()

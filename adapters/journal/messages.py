@@ -111,7 +111,7 @@ def decode(
         store, state.destination, seq, record[at:], headers, message_id, timestamp_ms, leased, note, priority, expires,
         deliveries + leased,
     )  # fmt: skip
-    if type(note) is Feed:
+    if leased and state.is_topic and type(note) is Feed:
         message.subscription = note.key
     return message
 

@@ -316,8 +316,10 @@ class JournalStore:
         expires_at_ms: int,
     ) -> Ticket:
         state = self._index.by_destination.get(destination) or self._state(destination)
-        limit, extra = self.options.message_bytes_max, None
-        rest, key = codec.encode(state, body, headers, message_id, limit, priority, expires_at_ms)
+        rest, key = codec.encode(
+            state, body, headers, message_id, self.options.message_bytes_max, priority, expires_at_ms
+        )
+        extra = None
         if expires_at_ms or self._priorities:
             extra = (order_of(priority, self._priorities), expires_at_ms)
         ticket = Ticket([(f.SEND, state, rest, key, extra)], len(rest) + state.send_overhead, bool(sync))
@@ -409,6 +411,8 @@ class JournalStore:
     def _feed(self, destination: Destination, subscription: SubscriptionKey | None, make: bool) -> Feed | None:
         """What one receives from there draws from. None for a queue that is new here, unless `make`."""
         state = self._index.by_destination.get(destination)
+        if state is not None and subscription is None and not state.is_topic:
+            return state.feed
         if destination.kind is Kind.TOPIC:
             if subscription is None:
                 raise DestinationError(f"{destination} is received from by a durable subscription; say which")
