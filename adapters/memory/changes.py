@@ -9,13 +9,13 @@ lock next.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ...policies.destination import Destination
 from ..base import Change as SubscriptionChange
 from ..base import Receipt, Subscription, SubscriptionKey
 from ..delivery import Delivery, Feed, feeds_of, order_of
-from .chunks import MASKS, MESSAGES_MAX, Chunk, Lane, Numbers, indexes
+from .chunks import ADDRESS_COST, MASKS, MESSAGES_MAX, Chunk, Lane, Numbers, indexes
 from .contents import DESTINATION_COST, Contents, DestinationState, SubscriptionState
 from .records import Encoded, Record, StoredMessage, cost_of, size_of
 from .swap import Address, Swap
@@ -88,12 +88,11 @@ class ChunkDraft:
 
     def apply(self, position: int | None) -> None:
         chunk, start = self.chunk, self.length
-        if self.offsets and not chunk.sealed:  # it is sealed when all this is done
+        if self.offsets and not chunk.sealed:  # once it is, all this is done
             assert isinstance(chunk.offsets, array)
             chunk.offsets[start:] = array("Q", self.offsets)
             if self.address is None:
-                assert chunk.records is not None
-                chunk.records[start:] = self.records
+                chunk.records[start - chunk.out :] = self.records
             if chunk.expiries is not None or any(self.expiries):
                 chunk.expiries = _longer(chunk.expiries, start, self.expiries)
                 times = [at for at in (chunk.soonest, *self.expiries) if at]
@@ -104,8 +103,8 @@ class ChunkDraft:
         chunk.acked.update(self.acked)
         chunk.total_bytes, chunk.live_bytes, chunk.resident = self.total_bytes, self.live_bytes, self.resident
         if self.address is not None:
-            chunk.address, chunk.records, chunk.resident = self.address, None, 0
-            chunk.seal()
+            chunk.addresses, chunk.resident = (self.address,), 0
+            chunk.written = chunk.out = len(chunk.offsets)
 
 
 def _longer(numbers: Numbers | None, length: int, more: list[int]) -> array[int]:
@@ -166,7 +165,7 @@ class Change:
         self.dropped: list[Chunk] = []
         """Chunks that hold nothing any more."""
         self.opened: list[Chunk] = []
-        """Chunks that are new."""
+        """Chunks that are new, as in `_added`."""
         self._before: int | None = None
 
     # Sending
@@ -300,7 +299,7 @@ class Change:
                 of.done[some] = of.done.get(some, some.done) + 1
         draft.dead |= bit
         draft.live_bytes -= size
-        if chunk.records is not None:
+        if index >= chunk.out:
             draft.resident -= cost
         self._forgotten.append((chunk, index, None))
         of.count -= 1
@@ -378,7 +377,7 @@ class Change:
         for chunk in ended:
             self._chunk(chunk)  # it costs less once it is sealed
         for chunk, draft in self._chunks.items():
-            if draft.is_dead and (chunk.sealed or chunk in ended):
+            if draft.is_dead and (chunk.sealed or chunk in ended or chunk.addresses):
                 self.dropped.append(chunk)
         # What is counted now is taken off first, so that doing it again counts the same.
         self._before = contents.memory - sum(chunk.charge + chunk.resident for chunk in self._chunks)
@@ -404,8 +403,8 @@ class Change:
             if number is not None:
                 chunk.counts.pop((number, index), None)
                 continue
-            if chunk.records is not None:
-                chunk.records[index] = None
+            if index >= chunk.out:
+                chunk.records[index - chunk.out] = None
             for known in [known for known in chunk.counts if known[1] == index] if chunk.counts else ():
                 chunk.counts.pop(known, None)
         for subscription in self._gone:
@@ -431,9 +430,15 @@ class Change:
                 feed.wake()
 
     @property
+    def touched(self) -> Iterable[Chunk]:
+        """All chunks that change."""
+        return self._chunks
+
+    @property
     def memory(self) -> int:
         """Bytes of memory that all will take, about."""
         assert self._before is not None
         return self._before + sum(
-            draft.chunk.cost + (draft.resident if draft.address is None else 0) for draft in self._chunks.values()
+            draft.chunk.cost + 8 * len(draft.offsets) + (draft.resident if draft.address is None else ADDRESS_COST)
+            for draft in self._chunks.values()
         )

@@ -89,7 +89,7 @@ def _readable(chunk: Chunk, residence: Residence) -> Iterator[str]:
 
 def _entries(contents: Contents, swap: Swap) -> Iterator[str]:
     addresses = [
-        chunk.address for state in contents.states.values() for chunk in state.chunks() if chunk.address is not None
+        address for state in contents.states.values() for chunk in state.chunks() for address in chunk.addresses
     ]
     known = {(address.file.number, address.offset) for address in addresses}
     there = {(file.number, offset) for file in swap.files for offset in file.entries}

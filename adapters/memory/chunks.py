@@ -2,9 +2,10 @@
 priority). A chunk is the unit of swapping.
 
 K1  A chunk's messages are in the order of their seqs, and the chunks of a lane too.
-K2  The last chunk of a lane may be open: messages are added. Any other is sealed, and its messages never change.
-K3  A chunk is resident (`records`), or swapped (`address`), or both: loaded again it keeps its address, since it cannot
-    have changed. An open one is resident and has no address.
+K2  The last chunk of a lane may be open: messages are added, also behind some that are swapped already. Any other is
+    sealed.
+K3  The first `written` records are in the swap, at `addresses`, in order; the first `out` are not in memory. None is
+    in neither: out <= written. A chunk that is loaded again keeps its addresses, since a message never changes.
 K4  A dead message's record is dropped from memory at once; from the swap with the last one of its chunk.
 """
 
@@ -27,6 +28,8 @@ MESSAGES_MAX: Final = 1024
 MASKS: Final = tuple((1 << n) - 1 for n in range(MESSAGES_MAX + 1))
 CHUNK_COST: Final = 1000
 """Bytes of memory that a chunk takes beside its records, with the most compact of its arrays."""
+ADDRESS_COST: Final = 250
+"""Likewise, each of its entries in the swap."""
 
 _first = attrgetter("first")
 
@@ -85,8 +88,8 @@ class Chunk:
     """Under the store's lock; only `is_dead` may be asked without it."""
 
     __slots__ = (
-        "acked", "address", "charge", "counts", "dead", "expiries", "first", "lane", "live_bytes", "offsets",
-        "positions", "records", "resident", "sealed", "soonest", "total_bytes",
+        "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "lane", "live_bytes", "offsets", "out",
+        "positions", "records", "resident", "sealed", "soonest", "total_bytes", "written",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, first: int) -> None:
@@ -95,7 +98,11 @@ class Chunk:
         """The seq of its first message."""
         self.offsets: Sequence[int] = array("Q")
         """Of each message: its seq, less `first`."""
-        self.records: list[Record | None] | None = []
+        self.records: list[Record | None] = []
+        """Those in memory: of the message at `out`, and so on. None for a dead one."""
+        self.out = 0
+        self.written = 0
+        self.addresses: tuple[Address, ...] = ()
         self.dead = 0
         """A bit for each message that is dead."""
         self.acked: dict[int, int] = {}
@@ -116,7 +123,6 @@ class Chunk:
         """Bytes of memory that its records take now."""
         self.charge = 0
         """What `cost` said when it was last counted."""
-        self.address: Address | None = None
         self.sealed = False
 
     def __len__(self) -> int:
@@ -140,15 +146,23 @@ class Chunk:
         return MASKS[len(self.offsets)] & ~self.dead
 
     @property
+    def is_out(self) -> bool:
+        """Nothing of it is in memory."""
+        return self.out == len(self.offsets)
+
+    @property
+    def is_written(self) -> bool:
+        """All of it is in the swap."""
+        return self.written == len(self.offsets)
+
+    @property
     def last(self) -> int:
         return self.first + self.offsets[-1]
 
     @property
     def cost(self) -> int:
         """Bytes of memory that it takes, resident or not, beside its records."""
-        cost = CHUNK_COST
-        if self.sealed:  # else SLOTS has them
-            cost += bytes_of(self.offsets)
+        cost = CHUNK_COST + bytes_of(self.offsets) + ADDRESS_COST * len(self.addresses)
         if self.expiries is not None:
             cost += bytes_of(self.expiries)
         if self.positions is not None:

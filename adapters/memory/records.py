@@ -30,8 +30,8 @@ APART: Final = 64 * 1024
 
 Record = bytes | tuple[bytes, bytes]
 
-SLOTS: Final = 16
-"""Bytes that a record takes in the lists of its chunk."""
+SLOT: Final = 9
+"""Bytes that a record takes in the list of its chunk, which grows ahead."""
 PAIR: Final = 64
 """Bytes of the pair itself, where the body is kept apart."""
 
@@ -77,8 +77,8 @@ def encode(destination: Destination, message: Outgoing, limit: int) -> Encoded:
 def cost_of(record: Record) -> int:
     """Bytes that it takes in memory, its place in a chunk's lists included."""
     if isinstance(record, tuple):
-        return SLOTS + PAIR + _rounded(sys.getsizeof(record[0])) + _rounded(sys.getsizeof(record[1]))
-    return SLOTS + _rounded(sys.getsizeof(record))
+        return SLOT + PAIR + _rounded(sys.getsizeof(record[0])) + _rounded(sys.getsizeof(record[1]))
+    return SLOT + _rounded(sys.getsizeof(record))
 
 
 def _rounded(size: int) -> int:

@@ -5,7 +5,7 @@ ago first; sealed ones that never left memory, from the newest message on, which
 then whatever is left, the largest first. The first two kinds leave alone what a receiver comes to next.
 
 R1  `contents.memory` is the sum of what destinations, subscriptions and chunks cost, and the records in memory.
-R2  Every chunk with records is in exactly one of `_kept` (it has no address) and `_loaded`.
+R2  Every chunk that has something in memory is in exactly one of `_kept` (not all of it is in the swap) and `_loaded`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Residence:
         self._name = name
         self._contents, self._swap, self._steps = contents, swap, steps
         self._max_bytes = max_bytes
-        self.chunk_bytes = min(max(max_bytes // 64, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+        self.chunk_bytes = min(max(max_bytes // 16, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
         """Bytes of messages at which a chunk is full."""
         self._kept: dict[Chunk, None] = {}
         self._loaded: OrderedDict[Chunk, None] = OrderedDict()
@@ -62,8 +62,9 @@ class Residence:
         memory += DESTINATION_COST * (len(contents.states) + sum(1 for _ in contents.subscriptions()))
         if memory != contents.memory:
             yield f"R1 {memory} bytes are in memory, {contents.memory} are counted"
-        kept = {chunk for chunk in chunks if chunk.records is not None and chunk.address is None}
-        loaded = {chunk for chunk in chunks if chunk.records is not None and chunk.address is not None}
+        there = [chunk for chunk in chunks if not chunk.is_out]
+        kept = {chunk for chunk in there if not chunk.is_written}
+        loaded = {chunk for chunk in there if chunk.is_written}
         if kept != set(self._kept) or loaded != set(self._loaded):
             yield (
                 f"R2 {len(kept)} chunks never left memory and {len(loaded)} came back; {len(self._kept)} and "
@@ -74,9 +75,10 @@ class Residence:
 
     def take(self, change: Change) -> None:
         """What has become of its chunks. May be done again."""
-        for chunk in change.opened:
-            if chunk.records is not None:
+        for chunk in change.touched:
+            if not chunk.is_written:
                 self._kept[chunk] = None
+                self._loaded.pop(chunk, None)
         for chunk in change.dropped:
             self.forget(chunk)
 
@@ -84,8 +86,8 @@ class Residence:
         """It is no more. Idempotent."""
         self._kept.pop(chunk, None)
         self._loaded.pop(chunk, None)
-        if chunk.address is not None:
-            self._swap.release(chunk.address)
+        for address in chunk.addresses:
+            self._swap.release(address)
 
     # Making room
 
@@ -111,18 +113,20 @@ class Residence:
         return chain([chunk for chunk in loaded if chunk.lane.chunks[0] is not chunk], behind, others)
 
     def _evict(self, chunk: Chunk) -> None:
-        """Out of memory, into the swap if it was never there."""
-        if chunk.records is None:
+        """Out of memory, into the swap what was never there."""
+        if chunk.is_out:
             return
         contents = self._contents
-        address = chunk.address
+        addresses, length = chunk.addresses, len(chunk)
         before = contents.memory - chunk.charge - chunk.resident
-        if address is None:
-            address = self._write([record or b"" for record in chunk.records])
+        written = None
+        if not chunk.is_written:
+            written = self._write([record or b"" for record in chunk.records[chunk.written - chunk.out :]])
+            addresses = (*addresses, written)
 
         def leave() -> None:
-            chunk.seal()
-            chunk.address, chunk.records, chunk.resident = address, None, 0
+            chunk.addresses, chunk.written = addresses, length
+            chunk.records, chunk.out, chunk.resident = [], length, 0
             chunk.charge = chunk.cost
             contents.memory = before + chunk.charge
             self._kept.pop(chunk, None)
@@ -131,8 +135,8 @@ class Residence:
         try:
             self._steps.do(leave)
         except BaseException:
-            if chunk.address is not address:
-                self._swap.release(address)
+            if written is not None and written not in chunk.addresses:
+                self._swap.release(written)
             raise
 
     def _write(self, records: Sequence[Record]) -> Address:
@@ -181,41 +185,43 @@ class Residence:
     def records(self, chunk: Chunk) -> Sequence[Record | None]:
         """Those of a chunk, dead ones too unless they are gone, without keeping them. Raises CorruptionError,
         StoreFailedError."""
-        if chunk.records is not None:
+        if not chunk.out:
             return chunk.records
-        assert chunk.address is not None
-        try:
-            return self._swap.read(chunk.address)
-        except OSError as error:
-            raise StoreFailedError(
-                f"store {self._name!r}: the swap file {chunk.address.file.path} cannot be read: {error}; see to the "
-                "disk"
-            ) from error
+        found: list[Record | None] = []
+        for address in chunk.addresses:
+            try:
+                found += self._swap.read(address)
+            except OSError as error:
+                raise StoreFailedError(
+                    f"store {self._name!r}: the swap file {address.file.path} cannot be read: {error}; see to the disk"
+                ) from error
+        return found + chunk.records[chunk.written - chunk.out :]
 
     def load(self, chunk: Chunk) -> Sequence[Record | None]:
         """The same, kept in memory if there are others to be read and they fit."""
-        found = chunk.records
-        if found is not None:
+        if not chunk.out:
             if chunk in self._loaded:
                 self._loaded.move_to_end(chunk)
-            return found
-        found = list(self.records(chunk))
+            return chunk.records
+        found = self.records(chunk)
         live = chunk.live
         if live.bit_count() > 1:
             kept = [record if live >> index & 1 else None for index, record in enumerate(found)]
             resident = sum(cost_of(record) for record in kept if record is not None)
+            more = resident - chunk.resident
             try:
-                self.make_room(resident, chunk)
+                self.make_room(more, chunk)
             except (StoreFullError, StoreFailedError):
                 return found
             contents = self._contents
-            if contents.memory + resident <= self._max_bytes:
-                memory = contents.memory + resident
+            memory = contents.memory + more
+            if memory + self.prepared <= self._max_bytes:
 
                 def stay() -> None:
-                    chunk.records, chunk.resident = kept, resident
+                    chunk.records, chunk.out, chunk.resident = kept, 0, resident
                     contents.memory = memory
-                    self._loaded[chunk] = None
+                    if chunk.is_written:
+                        self._loaded[chunk] = None
 
                 self._steps.do(stay)
         return found

@@ -51,7 +51,10 @@ def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(store: Memory
 
 def test_a_send_that_swaps_interrupted_anywhere(disk: MemoryDisk) -> None:
     """Wherever it was: writing the file, taking a chunk out of memory, beginning a new one."""
-    store = disk.reopen(disk.create(), max_bytes=256 * 1024, roll_over_size=64 * 1024)
+    store = disk.reopen(disk.create(), max_bytes=1024 * 1024, roll_over_size=64 * 1024)
+
+    for n in range(50):
+        store.send(B, bytes(20_000))
 
     def prepare(at: int) -> Callable[[], object]:
         return lambda: store.send(A, numbered(at).ljust(20_000), None, f"id {at}")
@@ -86,7 +89,7 @@ def test_a_receive_from_the_swap_interrupted_anywhere(disk: MemoryDisk) -> None:
         assert [message.body for message in taken] == sent[: len(taken)], where
         assert len(taken) <= store.stats().leased <= len(taken) + 1, where
         if store.stats().leased > len(taken):  # leased, and its receiver never heard of it
-            (lost,) = [body for body in sent[len(taken) :][:1]]
+            lost = sent[len(taken)]
             taken.append(next(message for message in store.browse(A) if message.body == lost))
 
     everywhere(prepare, check, step=3)
