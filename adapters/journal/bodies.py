@@ -94,7 +94,8 @@ class Bodies:
         table = self._log.table
         while places:
             segment = table.find(places[0][LSN])
-            if segment is table.find(places[-1][LSN]):
+            lsns = [place[LSN] for place in places]  # in no order, where priorities come first
+            if segment is table.find(min(lsns)) and segment is table.find(max(lsns)):
                 yield segment, places
                 return
             same = next(n for n, place in enumerate(places) if table.find(place[LSN]) is not segment)

@@ -8,7 +8,7 @@ from pathlib import Path
 import anabranch
 from anabranch.adapters.journal import JournalStore
 
-from .ledger import body_of, contents, violations
+from .ledger import body_of, contents, identity_of, violations
 
 
 def config(directory: Path) -> anabranch.Config:
@@ -40,3 +40,19 @@ def test_a_segment_sealed_after_the_last_checkpoint_is_known_whole_ever_after(tm
         with anabranch.open(killed) as router:
             assert contents(router) == {"q": ["s.0", "s.1"]}
             assert violations(router) == []
+
+
+def test_what_lies_in_another_segment_than_its_neighbours_by_priority_is_browsed(tmp_path: Path) -> None:
+    """A page's first and last message were in one segment, and those between were looked for there."""
+    options = anabranch.JournalOptions(segment_size=64 * 1024, priorities=True)
+    setup = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
+    with anabranch.open(setup) as router:
+        queue = router.queue("q")
+        for number in range(43):
+            queue.send(body_of(f"s.{number}", 5000), priority=9 if number in (40, 41) else 0)
+        message = queue.receive()
+        assert message is not None
+        assert identity_of(message.body) == "s.40"
+        message.ack()
+    with anabranch.open(setup) as router:
+        assert contents(router) == {"q": ["s.41", *(f"s.{number}" for number in range(40)), "s.42"]}
