@@ -6,8 +6,11 @@ They are made on first need and gone when the router closes. What does not fit i
 
 from __future__ import annotations
 
+import logging
+import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +20,8 @@ from ..adapters.memory import position_of
 from ..policies.destination import Destination
 from ..policies.errors import UnknownSubscriptionError
 from ..policies.options import MemoryOptions, StoreOptions
+
+log = logging.getLogger(__name__)
 
 
 class Companion(NamedTuple):
@@ -71,6 +76,15 @@ class Companions:
         """By the durable store's id."""
         self._watchers: list[Callable[[], None]] = []
         """Called when one is made: who waits for a message now waits for two stores."""
+
+    def sweep(self) -> None:
+        """Remove what those of a killed process have left. By the directory's owner, before any is made."""
+        try:
+            shutil.rmtree(self._directory)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("what was swapped by a process that was killed cannot be removed: %s", error)
 
     def get(self, store_id: bytes) -> Companion | None:
         return self._by_store.get(store_id)
@@ -133,5 +147,7 @@ class Companions:
             for companion in list(self._by_store.values()):
                 companion.store.close()
             self._by_store.clear()
+            with suppress(OSError):
+                self._directory.rmdir()
         while self._watchers:
             self._watchers.pop()()

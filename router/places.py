@@ -62,6 +62,7 @@ class Places:
         """Read the placement record; stores open on first use from now on. Raises PlacementError, CorruptionError."""
         self._generation = fork_generation()
         self._sweep()
+        self._companions.sweep()
         self._placement.open()
         self._stores.progress, self._stores.accepting = progress, True
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -77,6 +78,9 @@ class Reconciler:
                 if row.store_id in by_id:
                     path = by_id[row.store_id]
                     log.info("store %s has moved to %s", row.name, path)
+                elif found is None and getattr(self._stores.adapter(row.kind), "volatile", False):
+                    self._forget_volatile(row, path)
+                    continue
                 elif not any(d.store_id == row.store_id for d in self._placement.destinations.values()):
                     self._placement.forget_store(row.store_id)  # nothing was ever in it, or all has moved out (D1)
                     continue
@@ -85,6 +89,16 @@ class Reconciler:
             now = StoreRow(row.store_id, self._layout.recorded(path), row.kind, self._name_now(row, path))
             if now != row:
                 self._placement.record_store(now)
+
+    def _forget_volatile(self, row: StoreRow, path: Path) -> None:
+        """The directory of a store that keeps nothing is gone, or is empty: nothing is lost with it, so it is made anew
+        when it is needed."""
+        for held in [held for held in self._placement.destinations.values() if held.store_id == row.store_id]:
+            self._placement.forget_destination(held.destination)
+        self._placement.forget_store(row.store_id)
+        with suppress(OSError):
+            path.rmdir()  # an empty one, which would be in the way
+        log.info("store %s, which keeps nothing, is not in %s any more and is made anew", row.name, path)
 
     def _name_now(self, row: StoreRow, path: Path) -> str:
         """What the configuration calls the store in this directory; it may have been renamed there."""

@@ -76,8 +76,8 @@ class MemoryStore:
     that interrupted a call of its own thread gets RuntimeError (rule G3)."""
 
     options_model: ClassVar[type[BaseModel]] = MemoryOptions
-    volatile: bool = True
-    shared: bool = False
+    volatile = True
+    shared = False
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ def test_a_send_that_swaps_interrupted_anywhere(disk: MemoryDisk) -> None:
     """Wherever it was: writing the file, taking a chunk out of memory, beginning a new one."""
     store = disk.reopen(disk.create(), max_bytes=1024 * 1024, roll_over_size=64 * 1024)
 
-    for n in range(50):
+    for _ in range(50):
         store.send(B, bytes(20_000))
 
     def prepare(at: int) -> Callable[[], object]:
