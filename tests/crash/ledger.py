@@ -9,6 +9,7 @@ An operation is a dict, so that it can be a mark (a line of JSON):
     {"op": "prepare", "xid": ..., "send", "ack"}         held until its outcome, a tx or:
     {"op": "rollback", "xid": ...}
 
+A queue is a queue's name, or `topic/name` for a durable subscription: what is sent to a topic is a tx of sends to all.
 An id is `producer.number`; a producer's numbers rise within a queue. The message's body follows from its id.
 """
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
+from anabranch.policies.destination import Kind
 
 Operation = dict[str, Any]
 Contents = Mapping[str, Sequence[str]]
@@ -48,16 +50,29 @@ def identity_of(body: bytes) -> str:
 
 
 def contents(router: anabranch.Router) -> dict[str, list[str]]:
-    """What a router's queues hold, without the empty ones."""
+    """What a router's queues and subscriptions hold, without the empty ones."""
     found: dict[str, list[str]] = {}
     for destination in router.destinations():
-        queue = router.queue(destination.name)
-        messages = [identity_of(message.body) for message in queue.browse()]
-        if len(messages) != len(queue):
-            raise AssertionError(f"{destination}: depth says {len(queue)}, browse shows {len(messages)}")
-        if messages:
-            found[destination.name] = messages
+        names = [destination.name]
+        if destination.kind is Kind.TOPIC:
+            known = router.topic(destination.name).subscriptions()
+            names = [f"{destination.name}/{subscriber.subscription.name}" for subscriber in known]
+        for name in names:
+            queue = source(router, name)
+            messages = [identity_of(message.body) for message in queue.browse()]
+            if len(messages) != len(queue):
+                raise AssertionError(f"{name}: depth says {len(queue)}, browse shows {len(messages)}")
+            if messages:
+                found[name] = messages
     return found
+
+
+def source(router: anabranch.Router, name: str) -> anabranch.Queue | anabranch.Subscriber:
+    """What the ledger calls a queue."""
+    topic, _, subscription = name.partition("/")
+    if not subscription:
+        return router.queue(name)
+    return next(s for s in router.topic(topic).subscriptions() if s.subscription.name == subscription)
 
 
 def violations(router: anabranch.Router) -> list[str]:
@@ -121,10 +136,16 @@ def acks_of(operation: Operation) -> list[tuple[str, str]]:
     return [(operation["q"], identity) for identity in operation["ids"]] if operation["op"] == "ack" else []
 
 
-def compare(found: Contents, promised: Iterable[Operation], maybe: Iterable[Operation]) -> list[str]:
-    """Why the contents cannot be right (invariants 1 to 4); empty if they can."""
+def compare(
+    found: Contents,
+    promised: Iterable[Operation],
+    maybe: Iterable[Operation],
+    elsewhere: Iterable[tuple[str, str]] = (),
+) -> list[str]:
+    """Why the contents cannot be right (invariants 1 to 4); empty if they can. What is `elsewhere`, in a dead-letter
+    queue, counts as being in its queue, in no order."""
     promised, maybe = list(promised), list(maybe)
-    present = {(queue, identity) for queue, ids in found.items() for identity in ids}
+    present = {(queue, identity) for queue, ids in found.items() for identity in ids} | set(elsewhere)
     sent = {pair for operation in promised for pair in sends_of(operation)}
     known = sent | {pair for operation in maybe for pair in sends_of(operation)}
     acked = {pair for operation in promised for pair in acks_of(operation)}

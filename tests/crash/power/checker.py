@@ -24,6 +24,7 @@ from ..ledger import (
     identity_of,
     nothing_else_waits,
     sends_of,
+    source,
     violations,
 )
 from .worker import Workload, config
@@ -71,7 +72,7 @@ def _receivable(router: anabranch.Router, found: Contents, claimed: set[tuple[st
     """All but what is claimed can be received, in order (rule X6); it is given back."""
     wrong = []
     for name, ids in found.items():
-        queue, taken = router.queue(name), []
+        queue, taken = source(router, name), []
         while (message := queue.receive()) is not None:
             taken.append(message)
         if [identity_of(message.body) for message in taken] != [i for i in ids if (name, i) not in claimed]:

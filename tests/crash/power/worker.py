@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
+from anabranch.adapters.base import DEFAULT_PRIORITY
 
-from ..ledger import Held, Marks, Operation, body_of, identity_of
+from ..ledger import Held, Marks, Operation, body_of, identity_of, source
 
 SEGMENT = 64 * 1024
 FORMAT = 7
@@ -61,19 +62,29 @@ class Worker:
         if self.vouched or promised:
             self.marks.promised(operation)
 
-    def send(self, queue: str, size: int, count: int = 1, sync: bool | None = None, named: bool = False) -> list[str]:
+    def send(
+        self,
+        queue: str,
+        size: int,
+        count: int = 1,
+        sync: bool | None = None,
+        named: bool = False,
+        priority: int = DEFAULT_PRIORITY,
+    ) -> list[str]:
         ids = [f"{self.name}.{self.sent + n}" for n in range(count)]
         self.sent += count
-        self.perform({"op": "send", "q": queue, "ids": ids, "size": size, "named": named}, sync)
+        self.perform({"op": "send", "q": queue, "ids": ids, "size": size, "named": named}, sync, priority)
         return ids
 
-    def perform(self, operation: Operation, sync: bool | None = None) -> None:
+    def perform(self, operation: Operation, sync: bool | None = None, priority: int = DEFAULT_PRIORITY) -> None:
         """A send as its mark says; once more, if need be."""
         self.marks.trying(operation)
         queue, size, named = self.router.queue(operation["q"]), operation["size"], operation["named"]
-        messages = [anabranch.Outgoing(body_of(i, size), None, i if named else None) for i in operation["ids"]]
+        messages = [
+            anabranch.Outgoing(body_of(i, size), None, i if named else None, priority) for i in operation["ids"]
+        ]
         if len(messages) == 1:
-            queue.send(messages[0].body, message_id=messages[0].message_id, sync=sync)
+            queue.send(messages[0].body, message_id=messages[0].message_id, sync=sync, priority=priority)
         else:
             queue.send_many(messages, sync)
         self._did(operation, bool(sync))
@@ -85,8 +96,20 @@ class Worker:
         assert receipt.duplicate, identity
         self._did(operation, False)
 
+    def publish(self, topic: str, size: int, **given: Any) -> None:
+        """To a topic; each of its durable subscriptions gets it."""
+        identity = f"{self.name}.{self.sent}"
+        self.sent += 1
+        known = self.router.topic(topic).subscriptions()
+        names = [f"{topic}/{subscriber.subscription.name}" for subscriber in known]
+        operation = {"op": "tx", "send": [[name, identity] for name in names], "ack": []}
+        self.marks.trying(operation)
+        self.router.topic(topic).send(body_of(identity, size), **given)
+        self._did(operation, False)
+
     def receive(self, queue: str, count: int = 1) -> list[anabranch.Message]:
-        found = (self.router.queue(queue).receive() for _ in range(count))
+        target = source(self.router, queue)
+        found = (target.receive() for _ in range(count))
         return [message for message in found if message is not None]
 
     def ack(self, queue: str, count: int = 1) -> None:

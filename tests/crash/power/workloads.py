@@ -141,6 +141,44 @@ def removing(directory: Path, workload: Workload) -> None:
                 router.reclaim()
 
 
+def topics(directory: Path, workload: Workload) -> None:
+    """A quick subscription, a slow one, one that comes and goes; messages come back; snapshots and checkpoints amid."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker, topic = Worker(router, Marks(), "p"), router.topic("t")
+        for name in ("quick", "slow"):
+            topic.subscribe(name)
+        for turn in range(18):
+            if turn % 6 == 2:
+                topic.subscribe("guest", "client", "x > 1", retroactive=False)
+            worker.publish("t", 4000, expires_in=1e9 if turn % 3 else None)
+            worker.publish("t", 300)
+            for message in worker.receive("t/slow", 2):
+                message.release()
+            worker.ack("t/quick", 2)
+            if turn % 3 == 1:
+                worker.ack("t/slow")
+            if turn % 6 == 4:
+                worker.ack("t/guest", 20)
+                topic.subscriptions()[-1].unsubscribe()
+            if turn % 5 == 4:
+                router.reclaim()
+
+
+def priorities(directory: Path, workload: Workload) -> None:
+    """Urgent ones and others, each sort by a worker of its own, so that within one the order is that of the sends."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        workers = [(Worker(router, Marks(), f"p{priority}"), priority) for priority in (9, 4, 0)]
+        for turn in range(12):
+            for worker, priority in workers:
+                worker.send("q", 900 * (turn % 3), priority=priority)
+            for message in workers[0][0].receive("q", 2):
+                message.release()
+            if turn % 2:
+                workers[0][0].ack("q", 3)
+            if turn % 5 == 4:
+                router.reclaim()
+
+
 def stores(directory: Path, workload: Workload) -> None:
     """Several stores, destinations that are new all the time, a store for each of some."""
     with anabranch.open(config(directory, workload.options)) as router:
@@ -255,6 +293,8 @@ WORKLOADS = {
     "duplicates": Workload(duplicates, {"checkpoint_operations": 10}),
     "reopening": Workload(reopening, {}),
     "removing": Workload(removing, {"checkpoint_operations": 7}),
+    "topics": Workload(topics, {"checkpoint_operations": 25, "pool_files": 1}),
+    "priorities": Workload(priorities, {"checkpoint_operations": 11, "priorities": True}),
     "stores": Workload(stores, {}),
     "kills": Workload(kills, {"checkpoint_operations": 20}),
     "kills-before-sync": Workload(kills, {"checkpoint_operations": 9}),
