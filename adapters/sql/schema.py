@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, SmallInteger, String, Table, Text
+
+from ...policies.errors import ConfigError
 
 VERSION: Final = 1
 
@@ -39,7 +42,7 @@ def _column(name: str, kind: Any, nullable: bool = False) -> Column[Any]:
     return Column(name, kind, nullable=nullable)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Schema:
     """The tables under one prefix and, where they are renamed, under their own names."""
 
@@ -63,16 +66,26 @@ class Schema:
         """All, those that are made first first."""
         return [getattr(self, name) for name in TABLES]
 
-    def named(self, table: Table) -> str:
-        """A table's name as statements write it, without quotes."""
-        return table.fullname
-
 
 def schema(prefix: str = "", names: Mapping[str, str] | None = None) -> Schema:
-    """The tables under a prefix that options have checked; `names` gives some of TABLES other names."""
-    owner, dot, start = prefix.lower().rpartition(".")
-    metadata = MetaData(schema=owner if dot else None)
+    """The tables under a prefix that options have checked; `names` gives some of TABLES other names. Raises
+    ConfigError."""
     renamed = {name.lower(): given.lower() for name, given in (names or {}).items()}
+    unknown = sorted(renamed.keys() - set(TABLES))
+    if unknown:
+        raise ConfigError([f"table_names: there is no table {', '.join(unknown)}; there are: {', '.join(TABLES)}"])
+    found = [renamed.get(name, name) for name in TABLES]
+    twice = sorted({name for name in found if found.count(name) > 1})
+    if twice:
+        raise ConfigError([f"table_names: two tables would be called {', '.join(twice)}"])
+    return _schema(prefix.lower(), tuple(sorted(renamed.items())))
+
+
+@lru_cache(maxsize=64)
+def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
+    owner, dot, start = prefix.rpartition(".")
+    metadata = MetaData(schema=owner if dot else None)
+    renamed = dict(names)
 
     def table(name: str, *columns: Column[Any]) -> Table:
         return Table(start + renamed.get(name, name), metadata, *columns)
@@ -106,7 +119,7 @@ def schema(prefix: str = "", names: Mapping[str, str] | None = None) -> Schema:
     Index(f"{redeliveries.name}_message", redeliveries.c.id)
     return Schema(
         metadata=metadata,
-        prefix=prefix.lower(),
+        prefix=prefix,
         messages=messages,
         chunks=table("chunks", _key("id", BigInteger), _key("part", Integer), _column("content", LargeBinary)),
         destinations=table(

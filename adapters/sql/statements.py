@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -188,7 +189,8 @@ def _keeping(s: Schema) -> dict[str, Executable]:
     }
 
 
-def _ours(tables: Schema) -> dict[str, Executable]:
+@lru_cache(maxsize=64)
+def _ours(tables: Schema) -> Mapping[str, Executable]:
     return {**_reading(tables), **_writing(tables), **_keeping(tables)}
 
 
@@ -198,7 +200,7 @@ class Statements(Mapping[str, Executable]):
     def __init__(self, tables: Schema, given: Mapping[str, str] | None = None) -> None:
         """Raises ConfigError that says everything that is wrong with those given."""
         self.given = frozenset(given or ())
-        self._found = _ours(tables)
+        self._found = dict(_ours(tables))
         problems: list[str] = []
         for name, written in (given or {}).items():
             problem, statement = _read(tables, self._found, name, written)

@@ -44,6 +44,8 @@ PATIENCE: Final = 1.0
 QUEUE_OPERATIONS_MAX: Final = 20_000
 QUEUE_BYTES_MAX: Final = 64 << 20
 """Beyond either, who does not want to wait for his message does (invariant 10)."""
+GATHER_SECONDS: Final = 0.0005
+"""At most, where several callers shared the batch before."""
 BATCH_BYTES_MAX: Final = 16 << 20
 PAUSE_FIRST: Final = 0.02
 PAUSE_MAX: Final = 0.5
@@ -76,6 +78,7 @@ class Writer:
         self._idle = False
         self._unresolved: Batch | None = None
         self._ended = False
+        self._company = 1
 
     # What callers do
 
@@ -200,9 +203,7 @@ class Writer:
             tickets = self._next()
             if not tickets:
                 return False
-            if self._options.sync_period and not tickets[0].alone and not self.closed:
-                time.sleep(self._options.sync_period)
-                self._next(tickets)
+            self._gather(tickets)
             try:
                 self._write(tickets)
             except BaseException as error:  # a fault of ours, or of memory: who waits must hear of it
@@ -213,6 +214,21 @@ class Writer:
                 self._room.settled()
                 self._tell(tickets)
             return True
+
+    def _gather(self, tickets: list[Ticket]) -> None:
+        """Let others come who want to be in the same database transaction. Who was in the one before has just been
+        woken, and will soon be back with the next."""
+        if tickets[0].alone or self.closed:
+            return
+        if self._options.sync_period:
+            time.sleep(self._options.sync_period)
+            self._next(tickets)
+        elif len(tickets) < self._company:
+            deadline = time.monotonic() + GATHER_SECONDS
+            while len(tickets) < self._company and time.monotonic() < deadline:
+                time.sleep(GATHER_SECONDS / 10)
+                self._next(tickets)
+        self._company = len(tickets)
 
     def _next(self, tickets: list[Ticket] | None = None) -> list[Ticket]:
         """Those that share the next database transaction."""

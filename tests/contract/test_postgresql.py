@@ -7,13 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from ..sql.disk import PostgresDisk
+from ..sql.disk import PostgresDisk, TableSets
+from ..sql.server import PostgresServer
 from .contract import StoreContract
 from .disk import Disk
 
 
+@pytest.fixture(scope="module")
+def sets(postgres: PostgresServer) -> Iterator[TableSets]:
+    if postgres.pid is None:
+        postgres.start()
+    sets = TableSets(postgres.new_schema())
+    yield sets
+    sets.close()
+
+
 class TestPostgresql(StoreContract):
     @pytest.fixture
-    def disk(self, tmp_path: Path, postgres_url: str) -> Iterator[Disk]:
-        with PostgresDisk(tmp_path, postgres_url) as disk:
+    def disk(self, tmp_path: Path, sets: TableSets) -> Iterator[Disk]:
+        with PostgresDisk(tmp_path, sets) as disk:
             yield disk

@@ -1,12 +1,13 @@
 """Processes that are killed while eight threads send and ack, and what they leave.
 
-    python -m tests.crash.sigkill --rounds 1000 [--seed 1] [--directory DIR]
+    python -m tests.crash.sigkill --rounds 1000 [--seed 1] [--directory DIR] [--mixed]
 
 Each round forks a worker, which opens the directory (recovering from the round before), retries what was left of
 unknown outcome, works, and dies by SIGKILL at a random moment: at work, while it recovers, while it makes the
 directory. Now and then another process opens what is left, sometimes without its index, and compares it with the
 marks: transactions over several stores took effect everywhere or nowhere, external ones wait unless they had an
-outcome. A directory serves some rounds under one sync policy, then a fresh one takes over.
+outcome. A directory serves some rounds under one sync policy, then a fresh one takes over. With --mixed the stores are
+of all kinds, and the workload is that of mixed.py.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import anabranch
 import anabranch.adapters.journal
+import anabranch.adapters.memory
+import anabranch.adapters.sql  # here, not in each child
 
+from ..sql.server import PostgresServer
+from . import mixed
 from .ledger import (
     Held,
     Marks,
@@ -44,7 +50,8 @@ from .power.worker import Worker
 
 THREADS = 8
 ROUNDS_A_DIRECTORY = 10
-WORK_SECONDS = 0.6
+WORK_SECONDS = (0.06, 0.3, 0.6)
+MIXED_SECONDS = (0.3, 1.0, 2.5)
 VERIFY_SECONDS = 60
 
 
@@ -125,6 +132,24 @@ def work(directory: Path, seed: int, turn: int) -> None:
         os._exit(3)
 
 
+def work_mixed(directory: Path, seed: int, turn: int, url: str | None) -> None:
+    """The same over all kinds of stores."""
+    path = directory.parent / "marks"
+    promised, maybe = read_marks(path)
+    marks, held = Marks(path), Held.of(whole_lines(path))
+    with opened(mixed.config(directory, seed, url)) as router:
+        mixed.prepare(router)
+        first = mixed.Hand(router, marks, f"r{turn}t", random.Random(f"{seed} {turn}"))
+        first.end_left(held, 0.3)
+        mixed.retry(first, promised, maybe)
+        failed = threading.Event()
+        for number in range(THREADS):
+            hand = mixed.Hand(router, marks, f"r{turn}t{number}", random.Random(f"{seed} {turn} {number}"))
+            threading.Thread(target=guarded, args=(failed, hand.run), daemon=True).start()
+        failed.wait()
+        os._exit(3)
+
+
 def retry(worker: Worker, operation: Operation, settled: set[str]) -> None:
     """Send again what may not have been stored, as a careful sender does; only what had a message_id."""
     if not operation.get("named") or settled.intersection(operation["ids"]):
@@ -157,6 +182,16 @@ def verify(directory: Path, seed: int, without_index: bool) -> list[str]:
     return wrong
 
 
+def verify_mixed(directory: Path, seed: int, without_index: bool, url: str | None) -> list[str]:
+    """The same over all kinds of stores."""
+    path = directory.parent / "marks"
+    if without_index:
+        for index in directory.rglob("index.mdb"):
+            index.unlink()
+    with opened(mixed.config(directory, seed, url)) as router:
+        return mixed.verify(router, *read_marks(path), Held.of(whole_lines(path)))
+
+
 def forked(run: Callable[[], list[str] | None]) -> int:
     """The pid of a child that does this; its exit code is 0 if it returned nothing to complain about."""
     pid = os.fork()
@@ -187,7 +222,14 @@ def reaped(pid: int, seconds: float) -> int | None:
     return None
 
 
-def rounds(count: int, seed: int, base: Path, report: Callable[[str], None]) -> int:
+def rounds(
+    count: int,
+    seed: int,
+    base: Path,
+    report: Callable[[str], None],
+    all_kinds: bool = False,
+    server: PostgresServer | None = None,
+) -> int:
     """Do so many; the number of directories that were found wrong, which are kept."""
     chance, bad, number = random.Random(seed), 0, 0
     kills = early = operations = 0
@@ -197,16 +239,21 @@ def rounds(count: int, seed: int, base: Path, report: Callable[[str], None]) -> 
         place.mkdir()
         (place / "marks").touch()
         directory, wrong = place / "data", False
+        url = server.new_database() if server is not None else None
         for turn in range(ROUNDS_A_DIRECTORY):
             number += 1
-            worker = forked(partial(work, directory, seed, turn))
-            code = reaped(worker, chance.choice((0.06, 0.3, WORK_SECONDS)) * chance.random())
+            run = partial(work_mixed, directory, seed, turn, url) if all_kinds else partial(work, directory, seed, turn)
+            seconds = chance.choice(MIXED_SECONDS if all_kinds else WORK_SECONDS) * chance.random()
+            code = reaped(forked(run), seconds)
             kills += code is None
             early += code is None and not any(f'"r{turn}t' in line for line in (place / "marks").open())
             wrong |= code is not None
             if chance.random() < 0.4 or turn == ROUNDS_A_DIRECTORY - 1:
                 without = chance.random() < 0.4
-                code = reaped(forked(partial(verify, directory, seed, without)), VERIFY_SECONDS)
+                look = partial(verify, directory, seed, without)
+                if all_kinds:
+                    look = partial(verify_mixed, directory, seed, without, url)
+                code = reaped(forked(look), VERIFY_SECONDS)
                 wrong |= code != 0
                 if code is None:
                     report(f"seed {seed}: recovery hangs")
@@ -218,6 +265,8 @@ def rounds(count: int, seed: int, base: Path, report: Callable[[str], None]) -> 
             report(f"seed {seed} is WRONG in round {turn}: kept in {place}")
         else:
             shutil.rmtree(place)
+        if server is not None and url is not None and not wrong:
+            server.drop_database(url)
     report(f"{kills} kills ({early} of them before the first work), {operations} marks, {bad} directories wrong")
     return bad
 
@@ -227,10 +276,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path)
+    parser.add_argument("--mixed", action="store_true", help="over all kinds of stores")
+    parser.add_argument("--postgres", action="store_true", help="and tables on a server of its own")
     arguments = parser.parse_args()
     base = arguments.directory or Path(tempfile.mkdtemp(prefix="sigkill-"))
     base.mkdir(parents=True, exist_ok=True)
-    return 1 if rounds(arguments.rounds, arguments.seed, base, lambda line: print(line, flush=True)) else 0
+    all_kinds = arguments.mixed or arguments.postgres
+    with PostgresServer() if arguments.postgres else nullcontext() as server:
+        bad = rounds(arguments.rounds, arguments.seed, base, lambda line: print(line, flush=True), all_kinds, server)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

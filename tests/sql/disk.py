@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy import create_engine
 
 from anabranch.adapters.base import Store
 from anabranch.adapters.sql import SqlStore
@@ -70,29 +71,67 @@ def directory_of(store: Store) -> Path:
     return store._directory.path
 
 
-class PostgresDisk(SqliteDisk):
-    """Stores in one schema of a server, each with tables of its own; a crash is a copy of them while nothing is
-    written."""
+class TableSets:
+    """Tables on a server, by prefix, which one test after the other uses: a database takes its time to create some."""
 
-    def __init__(self, path: Path, url: str, **options: Any) -> None:
-        super().__init__(path, url=url, pool_min=0, **options)
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._engine = create_engine(url)
+        self._numbers = itertools.count(1)
+        self._free: list[str] = []
+
+    def take(self) -> str:
+        """A prefix, under which there are empty tables that belong to nobody."""
+        if self._free:
+            return self._free.pop()
+        prefix = f"s{next(self._numbers)}_"
+        with self._engine.begin() as connection:
+            schema(prefix).metadata.create_all(connection, checkfirst=False)
+        return prefix
+
+    def copy(self, source: str, target: str) -> None:
+        """What one has into another."""
+        pairs = zip(schema(source).tables, schema(target).tables, strict=True)
+        self._run([f"INSERT INTO {copy.name} SELECT * FROM {table.name}" for table, copy in pairs])
+
+    def give_back(self, prefixes: Iterable[str]) -> None:
+        for prefix in prefixes:
+            self._run([f"DELETE FROM {table.name}" for table in schema(prefix).tables])
+            self._free.append(prefix)
+
+    def _run(self, statements: list[str]) -> None:
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql("; ".join(statements))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+class PostgresDisk(SqliteDisk):
+    """Stores on a server, each with tables of its own; a crash is a copy of them while nothing is written."""
+
+    def __init__(self, path: Path, sets: TableSets, **options: Any) -> None:
+        super().__init__(path, url=sets.url, pool_min=0, **options)
+        self._sets = sets
+        self._taken: list[str] = []
 
     def create(self, **options: Any) -> SqlStore:
-        return super().create(**{"schema_prefix": f"s{next(self._numbers)}_", **options})
+        prefix = self._sets.take()
+        self._taken.append(prefix)
+        return super().create(**{"schema_prefix": prefix, **options})
 
     def crash(self, store: Store, **options: Any) -> SqlStore:
         assert isinstance(store, SqlStore)
         source, target = directory_of(store), self._path / f"store-{next(self._numbers)}"
-        given = {**self._given[source], "schema_prefix": f"s{next(self._numbers)}_", **options}
+        prefix = self._sets.take()
+        self._taken.append(prefix)
         target.mkdir()
         (target / "store.id").write_bytes((source / "store.id").read_bytes())
-        ours, copies = (schema(prefix) for prefix in (store.options.schema_prefix, given["schema_prefix"]))
-        with store._writer._lead, store._engine.begin() as connection:
-            for table, copy in zip(ours.tables, copies.tables, strict=True):
-                connection.execute(CreateTable(copy))
-                connection.execute(copy.insert().from_select(list(table.c.keys()), table.select()))
-            for copy in copies.tables:
-                for index in copy.indexes:
-                    connection.execute(CreateIndex(index))
-        self._given[target] = given
+        with store._writer._lead:
+            self._sets.copy(store.options.schema_prefix, prefix)
+        self._given[target] = {**self._given[source], "schema_prefix": prefix, **options}
         return self.open(target)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._sets.give_back(self._taken)
