@@ -89,6 +89,6 @@ TestJournal.settings = SETTINGS
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = part(60)
 TestSqlite = SqliteMachine.TestCase
-TestSqlite.settings = part(30)
+TestSqlite.settings = part(15)
 TestThirdParty = OneFileMachine.TestCase
 TestThirdParty.settings = part(40)
