@@ -160,6 +160,16 @@ class OrderingContract:
             list(ordered.browse(A, after=seq))
         assert len(list(ordered.browse(A, after=0))) == len(MIXED)
 
+    def test_browse_of_what_lies_far_apart(self, disk: Disk, ordered: Store, place: str) -> None:
+        """The first and the last in order were sent together, what comes between them long before."""
+        ordered.send(A, b"old", priority=4)
+        ordered.send_many(B, [b"x" * 1000] * 150)
+        ordered.send_many(A, [Outgoing(b"new, first", priority=9), Outgoing(b"new, last", priority=0)])
+        drain(ordered, B)
+        ordered.reclaim()
+        store = disk.later(ordered, place)
+        assert bodies(store) == drain(store) == [b"new, first", b"old", b"new, last"]
+
     def test_purge_and_acks_of_all_priorities(self, ordered: Store) -> None:
         expected = sent_by_priority(ordered)
         messages = [take(ordered) for _ in range(5)]
