@@ -2,6 +2,7 @@
 
     ledger.py          what a workload promised, compared with what a reopened directory holds
     sigkill.py         children that are killed at random moments      python -m tests.crash.sigkill --rounds 1000
+    mixed.py           the same over all kinds of stores               python -m tests.crash.sigkill --mixed
     sigint.py          storms of Ctrl-C; --across: over two stores     python -m tests.crash.sigint --signals 3000
     faults.py          one system call of a scripted workload fails    python -m tests.crash.faults
     transactions.py    the same, and all that a power failure may leave, of transactions over 2 to 4 stores

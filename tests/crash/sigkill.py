@@ -51,7 +51,7 @@ from .power.worker import Worker
 THREADS = 8
 ROUNDS_A_DIRECTORY = 10
 WORK_SECONDS = (0.06, 0.3, 0.6)
-MIXED_SECONDS = (0.3, 1.0, 2.5)
+MIXED_SECONDS = (0.5, 1.5, 4.0)
 VERIFY_SECONDS = 60
 
 
