@@ -81,7 +81,6 @@ def _reading(s: Schema) -> dict[str, Executable]:
         "select.messages.priority": page(of_priority),
         "select.messages.durable": page(unacked),
         "select.messages.durable.priority": page(unacked, of_priority),
-        "select.places": select(*place).where(there, m.id > p("after")).order_by(m.id).limit(p("most")),
         "select.expired": select(m.destination, *place)
         .where(m.expirationtime > 0, m.expirationtime <= p("now"), later)
         .order_by(m.expirationtime, m.id)
@@ -222,7 +221,8 @@ class Statements(Mapping[str, Executable]):
 
 def parameters(statement: Executable) -> frozenset[str]:
     """The names of a statement's parameters."""
-    return frozenset(statement.compile().params)  # type: ignore[attr-defined]
+    binds = statement.compile().binds  # type: ignore[attr-defined]
+    return frozenset(name for name, bind in binds.items() if bind.required)
 
 
 def variables(tables: Schema) -> dict[str, str]:

@@ -1,0 +1,218 @@
+"""What a store finds where its tables should be: what is its own it uses, what is free it takes,
+all else it refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.base import Subscription
+from anabranch.adapters.sql import SqlStore
+from anabranch.policies.errors import ConfigError, PlacementError, StoreFailedError
+from anabranch.policies.options import SqlOptions
+
+from ..contract.disk import A, B, T, assert_whole, bodies, drain, take
+from .disk import SqliteDisk, directory_of
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SqliteDisk]:
+    with SqliteDisk(tmp_path) as disk:
+        yield disk
+
+
+def execute(path: Path, *statements: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    found: list[tuple[object, ...]] = []
+    with connection:
+        for statement in statements:
+            found = connection.execute(statement).fetchall()
+    connection.close()
+    return found
+
+
+def at(path: Path) -> SqlOptions:
+    """Tables in a database that is not in the store's directory."""
+    return SqlOptions(url=f"sqlite:///{path}")
+
+
+def test_a_store_leaves_its_directory_and_nothing_else(tmp_path: Path) -> None:
+    SqlStore.create("s", tmp_path / "s", SqlOptions())
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["store.db", "store.id"]
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    assert SqlStore.identify(tmp_path / "s") is not None
+    assert SqlStore.identify(tmp_path) is None
+
+
+def test_two_stores_under_two_prefixes_share_a_database(tmp_path: Path) -> None:
+    stores = []
+    for name in ("a", "b"):
+        options = SqlOptions(url=f"sqlite:///{tmp_path / 'db'}", schema_prefix=f"{name}_")
+        SqlStore.create(name, tmp_path / name, options)
+        stores.append(SqlStore(name, tmp_path / name, options))
+    for store in stores:
+        store.open()
+        store.send(A, store.name.encode())
+    assert [drain(store) for store in stores] == [[b"a"], [b"b"]]
+    for store in stores:
+        store.close()
+
+
+def test_tables_of_another_store_are_refused(tmp_path: Path) -> None:
+    options = at(tmp_path / "db")
+    store_id = SqlStore.create("a", tmp_path / "a", options)
+    store = SqlStore("a", tmp_path / "a", options)
+    store.open()
+    store.send(A, b"x")
+    with pytest.raises(PlacementError, match=store_id.hex()):
+        SqlStore.create("b", tmp_path / "b", options)
+    assert not (tmp_path / "b").exists()
+    assert bodies(store) == [b"x"]
+    store.close()
+
+
+def test_tables_that_nobody_owns_are_taken_with_what_they_hold(tmp_path: Path) -> None:
+    """After a restore without the row, say; the ids go on."""
+    options = at(tmp_path / "db")
+    SqlStore.create("a", tmp_path / "a", options)
+    store = SqlStore("a", tmp_path / "a", options)
+    store.open()
+    store.subscribe(Subscription(T, "desk"))
+    seq = store.send(A, b"x").seq
+    store.close()
+    execute(tmp_path / "db", "DELETE FROM store")
+    SqlStore.create("b", tmp_path / "b", options)
+    store = SqlStore("b", tmp_path / "b", options)
+    store.open()
+    assert bodies(store) == [b"x"]
+    assert store.send(B, b"y").seq > seq
+    assert_whole(store)
+    store.close()
+
+
+def test_missing_tables_are_refused(disk: SqliteDisk, tmp_path: Path) -> None:
+    options = SqlOptions(url=f"sqlite:///{tmp_path / 'db'}", create_tables=False)
+    with pytest.raises(ConfigError, match=r"messages.*schema create"):
+        SqlStore.create("s", tmp_path / "s", options)
+    assert not (tmp_path / "s").exists()
+    store = disk.create()
+    store.close()
+    execute(directory_of(store) / "store.db", "DROP TABLE acks")
+    with pytest.raises(PlacementError, match="has no acks"):
+        disk.reopen(store)
+
+
+def test_a_missing_column_is_refused(disk: SqliteDisk) -> None:
+    store = disk.create()
+    store.close()
+    execute(directory_of(store) / "store.db", "ALTER TABLE messages DROP COLUMN headers")
+    with pytest.raises(ConfigError, match=r"messages.*headers"):
+        disk.reopen(store)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_version_is_refused(disk: SqliteDisk, version: int) -> None:
+    store = disk.create()
+    store.send(A, b"x")
+    store.close()
+    execute(directory_of(store) / "store.db", f"UPDATE store SET version = {version}")
+    with pytest.raises(ConfigError, match=f"version {version}"):
+        disk.reopen(store)
+
+
+def test_another_writer_is_noticed_before_anything_is_lost(disk: SqliteDisk) -> None:
+    """Two processes on the same tables, without a lease: the second one's writes stop the first (invariant 8)."""
+    store = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    execute(directory_of(store) / "store.db", "UPDATE store SET batch = batch + 1")
+    for call in (message.ack, lambda: store.send(A, b"2"), lambda: store.receive(A)):
+        with pytest.raises(StoreFailedError):
+            call()
+    assert "somebody else" in str(store.stats().failed)
+    again = disk.reopen(store)
+    assert drain(again) == [b"1"]
+    assert_whole(again)
+
+
+def test_long_bodies_lie_in_rows_that_go_with_them(disk: SqliteDisk) -> None:
+    store = disk.create(chunk_size=1024)
+    path = directory_of(store) / "store.db"
+    body = bytes(range(256)) * 40
+    store.send(A, body)
+    store.send(A, body[:1024])
+    store.subscribe(Subscription(T, "one"))
+    store.subscribe(Subscription(T, "two"))
+    store.send(T, body)
+    assert execute(path, "SELECT COUNT(*) FROM chunks") == [(20,)]
+    assert bodies(disk.crash(store)) == [body, body[:1024]]
+    assert drain(store) == [body, body[:1024]]
+    assert drain(store, T, ("", "one")) == [body]
+    store.unsubscribe(T, ("", "two"))
+    assert execute(path, "SELECT COUNT(*) FROM chunks") == [(0,)]
+    for purge in (store.purge, store.delete):
+        store.send(A, body)
+        assert purge(A) == 1
+        assert execute(path, "SELECT COUNT(*) FROM chunks") == [(0,)]
+    assert_whole(store)
+
+
+def test_a_topics_message_is_stored_once(disk: SqliteDisk) -> None:
+    """Whatever the number of its subscriptions; ACKS and REDELIVERIES are empty again when it is gone."""
+    store = disk.create()
+    path = directory_of(store) / "store.db"
+    keys = [("c", str(n)) for n in range(5)]
+    for client, name in keys:
+        store.subscribe(Subscription(T, name, client))
+    store.send_many(T, [b"x"] * 10)
+    assert execute(path, "SELECT COUNT(*) FROM messages") == [(10,)]
+    for key in keys:
+        take(store, T, 0, key).release()
+        assert len(drain(store, T, key)) == 10
+    for table in ("messages", "acks", "redeliveries"):
+        assert execute(path, f"SELECT COUNT(*) FROM {table}") == [(0,)], table
+
+
+def test_the_public_columns(disk: SqliteDisk) -> None:
+    """What a program that knows SwiftMQ's tables reads there."""
+    store = disk.create(priorities=True)
+    path = directory_of(store) / "store.db"
+    seq = store.send(A, b"x", priority=7, expires_at_ms=9_999_999_999_999).seq
+    take(store).release()
+    store.subscribe(Subscription(T, "desk", "c1", "a = 1", True))
+    columns = "QUEUENAME, ID, PRIORITY, DELIVERYCOUNT, EXPIRATIONTIME, CONTENT"
+    assert execute(path, f"SELECT {columns} FROM MESSAGES") == [("queue://a", seq, 7, 1, 9_999_999_999_999, b"x")]
+    columns = "CLIENTID, DURABLENAME, TOPICNAME, SELECTOR, NOLOCAL"
+    assert execute(path, f"SELECT {columns} FROM DURABLES") == [("c1", "desk", "t", "a = 1", 1)]
+
+
+def test_damaged_tables_are_said_to_be(disk: SqliteDisk) -> None:
+    """Invariant 9: nothing is skipped silently."""
+    store = disk.create()
+    store.send(A, b"x")
+    store.close()
+    execute(directory_of(store) / "store.db", "DELETE FROM destinations")
+    with pytest.raises(Exception, match="restore the tables") as caught:
+        disk.reopen(store)
+    assert type(caught.value).__name__ == "CorruptionError"
+
+
+def test_a_file_that_is_no_database(disk: SqliteDisk) -> None:
+    store = disk.create()
+    store.close()
+    (directory_of(store) / "store.db").write_bytes(b"not a database, surely" * 100)
+    with pytest.raises(StoreFailedError, match="not a database"):
+        disk.reopen(store)
+
+
+def test_a_database_that_vanished_is_not_made_anew(disk: SqliteDisk) -> None:
+    """Rule D1: it looks just like a disk that is not mounted."""
+    store = disk.create()
+    store.send(A, b"x")
+    store.close()
+    (directory_of(store) / "store.db").unlink()
+    with pytest.raises(PlacementError, match="nothing was created"):
+        disk.reopen(store)
