@@ -28,11 +28,15 @@ from anabranch import AnabranchError
 from .server import PostgresServer
 
 THREADS: Final = 8
-STOPS: Final[dict[str, Callable[[PostgresServer], None]]] = {
-    "immediate": lambda server: server.stop("immediate"),
-    "fast": lambda server: server.stop("fast"),
-    "kill": lambda server: server.kill(),
+STOPS: Final[dict[str, tuple[Callable[[PostgresServer], None], Callable[[PostgresServer], None]]]] = {
+    "immediate": (lambda server: server.stop("immediate"), PostgresServer.start),
+    "fast": (lambda server: server.stop("fast"), PostgresServer.start),
+    "kill": (PostgresServer.kill, PostgresServer.start),
+    "freeze": (PostgresServer.freeze, PostgresServer.thaw),
 }
+"""How it goes, and how it comes back. One that stood still goes on with what it had been told before."""
+RESPONSE: Final = 0.4
+"""Seconds after which a server that stands still is given up."""
 SETTLED: Final = 60.0
 """Seconds after which what is in doubt has to be settled once the server is back."""
 
@@ -280,9 +284,10 @@ def violations(router: anabranch.Router, ledger: Ledger) -> list[str]:
 
 def outage(server: PostgresServer, how: str, seconds: float) -> None:
     """It goes down, stays down for so long, and comes back."""
-    STOPS[how](server)
+    down, up = STOPS[how]
+    down(server)
     time.sleep(seconds)
-    server.start()
+    up(server)
 
 
 def a_round(
@@ -291,7 +296,9 @@ def a_round(
     """What was promised, how many outages there were, and what is wrong."""
     url = server.new_schema()
     outages = 0
-    with anabranch.open(configuration(directory, url)) as router:
+    patience = chance.choice([0.05, 10.0])  # whether an outcome is waited for
+    config = configuration(directory, url, outcome_timeout=patience, response_timeout=RESPONSE)
+    with anabranch.open(config) as router:
         router.queue("s.q").send(b"9.0", message_id="9.0")
         work = Workload(router, server.password)
         work.run()
@@ -299,12 +306,13 @@ def a_round(
         try:
             while outages < len(hows) or time.monotonic() < ends:
                 time.sleep(chance.uniform(0.05, 1.0))  # at work
-                outage(server, hows[outages % len(hows)], chance.choice([0.0, 0.05, chance.uniform(0, 1)]))
+                outage(server, hows[outages % len(hows)], chance.choice([0.05, chance.uniform(0, 1), 2 * RESPONSE]))
                 outages += 1
             time.sleep(0.2)
         finally:
             if server.pid is None:
                 server.start()
+            server.thaw()
             work.finish()
         work.ledger.sent.add("9.0")
         settled(router)

@@ -17,7 +17,7 @@ from anabranch.adapters.sql import SqlStore
 from anabranch.policies.errors import ConfigError, OutcomeUnknownError, PlacementError, StoreFailedError
 from anabranch.policies.options import SqlOptions
 
-from ..contract.disk import A, B, Parallel, bodies, eventually, take
+from ..contract.disk import PATIENCE, A, B, Parallel, bodies, eventually, take
 from . import outages
 from .outages import STOPS, configuration
 from .server import PostgresServer
@@ -160,6 +160,49 @@ def test_a_branch_whose_step_is_cut_off(opened: Open, wire: Wire, step: str, act
         view = opened() if again else store
         assert (bodies(view), bodies(view, B)) == expected
         assert list(view.recover_prepared()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "acted_on"),
+    [(b"INSERT INTO messages", False), (b"INSERT INTO xalog", True), (b"DELETE FROM xalog", True), (b"COMMIT", True)],
+)
+def test_the_server_is_killed_in_the_middle_of_a_step(
+    opened: Open, wire: Wire, postgres: PostgresServer, word: bytes, acted_on: bool
+) -> None:
+    """All of its processes, with SIGKILL, and started again: what it has committed is there, and nothing else is."""
+    store = opened(outcome_timeout=PATIENCE)
+    store.send(A, b"0")
+    acked = take(store)
+    store.claim(acked)
+
+    back = threading.Event()
+
+    def kill() -> None:
+        postgres.kill()
+        postgres.start()
+        back.set()
+
+    wire.cut_at(word, acted_on=acted_on, then=kill)
+    steps: list[Callable[[], object]] = [
+        lambda: store.send(A, b"1"),
+        lambda: store.send_many(A, [b"2", b"3"]),
+        lambda: store.prepare(TRANSACTION, [store.store_id], [(A, Outgoing(b"4"))], [acked], True).wait(),
+        lambda: store.commit_prepared(TRANSACTION).wait(),
+    ]
+    for step in steps:
+        try:
+            step()
+        except StoreFailedError as error:  # the server is not back yet
+            assert wire.cut.is_set() and not isinstance(error, OutcomeUnknownError), error
+            assert back.wait(PATIENCE)
+            step()  # for it did not happen
+    assert back.wait(PATIENCE)
+    for again in (False, True):
+        view = opened() if again else store
+        assert bodies(view) == [b"1", b"2", b"3", b"4"]
+        assert list(view.recover_prepared()) == []
+        assert list(view.committed()) == [TRANSACTION]
+        assert list(view.check()) == []
 
 
 def test_while_it_is_down_calls_fail_clearly_and_then_go_on(opened: Open, wire: Wire, postgres: PostgresServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -23,6 +24,7 @@ class Wire:
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._listener: socket.socket | None = None
         self._word: tuple[bytes, bool, bool] | None = None
+        self._then: Callable[[], None] = lambda: None
         self.cut = threading.Event()
         """Whether the word has come that `cut_at` waits for."""
         self.join()
@@ -49,10 +51,14 @@ class Wire:
         for pair in pairs:
             self._close(pair)
 
-    def cut_at(self, word: bytes, *, acted_on: bool, stay: bool = False) -> None:
+    def cut_at(
+        self, word: bytes, *, acted_on: bool, stay: bool = False, then: Callable[[], None] = lambda: None
+    ) -> None:
         """The next connection on which the client says `word` is cut: before the server has heard it, or once it has
-        answered, which the client does not hear. `stay`: the whole way is severed then, until `join`."""
+        answered, which the client does not hear. `stay`: the whole way is severed then, until `join`. `then` is called
+        first."""
         self.cut.clear()
+        self._then = then
         self._word = (word, acted_on, stay)
 
     def close(self) -> None:
@@ -87,10 +93,12 @@ class Wire:
                     break
                 if forward and self._meets(data, deaf):
                     if not deaf.is_set():
+                        self._then()
                         break
                     target.sendall(data)
                     continue
                 if not forward and deaf.is_set():
+                    self._then()
                     break
                 target.sendall(data)
             except OSError:
