@@ -90,24 +90,29 @@ class Bodies:
                     yield message
 
     def _segments_of(self, places: list[Place]) -> Iterator[tuple[Segment | None, list[Place]]]:
-        """A page cut where the segment changes."""
+        """A page cut where the segment changes; by priority it may come back to one."""
         table = self._log.table
-        while places:
-            segment = table.find(places[0][LSN])
-            lsns = [place[LSN] for place in places]  # in no order, where priorities come first
-            if segment is table.find(min(lsns)) and segment is table.find(max(lsns)):
-                yield segment, places
-                return
-            same = next(n for n, place in enumerate(places) if table.find(place[LSN]) is not segment)
-            yield segment, places[:same]
-            places = places[same:]
+        lsns = [place[LSN] for place in places]
+        segment = table.find(min(lsns))
+        if segment is table.find(max(lsns)):
+            yield segment, places
+            return
+        segment, run = table.find(places[0][LSN]), [places[0]]
+        for place in places[1:]:
+            found = table.find(place[LSN])
+            if found is not segment:
+                yield segment, run
+                segment, run = found, []
+            run.append(place)
+        yield segment, run
 
     def _read_ahead(self, segment: Segment | None, places: list[Place]) -> tuple[int, bytes]:
         """The bytes of all these places; nothing if that would read too much or cannot be done: each is then read
         on its own, and errors are told there."""
-        if segment is not None and messages.is_span(places):
+        first, last = messages.span_of(places)
+        if segment is not None and last - first <= messages.SPAN_BYTES:
             try:
-                span = messages.read_span(segment, places)
+                span = first, messages.read_span(segment, first, last)
             except OSError as error:
                 log.debug("segment %s cannot be read ahead: %s", segment.path, error)
             else:

@@ -20,7 +20,7 @@ from .segment import Segment
 
 MESSAGE_ID_BYTES_MAX: Final = 1024
 SPAN_BYTES: Final = 1 << 20
-"""Neighbouring messages are read with one call of at most this many bytes."""
+"""Messages that lie so close together are read with one call."""
 
 _encode_headers = msgspec.msgpack.Encoder().encode
 _decode_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -146,13 +146,12 @@ def read_record(segment: Segment, place: Place) -> bytes:
     return os.pread(file.fd, place[LENGTH], place[OFFSET])
 
 
-def read_span(segment: Segment, places: Sequence[Place]) -> tuple[int, bytes]:
-    """Where the first of neighbouring places begins, and the bytes from there to the end of the last, in one call."""
-    start, file = places[0][OFFSET], segment.open()
-    return start, os.pread(file.fd, places[-1][OFFSET] + places[-1][LENGTH] - start, start)
+def span_of(places: Sequence[Place]) -> tuple[int, int]:
+    """Where the first of some places in one segment begins, and where the last of them ends."""
+    return min(place[OFFSET] for place in places), max(place[OFFSET] + place[LENGTH] for place in places)
 
 
-def is_span(places: Sequence[Place]) -> bool:
-    """Whether places in one segment lie so close together that reading all between them pays."""
-    first, last = places[0], places[-1]
-    return 0 <= last[OFFSET] + last[LENGTH] - first[OFFSET] <= SPAN_BYTES
+def read_span(segment: Segment, first: int, last: int) -> bytes:
+    """The bytes between, in one call."""
+    file = segment.open()
+    return os.pread(file.fd, last - first, first)
