@@ -85,6 +85,7 @@ class Batch:
         self.counted: dict[DestinationState, tuple[list[Any], dict[Durable, int]]] = {}
         self.purged: list[DestinationState] = []
         self.gone: list[DestinationState] = []
+        self._purging: list[Feed] = []
         self.prepared: list[Branch] = []
         self.committed: list[Branch] = []
         self.rolled_back: list[Branch] = []
@@ -446,6 +447,9 @@ class Batch:
             return 0
         feeds = [durable.feed] if durable is not None else list(state.feeds())
         with self.state.lock:
+            for feed in feeds:
+                feed.purging += 1  # nobody shall receive what is about to go
+                self._purging.append(feed)
             held = sorted(self.state.held_of(feeds))
         ranges = [
             {"topic": state.number, "first": after + 1, "last": before - 1}
@@ -485,6 +489,13 @@ class Batch:
         self._run("delete.destination", {"destination": state.number})
         self.gone.append(state)
         return state.count
+
+    def over(self) -> None:
+        """It is known whether it took effect. Idempotent."""
+        while self._purging:
+            feed = self._purging.pop()
+            feed.purging -= 1
+            feed.wake()
 
     # Writing
 

@@ -34,7 +34,7 @@ def browse(
     look = Look(known, feed)
     left = -1 if limit is None else limit
     with state.lock:
-        state.looks.append(look)
+        state.looks.add(look)
     try:
         while left:
             state = store._usable()
@@ -67,8 +67,7 @@ def browse(
                     break
     finally:
         with state.lock:
-            if look in state.looks:
-                state.looks.remove(look)
+            state.looks.discard(look)
 
 
 def _message(store: SqlStore, state: State, look: Look, row: Row, key: SubscriptionKey | None) -> Message | None:

@@ -10,6 +10,7 @@ St3  `counts` holds what has come back oftener than the tables say, until they s
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -73,7 +74,7 @@ class Rows:
 class Look:
     """A browse under way: which of those that it has looked up are still there."""
 
-    __slots__ = ("feed", "left", "stale", "state")
+    __slots__ = ("__weakref__", "feed", "left", "stale", "state")
 
     def __init__(self, state: DestinationState, feed: Feed | None) -> None:
         self.state, self.feed = state, feed
@@ -99,7 +100,8 @@ class State:
         self.counts: dict[int, int] = {}
         """Held key -> how often it has come back."""
         self.rows = Rows()
-        self.looks: list[Look] = []
+        self.looks: weakref.WeakSet[Look] = weakref.WeakSet()
+        """They go with who looks, wherever he is interrupted."""
         self.prepared: dict[bytes, Branch] = {}
         self.committed: dict[bytes, None] = {}
         self.batch = 0

@@ -593,16 +593,7 @@ class SqlStore:
         known = state.destinations.get(destination)
         if known is None:
             return 0
-        with state.lock:
-            feeds = [durable.feed] if durable is not None else list(known.feeds())
-            for feed in feeds:
-                feed.purging += 1  # nobody shall receive what is about to go
-        try:
-            return int(self._writer.run(Ticket([(PURGE, (known, durable))]))[0])
-        finally:
-            for feed in feeds:
-                feed.purging -= 1
-                feed.wake()
+        return int(self._writer.run(Ticket([(PURGE, (known, durable))]))[0])
 
     def delete(self, destination: Destination) -> int:
         state = self._usable()

@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.errors import AnabranchError, ClosedError, OutcomeUnknownError, StoreFailedError
@@ -293,52 +292,63 @@ class Writer:
             return
 
     def _once(self, tickets: Sequence[Ticket]) -> None:
-        """Raises SQLAlchemyError if nothing took effect."""
-        with self._database.writing() as connection:
-            batch = Batch(self._state, self._room, connection)
-            for ticket in tickets:
-                batch.add(ticket)
-            if not batch.tickets or batch.changes_nothing:
-                connection.rollback()
-                return
-            batch.write()
-            if not self._claim(batch, connection):
-                connection.rollback()
-                self.fail(
-                    StoreFailedError(
-                        f"somebody else has written to the tables of store {self._name!r}: another process owns them, "
-                        "or they were restored from a backup"
-                    )
+        """Raises SQLAlchemyError or _NotDone if nothing took effect."""
+        batch: Batch | None = None
+        cut_off: SQLAlchemyError | None = None
+        try:
+            with self._database.writing() as connection:
+                batch = Batch(self._state, self._room, connection)
+                if not self._fill(batch, tickets):
+                    return
+                self._unresolved = batch
+                connection.commit()
+        except SQLAlchemyError as error:
+            if batch is None or self._unresolved is not batch:
+                raise
+            cut_off = error
+        finally:
+            if batch is not None and self._unresolved is not batch:
+                batch.over()
+        if cut_off is None:
+            self._done(batch)
+        else:  # its connection is closed by now: SQLite's holds no lock any more
+            self._commit_failed(batch, tickets, cut_off)
+
+    def _fill(self, batch: Batch, tickets: Sequence[Ticket]) -> bool:
+        """Put it together and write it; whether it is to be committed."""
+        for ticket in tickets:
+            batch.add(ticket)
+        if not batch.tickets or batch.changes_nothing:
+            return False
+        batch.write()
+        if not self._claim(batch):
+            self.fail(
+                StoreFailedError(
+                    f"somebody else has written to the tables of store {self._name!r}: another process owns them, or "
+                    "they were restored from a backup"
                 )
-                self._refuse(tickets, self._failure)
-                return
-            self._unresolved = batch
+            )
+        else:
             try:
                 self._require()
+                return True
             except StoreFailedError as error:
-                self._unresolved = None
-                connection.rollback()
                 self.fail(error)
-                self._refuse(tickets, self._failure)
-                return
-            try:
-                connection.commit()
-            except SQLAlchemyError as error:
-                self._commit_failed(batch, tickets, error)
-                return
-        self._done(batch)
+        self._refuse(tickets, self._failure)
+        return False
 
-    def _claim(self, batch: Batch, connection: Connection) -> bool:
+    def _claim(self, batch: Batch) -> bool:
         """Say which transaction this is (S3); False if it is not its turn."""
         values = {
             "owner": self._owner, "before": batch.number - 1, "now": batch.number, "last": batch.last_seq,
             "number": batch.last_number,
         }  # fmt: skip
-        return connection.execute(self._state.statements["update.store"], values).rowcount == 1
+        return batch.connection.execute(self._state.statements["update.store"], values).rowcount == 1
 
     def _done(self, batch: Batch) -> None:
         self._unresolved = None
         apply(batch)
+        batch.over()
         self.batches += 1
         self.sends += batch.sends
         self.acks += batch.acknowledged
@@ -410,6 +420,7 @@ class Writer:
                 )
             )
         self._undo(batch)
+        batch.over()
         return False
 
     def _undo(self, batch: Batch) -> None:

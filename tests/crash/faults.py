@@ -14,6 +14,7 @@ import gc
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import anabranch
 from anabranch.adapters.journal import JournalStore
 
 from .calls import KINDS, Crash, Faults, Jobs, simulated
-from .ledger import Operation, body_of, compare, contents, identity_of, violations
+from .ledger import Contents, Operation, body_of, compare, contents, identity_of, source, violations
 
 
 class Script:
@@ -46,6 +47,10 @@ class Script:
         self.wrong: list[str] = []
         self.router: anabranch.Router | None = None
         self.sent = 0
+        self.subscribed: list[str] = []
+        """The durable subscriptions of `t` that are known to be there."""
+        self.released: Counter[str] = Counter()
+        """How often a message has come back, for certain."""
 
     def attempt(self, what: str, act: Callable[[], object], operation: Operation | None = None) -> object:
         """Do it; note the outcome."""
@@ -76,7 +81,14 @@ class Script:
                 self.attempt("open", self._open)
             if self.router is None:
                 continue
+            for name in ("quick", "slow"):
+                self.subscribe(name)
             for step in range(3):
+                self.publish(300)
+                if len(self.subscribed) == 2:
+                    self.release("t/slow", 1)
+                    self.ack("t/quick", 1)
+                self.release("q", 1)
                 self.send("q", 300)
                 self.send("own.q", 300)
                 self.many("q", 9000, 4)
@@ -120,8 +132,31 @@ class Script:
             {"op": "send", "q": queue, "ids": ids},
         )
 
+    def subscribe(self, name: str) -> None:
+        topic = self.router.topic("t")  # type: ignore[union-attr]
+        if self.attempt("subscribe", lambda: topic.subscribe(name)) is not None and name not in self.subscribed:
+            self.subscribed.append(name)
+
+    def publish(self, size: int) -> None:
+        """To all subscriptions, or to none; while it is not known which there are, nothing is said."""
+        if len(self.subscribed) == 2:
+            (identity,) = self._new()
+            topic = self.router.topic("t")  # type: ignore[union-attr]
+            sends = [[f"t/{name}", identity] for name in self.subscribed]
+            act = partial(topic.send, body_of(identity, size), expires_in=1e9)
+            self.attempt("publish", act, {"op": "tx", "send": sends, "ack": []})
+
+    def release(self, queue: str, count: int) -> None:
+        for message in self.receive(queue, count):
+            before = len(self.errors)
+            self.attempt("release", message.release)
+            if len(self.errors) == before:
+                self.released[f"{queue} {identity_of(message.body)}"] += 1
+
     def receive(self, queue: str, count: int) -> list[anabranch.Message]:
-        target = self.router.queue(queue)  # type: ignore[union-attr]
+        target = self.attempt("find", lambda: source(self.router, queue))  # type: ignore[arg-type]
+        if not isinstance(target, (anabranch.Queue, anabranch.Subscriber)):
+            return []
         found = [self.attempt("receive", target.receive) for _ in range(count)]
         return [message for message in found if isinstance(message, anabranch.Message)]
 
@@ -168,7 +203,7 @@ def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[
             faults.dead = True  # what the abandoned objects still try to do does not reach the disk
             killed = base / "killed"
         shutil.copytree(directory, killed / "data") if directory.exists() else None
-        wrong += _left(killed / "data", script)
+        wrong += _left(killed / "data", script, faults)
         script.router = None
         gc.collect()
     shutil.rmtree(directory, ignore_errors=True)
@@ -204,7 +239,7 @@ def _behaviour(script: Script, faults: Faults) -> list[str]:
     return wrong + [line for line in compare(contents(router), script.promised, script.maybe) if line not in wrong]
 
 
-def _left(directory: Path, script: Script) -> list[str]:
+def _left(directory: Path, script: Script, faults: Faults) -> list[str]:
     """What a new process finds, with and without the indexes."""
     wrong: list[str] = []
     gone = {(o["q"], i) for o in script.refused if o["op"] == "send" for i in o["ids"]}
@@ -214,12 +249,25 @@ def _left(directory: Path, script: Script) -> list[str]:
         with anabranch.open(config) as router:
             again = contents(router)
             wrong += compare(again, script.promised, script.maybe) + violations(router)
+            if faults.kind != "enospc" and faults.kind != "short":  # a full disk may keep it from being counted
+                wrong += _uncounted(router, again, script.released)
             wrong += [f"refused, but there: {i} of {q}" for q, ids in again.items() for i in ids if (q, i) in gone]
         if found and again != found:
             wrong.append("without its indexes it holds something else")
         found = again
         for index in directory.rglob("index.mdb"):
             index.unlink()
+    return wrong
+
+
+def _uncounted(router: anabranch.Router, found: Contents, released: Counter[str]) -> list[str]:
+    """A kill forgets no delivery that was counted."""
+    wrong = []
+    for queue in found:
+        for message in source(router, queue).browse():
+            identity = identity_of(message.body)
+            if message.deliveries < released[f"{queue} {identity}"]:
+                wrong.append(f"{identity} of {queue} came back oftener than {message.deliveries} times")
     return wrong
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from anabranch.adapters.base import Subscription
 from anabranch.adapters.sql import SqlStore
@@ -36,7 +37,7 @@ def execute(path: Path, *statements: str) -> list[tuple[object, ...]]:
 
 def at(path: Path) -> SqlOptions:
     """Tables in a database that is not in the store's directory."""
-    return SqlOptions(url=f"sqlite:///{path}")
+    return SqlOptions(url=SecretStr(f"sqlite:///{path}"))
 
 
 def test_a_store_leaves_its_directory_and_nothing_else(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_a_store_leaves_its_directory_and_nothing_else(tmp_path: Path) -> None:
 def test_two_stores_under_two_prefixes_share_a_database(tmp_path: Path) -> None:
     stores = []
     for name in ("a", "b"):
-        options = SqlOptions(url=f"sqlite:///{tmp_path / 'db'}", schema_prefix=f"{name}_")
+        options = SqlOptions(url=SecretStr(f"sqlite:///{tmp_path / 'db'}"), schema_prefix=f"{name}_")
         SqlStore.create(name, tmp_path / name, options)
         stores.append(SqlStore(name, tmp_path / name, options))
     for store in stores:
@@ -94,7 +95,7 @@ def test_tables_that_nobody_owns_are_taken_with_what_they_hold(tmp_path: Path) -
 
 
 def test_missing_tables_are_refused(disk: SqliteDisk, tmp_path: Path) -> None:
-    options = SqlOptions(url=f"sqlite:///{tmp_path / 'db'}", create_tables=False)
+    options = SqlOptions(url=SecretStr(f"sqlite:///{tmp_path / 'db'}"), create_tables=False)
     with pytest.raises(ConfigError, match=r"messages.*schema create"):
         SqlStore.create("s", tmp_path / "s", options)
     assert not (tmp_path / "s").exists()

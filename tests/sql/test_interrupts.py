@@ -1,0 +1,238 @@
+"""Ctrl-C at every bytecode of a call: nothing lost, doubled or stuck, and nothing counted wrong (rules G2, G3). What is
+written is written by a thread that Ctrl-C does not reach; what is struck is who waits for it, and who reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.base import Message, Subscription
+from anabranch.adapters.sql import SqlStore
+from anabranch.policies.errors import UnknownMessageError
+
+from ..contract.disk import A, B, T, assert_whole, bodies, take
+from ..contract.preparing import OTHER, to, transaction
+from ..crash.test_interrupts import everywhere
+from .disk import SqliteDisk
+
+STEP = int(os.environ.get("ANABRANCH_INTERRUPT_STEP", "7"))
+"""Every so many places are tried."""
+DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SqliteDisk]:
+    with SqliteDisk(tmp_path) as disk:
+        yield disk
+
+
+@pytest.fixture
+def store(disk: SqliteDisk) -> SqlStore:
+    return disk.create()
+
+
+def numbered(at: int) -> bytes:
+    return str(at).encode()
+
+
+def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(disk: SqliteDisk, store: SqlStore) -> None:
+    sent: list[bytes] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        return lambda: store.send(A, numbered(at), {"h": at}, f"id {at}", expires_at_ms=1 << 60)
+
+    def check(at: int, where: str) -> None:
+        store.send(A, numbered(at), {"h": at}, f"id {at}", expires_at_ms=1 << 60)
+        sent.append(numbered(at))
+        assert store.depth(A) == len(sent), where
+
+    assert everywhere(prepare, check, STEP) > 30
+    assert bodies(store) == bodies(disk.crash(store)) == sent
+    assert_whole(store)
+
+
+def test_a_receive_interrupted_anywhere(store: SqlStore) -> None:
+    """With what was read ahead, and with what has to be read: another one gets the message, or nobody but who holds
+    it."""
+    store.send_many(A, [b"x" * 10_000] * 3)
+    got: list[Message] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        got.clear()
+
+        def call() -> None:
+            message = store.receive(A)
+            assert message is not None
+            got.append(message)
+
+        return call
+
+    def check(at: int, where: str) -> None:
+        store.release(got, delivered=False)
+        if store.stats().leased:  # struck after it was leased, before anybody could know: it is free at reopening
+            lost.append(where)
+            store.close()
+            store.open()
+        assert [take(store).seq for _ in range(3)] == seqs, where
+        assert store.receive(A) is None
+        store.close()
+        store.open()
+
+    lost: list[str] = []
+    seqs = [message.seq for message in store.browse(A)]
+    everywhere(prepare, check, STEP)
+    assert len(lost) <= 12, lost
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("topic", [False, True])
+def test_an_ack_interrupted_anywhere(disk: SqliteDisk, store: SqlStore, topic: bool) -> None:
+    place, key = (T, DESK.key) if topic else (A, None)
+    store.subscribe(DESK)
+    store.subscribe(BOOK)
+    message: list[Message] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        store.send(place, numbered(at))
+        message[:] = [take(store, place, 0, key)]
+        return message[0].ack
+
+    def check(at: int, where: str) -> None:
+        try:
+            message[0].ack()
+        except UnknownMessageError:
+            pass  # it was
+        with pytest.raises(UnknownMessageError):
+            message[0].ack()
+        assert store.depth(place, key) == 0, where
+        assert store.stats().leased == 0, where
+
+    assert everywhere(prepare, check, STEP) > 20
+    assert bodies(disk.crash(store), place, key) == []
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_release_interrupted_anywhere(store: SqlStore, claimed: bool) -> None:
+    """All are given back or none."""
+    store.send_many(A, [b"1", b"2", b"3"])
+    held: list[Message] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        held[:] = [take(store) for _ in range(3)]
+        if claimed:
+            for message in held:
+                store.claim(message)
+        return lambda: (store.unclaim if claimed else store.release)(held)
+
+    def check(at: int, where: str) -> None:
+        left = store.stats().leased
+        assert left in (0, 3), where
+        if left:
+            (store.unclaim if claimed else store.release)(held)
+        again = [take(store) for _ in range(3)]
+        assert [message.body for message in again] == [b"1", b"2", b"3"], where
+        store.release(again)
+
+    assert everywhere(prepare, check, STEP) > 30
+    assert_whole(store)
+
+
+def test_a_commit_interrupted_anywhere(disk: SqliteDisk, store: SqlStore) -> None:
+    """It takes effect whole, or not at all and can be done again."""
+    message: list[Message] = []
+    count = 0
+
+    def prepare(at: int) -> Callable[[], object]:
+        store.send(A, numbered(at))
+        message[:] = [take(store)]
+        store.claim(message[0])
+        return lambda: store.commit(to(B, numbered(at)), message)
+
+    def check(at: int, where: str) -> None:
+        nonlocal count
+        store.sync()  # what was queued is written
+        if store.depth(A):
+            store.commit(to(B, numbered(at)), message)
+        count += 1
+        assert (store.depth(A), store.depth(B), store.stats().leased) == (0, count, 0), where
+
+    assert everywhere(prepare, check, STEP) > 30
+    assert len(bodies(disk.crash(store), B)) == count
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_outcome_interrupted_anywhere(store: SqlStore, commit: bool) -> None:
+    count = 0
+
+    def prepare(at: int) -> Callable[[], object]:
+        store.send(A, numbered(at))
+        message = take(store)
+        store.claim(message)
+        sends = to(B, numbered(at))
+        store.prepare(transaction(at), [store.store_id, OTHER], sends, [message], True).wait()
+        return lambda: (store.commit_prepared if commit else store.rollback_prepared)(transaction(at)).wait()
+
+    def check(at: int, where: str) -> None:
+        nonlocal count
+        count += commit
+        (store.commit_prepared if commit else store.rollback_prepared)(transaction(at)).wait()
+        assert store.recover_prepared() == [], where
+        assert store.depth(B) == count, where
+        if not commit:
+            take(store).ack()
+        assert (store.depth(A), store.stats().leased) == (0, 0), where
+
+    assert everywhere(prepare, check, STEP) > 20
+    assert_whole(store)
+
+
+def test_subscribing_and_unsubscribing_interrupted_anywhere(store: SqlStore) -> None:
+    def prepare(at: int) -> Callable[[], object]:
+        store.sync()
+        for known in store.subscriptions():
+            store.unsubscribe(known.topic, known.key)
+        return lambda: (store.subscribe(DESK), store.send(T, b"x"), store.unsubscribe(T, DESK.key))
+
+    def check(at: int, where: str) -> None:
+        store.sync()
+        assert list(store.subscriptions()) in ([], [DESK]), where
+        store.subscribe(DESK)
+        assert store.depth(T) == store.depth(T, DESK.key), where
+
+    assert everywhere(prepare, check, STEP) > 60
+    assert_whole(store)
+
+
+def test_a_purge_interrupted_anywhere(store: SqlStore) -> None:
+    """Who was struck does not keep others from receiving."""
+
+    def prepare(at: int) -> Callable[[], object]:
+        store.send_many(A, [b"1", b"2"])
+        return lambda: store.purge(A)
+
+    def check(at: int, where: str) -> None:
+        store.sync()
+        store.send(A, b"3")
+        found = take(store)
+        assert found.body in (b"1", b"3"), where
+        found.release()
+        store.purge(A)
+        assert store.depth(A) == 0, where
+
+    assert everywhere(prepare, check, STEP) > 20
+    assert_whole(store)
+
+
+def test_a_browse_interrupted_anywhere(store: SqlStore) -> None:
+    store.send_many(A, [b"1", b"x" * 10_000])
+
+    def check(at: int, where: str) -> None:
+        assert len(list(store.browse(A))) == 2, where
+        assert len(store._state_.looks) == 0 if store._state_ is not None else False, where
+
+    assert everywhere(lambda at: lambda: list(store.browse(A)), check, STEP) > 30
