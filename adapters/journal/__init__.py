@@ -13,11 +13,12 @@ has returned; after a mere kill of the process, under every policy, all that has
 
 Where things are:
 
-- the contract: `store`, with `delivery` (leases and order), `bodies` (reading messages back), `limits`, `duplicates`,
-  `transactions` (branches of transactions over several stores)
+- the contract: `store`, with `receiving` (what comes out), `bodies` (reading messages back), `holds` (who holds what,
+  over ../delivery.py), `limits`, `duplicates`, `subscriptions`, `transactions` (branches of those over several stores)
 - writing: `log` (group commit, syncs), `batch` (what goes in together), `messages` (a message's bytes), `applying`
   (what is durable goes into the index), `background` (shared threads)
-- the index: `index` (LMDB), `destinations` (counts, what is fetched for delivery)
+- the index: `index` (LMDB), `rows` (its messages: order, expiry, who has yet to ack), `destinations` (counts, durable
+  subscriptions)
 - at open: `recovery` (torn, corrupt, replayed), `reader` (the journal in order), `check` (invariants)
 - space: `reclaim` (which segments go), `snapshot` (what must be said first), `segment` (the table of them)
 - bytes and files: `format` (the one place that knows the bytes), `files` (segment files and their pool), `directory`

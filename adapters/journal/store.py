@@ -16,16 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel
 
 from ...policies.config import JournalOptions
-from ...policies.destination import Destination, Kind
+from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
-    CorruptionError,
-    DestinationError,
     OutcomeUnknownError,
     StoreFullError,
     SubscriptionError,
@@ -34,7 +32,6 @@ from ...policies.errors import (
 )
 from ..base import (
     DEFAULT_PRIORITY,
-    EXPIRED,
     Change,
     Done,
     Headers,
@@ -49,7 +46,7 @@ from ..base import (
     SubscriptionKey,
     Undelivered,
 )
-from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, Lost, order_of
+from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, order_of
 from ..files import create_lmdb, disk_errors
 from . import format as f
 from . import messages as codec
@@ -58,7 +55,7 @@ from .applying import APPLY_AT, Applier
 from .batch import Branch, Operation, Outcome, Ticket
 from .bodies import Bodies
 from .check import violations
-from .destinations import SEQ, DestinationState, Place, SubscriptionState
+from .destinations import DestinationState
 from .directory import StoreDirectory
 from .duplicates import DuplicateWindow
 from .files import SegmentFiles
@@ -67,16 +64,14 @@ from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, 
 from .limits import Room
 from .log import Log
 from .reader import Replayer
+from .receiving import PAGE, Receiving
 from .reclaim import Reclaimer
-from .subscriptions import change_bytes, change_of, checked, require_topic, unknown
+from .subscriptions import change_bytes, change_of, checked, unknown
 from .transactions import Step, branch_of, new_branch, outcome_ticket, read_payload, summary
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-PAGE: Final = 512
-"""Messages that browse looks up at once."""
 
 
 class JournalStore:
@@ -112,6 +107,7 @@ class JournalStore:
         self._log = Log(self.name, store_id, files, options, window, self._applier.take, self._wake_all)
         self._applier.attach(self._log)
         self._bodies = Bodies(self, self._log, self._applier)
+        self._receiving = Receiving(self._log, self._applier, self._delivery, self._bodies, self._state)
         self._reclaimer = Reclaimer(self._log, self._applier.snapshot, self._applier.forget)
         self._applier.on_empty = self._reclaimer.notice
         self._sends = self._acks = 0
@@ -388,125 +384,15 @@ class JournalStore:
     def receive(
         self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
     ) -> Message | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        feed = self._feed(destination, subscription, make=timeout != 0)
-        if feed is None:
-            return None
-        while True:
-            place = self._lease(feed)
-            if place is not None:
-                try:
-                    deliveries = self._deliveries(feed, place[SEQ]) if self._index.rows.counted else 0
-                    message = self._bodies.one(feed.owner, place, feed, deliveries)
-                except KeyboardInterrupt:
-                    with self._applier.lock:
-                        self._delivery.unlease((feed,), place[SEQ], self._applier.current().rows)
-                    raise
-                if message is not None:
-                    return message
-                self._delivery.acked(feed, place[SEQ])  # it was purged after it had been fetched
-            elif timeout == 0 or not self._delivery.wait(feed, deadline, lambda: self._has_ready(feed)):
-                return None
-
-    def _feed(self, destination: Destination, subscription: SubscriptionKey | None, make: bool) -> Feed | None:
-        """What one receives from there draws from. None for a queue that is new here, unless `make`."""
-        state = self._index.by_destination.get(destination)
-        if state is not None and subscription is None and not state.is_topic:
-            return state.feed
-        if destination.kind is Kind.TOPIC:
-            if subscription is None:
-                raise DestinationError(f"{destination} is received from by a durable subscription; say which")
-            known = state.subscriber(subscription) if state is not None else None
-            return (known or self._subscriber(destination, subscription)).feed
-        if subscription is not None:
-            require_topic(destination)
-        if state is None:
-            self._log.ensure_usable()
-            if not make:
-                return None
-            state = self._state(destination)
-        return state.feed
-
-    def _subscriber(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState:
-        """The subscription, with all that has returned. Raises UnknownSubscriptionError."""
-        require_topic(topic)
-        self._applier.check()
-        with self._applier.lock:
-            state = self._applier.current().by_destination.get(topic)
-            known = state.subscriber(key) if state is not None else None
-        if known is None:
-            raise unknown(topic, key)
-        return known
-
-    def _deliveries(self, feed: Feed, seq: int) -> int:
-        """How often a message that somebody holds has come back."""
-        self._applier.check()
-        with self._applier.lock:
-            return self._applier.current(drained=False).rows.deliveries(feed, seq)
-
-    def _lease(self, feed: Feed) -> Place | None:
-        self._applier.check()
-        with self._applier.lock:
-            index, delivery = self._applier.current(drained=False), self._delivery
-            place = None
-            if feed.has_ready and not delivery.at_limit():
-                place = delivery.lease(feed, index.rows)  # what was fetched before comes before all that is pending
-            if place is None:
-                self._applier.drain()
-                delivery.require_room()
-                place = delivery.lease(feed, index.rows)
-                if feed.number and place is None and feed.number not in feed.owner.subscribers:
-                    raise unknown(feed.owner.destination, feed.key or ("", ""))
-            return place
-
-    def _has_ready(self, feed: Feed) -> bool:
-        self._applier.check()
-        with self._applier.lock:
-            rows = self._applier.current().rows
-            return self._delivery.anything(feed, rows) or (
-                feed.number != 0 and feed.number not in feed.owner.subscribers
-            )
+        return self._receiving.receive(destination, timeout, subscription)
 
     def watch(
         self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
     ) -> Callable[[], None]:
-        self._log.ensure_usable()
-        feed = self._feed(destination, subscription, make=True)
-        assert feed is not None
-        return self._delivery.watch(feed, wake)
+        return self._receiving.watch(destination, subscription, wake)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
-        self._applier.check()
-        lost: list[Lost] = []
-        found: list[Undelivered] = []
-        try:
-            with self._applier.lock:
-                rows = self._applier.current().rows
-                self._delivery.take_undelivered(limit, rows, lost)
-                counts = [max(rows.deliveries(feed, place[SEQ]) for feed in feeds) for feeds, place, _ in lost]
-            for (feeds, place, reason), count in zip(lost, counts, strict=True):
-                state: DestinationState = feeds[0].owner
-                note = feeds if state.is_topic and reason == EXPIRED else feeds[0]
-                try:
-                    message = self._bodies.one(state, place, note, count)
-                except CorruptionError as error:  # it stays leased, as one that receive has met: others go on
-                    log.error("store %s: %s", self.name, error)
-                    continue
-                if message is not None:
-                    found.append(Undelivered(message, reason))
-                else:
-                    for feed in feeds:
-                        self._delivery.acked(feed, place[SEQ])
-            return found
-        except BaseException:
-            with self._applier.lock:  # the caller knows of none of them
-                for feeds, place, _ in lost:
-                    self._delivery.unlease(feeds, place[SEQ], self._applier.current().rows)
-            raise
-
-    def _wake_all(self) -> None:
-        for state in list(self._index.states.values()):
-            state.wake()
+        return self._receiving.take_undelivered(limit)
 
     def browse(
         self,
@@ -515,43 +401,11 @@ class JournalStore:
         after: int | Message = 0,
         subscription: SubscriptionKey | None = None,
     ) -> Iterator[Message]:
-        if isinstance(after, Message):
-            position = (order_of(after.priority, self._priorities), after.seq)
-        elif after and self._priorities:
-            raise ValueError(
-                f"store {self.name!r} orders by priority: a seq ({after}) is no place in its order; give the message"
-            )
-        else:
-            position = (0, after)
-        return self._browse(destination, limit, position, subscription)
+        return self._receiving.browse(destination, limit, after, subscription)
 
-    def _browse(
-        self,
-        destination: Destination,
-        limit: int | None,
-        after: tuple[int, int],
-        subscription: SubscriptionKey | None,
-    ) -> Iterator[Message]:
-        self._log.ensure_usable()
-        known = None if subscription is None else self._subscriber(destination, subscription)
-        state = self._index.by_destination.get(destination)
-        left = limit if limit is not None else -1
-        while state is not None and left != 0:
-            self._applier.check()
-            with self._applier.lock:
-                rows = self._applier.current().rows
-                if known is not None and known.number not in state.subscribers:
-                    return
-                count = PAGE if left < 0 else min(PAGE, left)
-                places = rows.look(state, known.bit if known is not None else 0, after, count, across=True)
-                number = known.number if known is not None else None if state.is_topic else 0
-                counts = rows.deliveries_of(places, number)
-            if not places:
-                return
-            for message in self._bodies.page(state, places, counts, known.feed if known is not None else None):
-                yield message
-                left -= 1
-            after = places[-1][:2]
+    def _wake_all(self) -> None:
+        for state in list(self._index.states.values()):
+            state.wake()
 
     # Settling
 
@@ -632,7 +486,7 @@ class JournalStore:
         return not known
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
-        known = self._subscriber(topic, subscription)
+        known = self._receiving.subscriber(topic, subscription)
         with self._applier.lock:
             claimed, count = self._delivery.claimed(known.feed), known.count
         if claimed:
@@ -796,7 +650,7 @@ class JournalStore:
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         if subscription is not None:
-            known = self._subscriber(destination, subscription)
+            known = self._receiving.subscriber(destination, subscription)
             return self._purge(known.state, (known.feed,))[0]
         state = self._index.by_destination.get(destination)
         if state is None:
@@ -877,7 +731,7 @@ class JournalStore:
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         if subscription is not None:
-            return self._subscriber(destination, subscription).count
+            return self._receiving.subscriber(destination, subscription).count
         self._applier.check()
         with self._applier.lock:
             index = self._applier.current()
