@@ -21,6 +21,8 @@ from .records import Encoded, Record, StoredMessage, cost_of, size_of
 from .swap import Address, Swap
 
 Key = tuple[int, bytes]
+Reader = Callable[[Chunk], Sequence[Record | None]]
+"""Reads the records of a chunk (residence.py)."""
 
 
 class Steps:
@@ -307,26 +309,46 @@ class Change:
         self.messages -= 1
         self.live_bytes -= size
 
-    def kill_all(self, chunk: Chunk, mask: int, records: Sequence[Record | None]) -> None:
-        """Many of one chunk."""
+    def kill_all(self, chunk: Chunk, mask: int, records: Reader) -> None:
+        """Many of one chunk, which is not read if that is all of it."""
+        draft = self._chunk(chunk)
+        if mask == chunk.live and draft.dead == chunk.dead and not draft.acked:
+            self._kill_whole(draft)
+            return
+        found = records(chunk)
         for index in indexes(mask):
-            record = records[index]
+            record = found[index]
             assert record is not None
             self.kill(chunk, index, size_of(record), cost_of(record))
 
-    def purge(self, only: SubscriptionState | None, chunk: Chunk, mask: int, records: Sequence[Record | None]) -> None:
+    def _kill_whole(self, draft: ChunkDraft) -> None:
+        chunk = draft.chunk
+        live, size = chunk.live, draft.live_bytes
+        of = self.destination(chunk.lane.state.destination)
+        for some in of.subscriptions.values():
+            of.done[some] = of.done.get(some, some.done) + some.pending(chunk).bit_count()
+        self._forgotten += [(chunk, index, None) for index in indexes(live)]
+        draft.dead |= live
+        draft.live_bytes = draft.resident = 0
+        of.count -= live.bit_count()
+        of.live_bytes -= size
+        self.messages -= live.bit_count()
+        self.live_bytes -= size
+
+    def purge(self, only: SubscriptionState | None, chunk: Chunk, mask: int, records: Reader) -> None:
         """Many of one chunk are done with for a subscription, or dead for all."""
         if only is None:
             self.kill_all(chunk, mask, records)
             return
+        found = records(chunk)
         for index in indexes(mask):
-            record = records[index]
+            record = found[index]
             assert record is not None
             self.done(only, chunk, index, size_of(record), cost_of(record))
 
     # Subscriptions
 
-    def change(self, change: SubscriptionChange, records: Callable[[Chunk], Sequence[Record | None]]) -> int:
+    def change(self, change: SubscriptionChange, records: Reader) -> int:
         """Subscribe or unsubscribe; nothing if that is so already. Returns how many messages go with it. `records`
         reads those of a chunk."""
         topic, key = change.subscription.topic, change.subscription.key
@@ -353,7 +375,7 @@ class Change:
         draft: DestinationDraft,
         key: SubscriptionKey,
         known: SubscriptionState,
-        records: Callable[[Chunk], Sequence[Record | None]],
+        records: Reader,
     ) -> int:
         count = draft.total - known.joined - draft.done.get(known, known.done)
         left = {name: some for name, some in draft.subscriptions.items() if name != key}
@@ -364,7 +386,7 @@ class Change:
             for some in left.values():
                 alone &= ~some.pending(chunk)
             if alone:
-                self.kill_all(chunk, alone, records(chunk))
+                self.kill_all(chunk, alone, records)
         self._gone.append(known)
         return count
 

@@ -88,8 +88,25 @@ class Chunk:
     """Under the store's lock; only `is_dead` may be asked without it."""
 
     __slots__ = (
-        "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "lane", "live_bytes", "offsets", "out",
-        "positions", "records", "resident", "sealed", "soonest", "total_bytes", "written",
+        "_arrays",
+        "acked",
+        "addresses",
+        "charge",
+        "counts",
+        "dead",
+        "expiries",
+        "first",
+        "lane",
+        "live_bytes",
+        "offsets",
+        "out",
+        "positions",
+        "records",
+        "resident",
+        "sealed",
+        "soonest",
+        "total_bytes",
+        "written",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, first: int) -> None:
@@ -124,6 +141,8 @@ class Chunk:
         self.charge = 0
         """What `cost` said when it was last counted."""
         self.sealed = False
+        self._arrays = 0
+        """Bytes of its arrays, once it is sealed."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -162,12 +181,16 @@ class Chunk:
     @property
     def cost(self) -> int:
         """Bytes of memory that it takes, resident or not, beside its records."""
-        cost = CHUNK_COST + bytes_of(self.offsets) + ADDRESS_COST * len(self.addresses)
+        arrays = self._arrays if self.sealed else self._array_bytes()
+        return CHUNK_COST + arrays + ADDRESS_COST * len(self.addresses) + 64 * len(self.acked) + 128 * len(self.counts)
+
+    def _array_bytes(self) -> int:
+        found = bytes_of(self.offsets)
         if self.expiries is not None:
-            cost += bytes_of(self.expiries)
+            found += bytes_of(self.expiries)
         if self.positions is not None:
-            cost += bytes_of(self.positions)
-        return cost + 64 * len(self.acked) + 128 * len(self.counts)
+            found += bytes_of(self.positions)
+        return found
 
     def seal(self) -> None:
         """No more messages are added. Idempotent."""
@@ -176,6 +199,7 @@ class Chunk:
             self.expiries = packed(self.expiries)
         if isinstance(self.positions, array):
             self.positions = packed(self.positions)
+        self._arrays = self._array_bytes()
         self.sealed = True
 
 

@@ -161,8 +161,9 @@ class Residence:
         written: list[Address] = []
         room = self._max_bytes - self.prepared
         try:
-            if change.memory > room:
-                written = change.write_out(self._swap)
+            if change.memory <= room:
+                return written
+            written = change.write_out(self._swap)
             if required and change.memory > room:
                 self.drop(written)
                 raise StoreFullError(

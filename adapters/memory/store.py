@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import ClassVar, Final, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -52,7 +52,7 @@ from ..base import (
 from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, Note, Place, feeds_of
 from ..files import disk_errors
 from ..locking import fork_generation
-from . import changes, check
+from . import changes, check, removal
 from .branches import Branch, Branches
 from .browsing import Browser
 from .chunks import CHUNK_COST
@@ -441,7 +441,7 @@ class MemoryStore:
                 receipts = [change.send(message) for message in sends]
                 for message in messages:
                     change.ack(cast("StoredMessage", message))
-                self._carry_out(change)
+                self._carry_out(change, required=bool(sends or subscriptions))
             except BaseException:
                 self._delivery.put_back(messages, hold)  # what the change has reached is not held any more
                 raise
@@ -663,54 +663,21 @@ class MemoryStore:
             state, only = self._owners(destination, subscription)
             if state is None:
                 return 0
-            feeds = [only.feed] if only is not None else state.feeds
-            held: dict[Any, int] = {}
-            for key, (feed, _) in list(self._delivery.held.items()):
-                if feed in feeds and (found := state.find(key - feed.base)) is not None:
-                    held[found[0]] = held.get(found[0], 0) | 1 << found[1]
-            change, count = self._change(), 0
-            for chunk in state.chunks():
-                mask = state.pending(only, chunk) & ~held.get(chunk, 0)
-                if mask:
-                    count += mask.bit_count()
-                    change.purge(only, chunk, mask, self._residence.records(chunk))
-            if not count:
-                return 0
-
-            def purged() -> None:
-                for feed in state.feeds:
-                    self._delivery.purged(feed, self._contents)
-
-            self._carry_out(change, False, purged)
+            change = self._change()
+            count = removal.purge(change, state, only, self._delivery, self._residence)
+            if count:
+                self._carry_out(change, False, partial(removal.purged, state, self._delivery, self._contents))
             return count
 
     def delete(self, destination: Destination) -> int:
         self._require_open()
         with self._lock:
             self._enter()
-            contents = self._contents
-            state = contents.states.get(destination)
+            state = self._contents.states.get(destination)
             if state is None:
                 return 0
-            feeds = state.feeds
-            self._require_unclaimed(feeds, str(destination), "deleted")
-            chunks = list(state.chunks())
-            memory = contents.memory - sum(chunk.charge + chunk.resident for chunk in chunks)
-            memory -= DESTINATION_COST * (1 + len(state.subscriptions))
-            messages, live_bytes = contents.messages - state.count, contents.live_bytes - state.live_bytes
-
-            def delete() -> None:
-                contents.states.pop(destination, None)
-                for feed in (state.feed, *feeds):
-                    self._delivery.gone(feed)
-                for chunk in chunks:
-                    chunk.dead = chunk.dead | chunk.live
-                    contents.expiring.pop(chunk, None)
-                    self._residence.forget(chunk)
-                contents.memory, contents.messages, contents.live_bytes = memory, messages, live_bytes
-                contents.window.forget(state.number)
-
-            self._steps.do(delete)
+            self._require_unclaimed(state.feeds, str(destination), "deleted")
+            self._steps.do(removal.deletion(state, self._contents, self._delivery, self._residence))
             return state.count
 
     def retire(self) -> bool:

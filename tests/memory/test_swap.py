@@ -208,15 +208,15 @@ def test_a_large_body(disk: MemoryDisk) -> None:
 
 # Bounded (invariant 10)
 
-SLACK = 6 * MIB
+SLACK = 4 * MIB
 """What the process may take beside, whatever max_bytes is: the interpreter's own caches, one message in hand."""
 
 
 @pytest.mark.parametrize(
     ("size", "max_bytes", "how"),
     [
-        (100, 2 * MIB, "one"),
-        (1024, 4 * MIB, "topic"),
+        (100, MIB, "one"),
+        (1024, 2 * MIB, "topic"),
         (1024, 4 * MIB, "many"),
         (100 * KIB, 16 * MIB, "one"),
         (16 * MIB, 16 * MIB, "big"),
@@ -349,8 +349,8 @@ def test_a_disk_that_cannot_be_written(disk: MemoryDisk) -> None:
     assert bodies(store) == sent
     assert drain(store) == sent
     (directory_of(store) / "swap").unlink()
-    assert drain(store) == fill(store)[:0]
-    assert store.depth(A) == 2000
+    sent = fill(store)
+    assert drain(store) == sent
     assert_whole(store)
 
 
@@ -373,8 +373,9 @@ def test_damage_is_told_and_skips_nothing(disk: MemoryDisk, how: str) -> None:
             message = take(store)
             seen.append(message.body)
             message.ack()
-    if isinstance(caught.value, CorruptionError):
-        assert (caught.value.path, caught.value.offset % 64) == (str(path), caught.value.offset % 64)
+    if how != "gone":
+        assert isinstance(caught.value, CorruptionError)
+        assert caught.value.path == str(path)
     assert seen == sent[: len(seen)]
     assert store.stats().leased == 0
     with pytest.raises((CorruptionError, StoreFailedError)):
@@ -382,5 +383,7 @@ def test_damage_is_told_and_skips_nothing(disk: MemoryDisk, how: str) -> None:
     assert [problem for problem in store.check() if path.name in problem]
     store.send(B, b"others go on")
     assert drain(store, B) == [b"others go on"]
-    assert store.delete(A) == 2000 - len(seen)
+    assert (store.purge(A) if how == "cut" else store.delete(A)) == 2000 - len(seen)
     assert_whole(store)
+    sent = fill(store)
+    assert drain(store) == sent
