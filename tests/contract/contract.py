@@ -25,22 +25,18 @@ from .volatile import VolatileContract
 from .watching import WatchingContract
 
 
-class StoreContract(
+class EssentialContract(
     SendingContract,
     ReceivingContract,
     SettlingContract,
-    OrderingContract,
     DeliveriesContract,
-    ExpiringContract,
     TopicsContract,
     PreparingContract,
-    ChangingContract,
-    WatchingContract,
     LimitsContract,
     LifecycleContract,
     ThreadsContract,
 ):
-    """Inherit it, and give a fixture `disk`."""
+    """What may come out otherwise if a store of a kind that keeps the whole contract syncs otherwise."""
 
     places: ClassVar[tuple[str, ...]] = PLACES
 
@@ -55,13 +51,18 @@ class StoreContract(
         return disk.create()
 
 
+class StoreContract(OrderingContract, ExpiringContract, ChangingContract, WatchingContract, EssentialContract):
+    """All of it. Inherit it, and give a fixture `disk`."""
+
+
 class VolatileStoreContract(VolatileContract, StoreContract):
     """The same for a store of which nothing survives: instead of what survives, that nothing does."""
 
     places: ClassVar[tuple[str, ...]] = PLACES[:1]
 
 
-_tests = [name for part in StoreContract.__bases__ for name in vars(part) if name.startswith("test_")]
+_parts = (*EssentialContract.__bases__, *StoreContract.__bases__)
+_tests = [name for part in _parts for name in vars(part) if name.startswith("test_")]
 assert len(_tests) == len(set(_tests)), "one test hides another of the same name"
 for _name in _tests:
     if getattr(getattr(StoreContract, _name), "survives", False):

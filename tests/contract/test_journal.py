@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ..journal.disk import JournalDisk
-from .contract import StoreContract
+from ..model import FAST
+from .contract import EssentialContract, StoreContract
 from .disk import Disk
 
 
@@ -19,15 +22,22 @@ class TestJournalAlways(StoreContract):
             yield disk
 
 
-class TestJournalPeriodic(StoreContract):
-    @pytest.fixture
-    def disk(self, tmp_path: Path) -> Iterator[Disk]:
-        with JournalDisk(tmp_path, sync="periodic", sync_interval=0.02) as disk:
-            yield disk
+def quick(**options: Any) -> Iterator[Disk]:
+    """In memory: how long a disk takes is seen above."""
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-contract-", dir=FAST) as path,
+        JournalDisk(Path(path), **options) as disk,
+    ):
+        yield disk
 
 
-class TestJournalNever(StoreContract):
+class TestJournalPeriodic(EssentialContract):
     @pytest.fixture
-    def disk(self, tmp_path: Path) -> Iterator[Disk]:
-        with JournalDisk(tmp_path, sync="never") as disk:
-            yield disk
+    def disk(self) -> Iterator[Disk]:
+        yield from quick(sync="periodic", sync_interval=0.02)
+
+
+class TestJournalNever(EssentialContract):
+    @pytest.fixture
+    def disk(self) -> Iterator[Disk]:
+        yield from quick(sync="never")
