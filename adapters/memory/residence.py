@@ -46,7 +46,7 @@ class Residence:
         self._name = name
         self._contents, self._swap, self._steps = contents, swap, steps
         self._max_bytes = max_bytes
-        self.chunk_bytes = min(max(max_bytes // 16, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+        self.chunk_bytes = min(max(max_bytes // 8, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
         """Bytes of messages at which a chunk is full."""
         self._kept: dict[Chunk, None] = {}
         self._loaded: OrderedDict[Chunk, None] = OrderedDict()
