@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 import tempfile
 
+from pydantic import SecretStr
+
 import anabranch
 from anabranch import Config, JournalOptions, MemoryOptions, SqlOptions, StoreConfig
 
@@ -20,7 +22,7 @@ def configuration(directory: str, url: str | None) -> Config:
         directory,
         [
             StoreConfig("orders", ["orders.>"], journal=JournalOptions(max_deliveries=2, dead_letter="dead")),
-            StoreConfig("invoices", ["invoices.>"], sql=SqlOptions(url=url)),  # None: SQLite in the data directory
+            StoreConfig("invoices", ["invoices.>"], sql=SqlOptions(url=url and SecretStr(url))),  # None: SQLite
             StoreConfig("prices", ["prices.>"], memory=MemoryOptions()),
             StoreConfig("rest", [">"], journal=JournalOptions()),
         ],

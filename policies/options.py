@@ -27,7 +27,7 @@ _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,47}"
 
 def _prefix(text: str) -> str:
     if not re.fullmatch(rf"({_IDENTIFIER}\.)?({_IDENTIFIER})?", text):
-        raise ValueError("expected a prefix of names, `mq_`, or a schema's name with a dot, `mq.`: letters, digits and _")
+        raise ValueError("expected a prefix of names, `mq_`, or a schema and a dot, `mq.`: of letters, digits and _")
     return text
 
 
@@ -149,8 +149,8 @@ class SqlOptions(StoreOptions):
     batch_operations_max: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """The most sends and acks that share one database transaction."""
     outcome_timeout: Annotated[float, Duration(0.0, 3600)] = 5.0
-    """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails with
-    OutcomeUnknownError, and the store finds out later."""
+    """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails
+    with OutcomeUnknownError, and the store finds out later."""
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Self:

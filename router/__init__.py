@@ -7,12 +7,12 @@
         with router.transaction() as tx:                    # over any stores, all or nothing
             tx.send("queue://orders.custom,queue://audit", b"...")
 
-`router` is opened; `queue`, `topic` and `transaction` are what it hands out. `endpoint` is the end of a destination where
-messages go in, `inlet` where they come out: of a store, and of its companion for messages that are not persistent
-(`companions`). `undelivered` puts aside what expired or came back too often. `places` routes, and finds or makes the store of a
-destination; `stores` keeps open stores and closes idle ones; `placement` is the durable record of which store holds
-which destination (`placement.mdb`), `reconcile` compares it with configuration and disk, so that nothing is lost sight
-of (invariant 6), `layout` and `names` say where directories lie. `addresses` reads what users call a destination.
+`router` is opened; `queue`, `topic` and `transaction` are what it hands out. `endpoint` is the end of a destination
+where messages go in, `inlet` where they come out: of a store, and of its companion for messages that are not persistent
+(`companions`). `undelivered` puts aside what expired or came back too often. `places` routes, and finds or makes the
+store of a destination; `stores` keeps open stores, closes idle ones; `placement` is the durable record of which store
+holds which destination (`placement.mdb`), `reconcile` compares it with configuration and disk, so that nothing is lost
+sight of (invariant 6), `layout` and `names` say where directories lie. `addresses` reads what users call a destination.
 `replay` does a usage trace again, `cli` is the command line.
 
 Transactions: `transaction` gathers sends and acks, `open_transactions` counts and times those that are open; `parts` is
@@ -23,6 +23,7 @@ what is done everywhere. `xid` names those that a transaction manager decides, `
 for the DB-API's.
 
 On disk, in the configuration's directory: `router.lock`, `placement.mdb`, `stores/<name>/`, `decisions/` once a
-transaction has needed it, `transient/` while a companion swaps. What survives a crash is each store's affair, and for a transaction over several the decision
-log's (docs/transactions.md); the placement record is synced before a store's first use.
+transaction has needed it, and `transient/` while a companion swaps. What survives a crash is each store's affair, and
+for a transaction over several the decision log's (docs/transactions.md); the placement record is synced before a
+store's first use.
 """

@@ -131,9 +131,9 @@ def test_bad_values(tmp_path: Path) -> None:
         queue = router.queue("q")
         for wrong in ({"priority": 10}, {"priority": -1}, {"expires_in": 0}, {"expires_in": -1.5}):
             with pytest.raises(ValueError, match=r"priority|expires_in"):
-                queue.send(b"x", **wrong)  # type: ignore[arg-type]
+                queue.send(b"x", **wrong)
             with router.transaction() as tx, pytest.raises(ValueError, match=r"priority|expires_in"):
-                tx.send("q", b"x", **wrong)  # type: ignore[arg-type]
+                tx.send("q", b"x", **wrong)
         with pytest.raises(TypeError, match="priority"):
             queue.send(b"x", priority="high")  # type: ignore[arg-type]
         assert len(queue) == 0
