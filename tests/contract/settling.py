@@ -265,6 +265,14 @@ class SettlingContract:
         assert [store.send(A, b"again", None, name).duplicate for name in "dcb"] == [True] * 3
         assert not store.send(A, b"again", None, "a").duplicate
 
+    def test_the_window_forgets_when_a_batch_is_over(self, disk: Disk) -> None:
+        """A batch is sent with the window that it met, whatever it brings into it."""
+        store = disk.create(duplicate_window=2)
+        store.send_many(A, [Outgoing(b"1", None, "1"), Outgoing(b"2", None, "2")])
+        for batch in (("3", "1"), ("4", "5", "3")):
+            receipts = store.commit([(A, Outgoing(b"x", None, name)) for name in batch], [])
+            assert [receipt.duplicate for receipt in receipts] == [False] * (len(batch) - 1) + [True]
+
     def test_no_window(self, disk: Disk) -> None:
         store = disk.create(duplicate_window=0)
         assert not any(store.send(A, b"x", None, "id").duplicate for _ in range(3))

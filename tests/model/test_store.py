@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from anabranch.adapters.base import Store
 from anabranch.adapters.journal import JournalStore
@@ -15,7 +15,8 @@ from anabranch.adapters.journal import JournalStore
 from ..contract.disk import Disk
 from ..journal.disk import JournalDisk, directory_of
 from ..memory.disk import SMALL, MemoryDisk
-from ..sql.disk import SqliteDisk
+from ..sql.disk import PostgresDisk, SqliteDisk, TableSets
+from ..sql.server import PostgresServer
 from ..thirdparty.disk import OneFileDisk
 from . import SETTINGS
 from .machine import StoreMachine
@@ -92,3 +93,19 @@ TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = part(15)
 TestThirdParty = OneFileMachine.TestCase
 TestThirdParty.settings = part(40)
+
+
+def test_postgresql(postgres: PostgresServer) -> None:
+    """A few, since a server takes its time."""
+    if postgres.pid is None:
+        postgres.start()
+    sets = TableSets(postgres.new_schema())
+
+    class PostgresMachine(StoreMachine):
+        def new_disk(self, data: st.DataObject) -> Disk:
+            return PostgresDisk(self.path, sets)
+
+    try:
+        run_state_machine_as_test(PostgresMachine, settings=part(5))
+    finally:
+        sets.close()

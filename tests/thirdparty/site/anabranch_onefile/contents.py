@@ -122,12 +122,14 @@ class Contents(msgspec.Struct):
                 self.subscribe(change)
             else:
                 self.unsubscribe(change.topic, change.client_id, change.name)
-        outcomes = [self.send(sent, window_limit) for sent in sends]
+        outcomes = [self.send(sent) for sent in sends]
+        while len(self.window) > window_limit:
+            del self.window[next(iter(self.window))]
         for acked in acks:
             self.ack(acked)
         return outcomes
 
-    def send(self, sent: Sent, window_limit: int) -> tuple[int, bool]:
+    def send(self, sent: Sent) -> tuple[int, bool]:
         key = (sent.destination, sent.message_id or "")
         if sent.message_id is not None and key in self.window:
             return self.window[key], True
@@ -141,8 +143,6 @@ class Contents(msgspec.Struct):
             messages[self.last_seq] = Stored(self.last_seq, sent, dict.fromkeys(numbers, 0))
         if sent.message_id is not None:
             self.window[key] = self.last_seq
-            while len(self.window) > window_limit:
-                del self.window[next(iter(self.window))]
         return self.last_seq, False
 
     def ack(self, acked: Acked) -> None:
