@@ -7,7 +7,7 @@ from ..delivery import Place, order_of
 from .batch import Batch
 from .destinations import DestinationState, Durable, Lane
 from .messages import Sending
-from .state import LAST, NUMBER, PRIORITY, SIZE, State
+from .state import LAST, NUMBER, SIZE, State
 
 
 def apply(batch: Batch) -> None:
@@ -234,6 +234,3 @@ def load_counts(state: State, destination: DestinationState, counts: list[tuple[
     destination.lanes = lanes
     state.messages += destination.count
     state.size += destination.size
-
-
-__all__ = ["PRIORITY", "apply", "load_counts"]

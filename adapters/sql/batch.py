@@ -18,12 +18,10 @@ from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
     StoreFailedError,
-    SubscriptionError,
-    TransactionError,
-    UnknownSubscriptionError,
 )
-from ..base import Change, Subscription, SubscriptionKey
+from ..base import SubscriptionKey
 from ..delivery import Feed, Place, feeds_of
+from . import alone
 from .branches import Branch, payload_of
 from .destinations import DestinationState, Durable
 from .messages import Sending, chunks, escaped
@@ -85,7 +83,7 @@ class Batch:
         self.counted: dict[DestinationState, tuple[list[Any], dict[Durable, int]]] = {}
         self.purged: list[DestinationState] = []
         self.gone: list[DestinationState] = []
-        self._purging: list[Feed] = []
+        self.purging: list[Feed] = []
         self.prepared: list[Branch] = []
         self.committed: list[Branch] = []
         self.rolled_back: list[Branch] = []
@@ -107,7 +105,7 @@ class Batch:
     def _take(self, ticket: Ticket) -> list[Any]:
         """What comes of each operation. Changes of subscriptions come first: what is sent is for those that have begun,
         and not for those that are gone. Then sends, which may be refused, then acks."""
-        self._check_changes(ticket)
+        alone.check_changes(self, ticket)
         outcomes = []
         fits = False
         for operation in ticket.operations:
@@ -134,13 +132,14 @@ class Batch:
             return self._roll_back(subject)
         if kind == FORGET:
             return self._forget(subject)
-        if kind in (SUBSCRIBE, UNSUBSCRIBE):
-            change, strict = subject
-            return self._subscribe(change) if kind == SUBSCRIBE else self._unsubscribe(change.subscription, strict)
+        if kind == SUBSCRIBE:
+            return alone.subscribe(self, subject[0])
+        if kind == UNSUBSCRIBE:
+            return alone.unsubscribe(self, subject[0].subscription)
         if kind == PURGE:
-            return self._purge(*subject)
+            return alone.purge(self, *subject)
         assert kind == DELETE
-        return self._delete(subject)
+        return alone.delete(self, subject)
 
     # Sends
 
@@ -182,7 +181,7 @@ class Batch:
             if seen is not None:
                 return seen, True
         state = self.state.destination(sending.destination)
-        number = self._declare(state)
+        number = self.declare(state)
         seq = self.take_seq()
         if key is not None:
             self._remember(key, number, seq)
@@ -219,7 +218,7 @@ class Batch:
         ]
         return len(parts)
 
-    def _declare(self, state: DestinationState) -> int:
+    def declare(self, state: DestinationState) -> int:
         """The number of a destination, which is there from now on."""
         number = state.number or self.numbers.get(state)
         if not number:
@@ -243,20 +242,20 @@ class Batch:
         """The next id: 1 more than the highest ever given out; from the highest there is it goes on with the lowest
         that are free."""
         if self.last_seq >= self.free_until:
-            self._find_free()
+            self.find_free()
         self.last_seq += 1
         return self.last_seq
 
-    def _find_free(self) -> None:
+    def find_free(self) -> None:
         """The next ids that no message has."""
         if self.last_seq >= LAST:  # who has subscribed later than a message was sent must not get it now
-            self._run("insert.acks.wrapped", {})
-            self._run("update.durables.wrapped", {})
+            self.run("insert.acks.wrapped", {})
+            self.run("update.durables.wrapped", {})
             self.wrapped, self.last_seq = True, 0
         after = self.last_seq
         taken = {branch.id for branch in self.state.prepared.values()}
         while True:
-            found = self._all("select.ids", first=after + 1, most=PAGE)
+            found = self.query("select.ids", first=after + 1, most=PAGE)
             for (seq,) in found:
                 if seq > after + 1:
                     break
@@ -267,7 +266,7 @@ class Batch:
             if after + 1 not in taken:
                 break
             after += 1
-        following = [row[0] for row in self._all("select.ids", first=after + 1, most=1)]
+        following = [row[0] for row in self.query("select.ids", first=after + 1, most=1)]
         following += [number for number in taken if number > after]
         self.last_seq, self.free_until = after, min([LAST + 1, *following]) - 1
 
@@ -313,7 +312,7 @@ class Batch:
         if not self._end(branch):
             return []
         for change in branch.changes:
-            self._change(change)
+            alone.apply_change(self, change)
         self._take_room(branch.sends, reserved=True)
         outcomes = [self._send(sending) for sending in branch.sends]
         for note, seq in branch.acks:
@@ -341,12 +340,12 @@ class Batch:
         done = any(branch is other for other in (*self.committed, *self.rolled_back))
         if done or self.state.prepared.get(branch.transaction) is not branch:
             return False
-        if self._run("delete.xalog", {"prepared": branch.id}) != 1:
+        if self.run("delete.xalog", {"prepared": branch.id}) != 1:
             raise StoreFailedError(
                 f"the row of XALOG that holds the prepared transaction {branch.transaction.hex()} is gone: somebody "
                 "else has changed the store's tables; close the store and open it again"
             )
-        self._run("delete.chunks", {"message": branch.id})
+        self.run("delete.chunks", {"message": branch.id})
         return True
 
     def _forget(self, transactions: Iterable[bytes]) -> None:
@@ -354,146 +353,10 @@ class Batch:
         self._rows["delete.committed"] += [{"transaction": transaction.hex()} for transaction in known]
         self.forgotten += known
 
-    # Subscriptions, purge and delete: alone in their batch, whose statements are run at once
-
-    def _check_changes(self, ticket: Ticket) -> None:
-        """Before anything of it is done."""
-        for kind, subject in ticket.operations:
-            if kind not in (SUBSCRIBE, UNSUBSCRIBE):
-                continue
-            change, strict = subject
-            subscription = change.subscription
-            there = self.view(self.state.destination(subscription.topic)).get(subscription.key)
-            if not strict:
-                continue
-            if kind == SUBSCRIBE:
-                if there is not None and not _same(there.subscription, subscription):
-                    raise SubscriptionError(
-                        f"{there.subscription} is there already, with another selector or no_local; unsubscribe first, "
-                        "which gives up what it has yet to receive"
-                    )
-            elif there is None:
-                raise UnknownSubscriptionError(f"{subscription.topic} has no subscription {subscription.key}")
-            else:
-                claimed = self.state.delivery.claimed(there.feed)
-                if claimed:
-                    raise TransactionError(
-                        f"{there.subscription} cannot be removed: a transaction has claimed {claimed} of its messages; "
-                        "commit it or roll it back first"
-                    )
-
-    def _change(self, change: Change) -> None:
-        if change.subscribe:
-            self._subscribe(change)
-        else:
-            self._unsubscribe(change.subscription, strict=False)
-
-    def _subscribe(self, change: Change) -> bool:
-        subscription = change.subscription
-        state = self.state.destination(subscription.topic)
-        view = self.view(state)
-        if subscription.key in view:
-            return False
-        topic = self._declare(state)
-        self._flush("insert.destination")
-        self.last_number += 1
-        number, start = self.last_number, 0 if change.retroactive else self.last_seq + 1
-        if start > self.free_until:
-            self._find_free()
-            start = self.last_seq + 1
-        if self.wrapped and not change.retroactive:  # what is there may have a higher seq than what is to come
-            start = 0
-        self._run(
-            "insert.durable",
-            {
-                "number": number,
-                "clientid": escaped(subscription.client_id),
-                "durablename": escaped(subscription.name),
-                "topicname": subscription.topic.name,
-                "selector": None if subscription.selector is None else escaped(subscription.selector),
-                "nolocal": int(subscription.no_local),
-                "destination": topic,
-                "startid": start,
-            },
-        )
-        if self.wrapped and not change.retroactive:
-            self._run("insert.acks.range", {"subscription": number, "topic": topic, "first": 0, "last": LAST})
-        durable = Durable(subscription, number, start, Feed(state, number, subscription.key))
-        self.views[state] = {**view, subscription.key: durable}
-        self.recount[state] = None
-        return True
-
-    def _unsubscribe(self, subscription: Subscription, strict: bool) -> int:
-        state = self.state.destination(subscription.topic)
-        view = self.view(state)
-        durable = view.get(subscription.key)
-        if durable is None:
-            return 0
-        for name in ("delete.durable", "delete.durable.acks", "delete.durable.redeliveries"):
-            self._run(name, {"subscription": durable.number})
-        self._finish(state)
-        self.views[state] = {key: other for key, other in view.items() if other is not durable}
-        self.removed.append(durable)
-        return durable.count
-
-    def _finish(self, state: DestinationState) -> None:
-        """Messages that all have acked that are entitled to them are dead."""
-        for what in ("chunks", "messages", "acks", "redeliveries"):
-            self._run(f"delete.finished.{what}", {"topic": state.number})
-        self.recount[state] = None
-
-    def _purge(self, state: DestinationState, durable: Durable | None) -> int:
-        if not state.number or (durable is not None and self.view(state).get(durable.subscription.key) is not durable):
-            return 0
-        feeds = [durable.feed] if durable is not None else list(state.feeds())
-        with self.state.lock:
-            for feed in feeds:
-                feed.purging += 1  # nobody shall receive what is about to go
-                self._purging.append(feed)
-            held = sorted(self.state.held_of(feeds))
-        ranges = [
-            {"topic": state.number, "first": after + 1, "last": before - 1}
-            for after, before in zip([-1, *held], [*held, LAST + 1], strict=True)
-            if after + 1 < before
-        ]
-        before = durable.count if durable is not None else state.count
-        if durable is None:
-            for what in ("chunks", "acks", "redeliveries", "messages"):
-                if state.is_topic or what in ("chunks", "messages"):
-                    self._run(f"delete.range.{what}", ranges)
-            self.recount[state] = None
-        else:
-            self._run("insert.acks.range", [{**limits, "subscription": durable.number} for limits in ranges])
-            self._finish(state)
-        self.purged.append(state)
-        self._count(state)
-        counts, of_durables = self.counted[state]
-        return before - (of_durables[durable] if durable is not None else sum(row[1] for row in counts))
-
-    def _delete(self, state: DestinationState) -> int:
-        claimed = sum(self.state.delivery.claimed(feed) for feed in state.feeds())
-        if claimed:
-            raise TransactionError(
-                f"{state.destination} cannot be deleted: a transaction has claimed {claimed} of its messages; "
-                "commit it or roll it back first"
-            )
-        if not state.number:
-            return 0
-        everything = {"topic": state.number, "first": 0, "last": LAST}
-        for what in ("chunks", "acks", "redeliveries", "messages"):
-            self._run(f"delete.range.{what}", everything)
-        for durable in state.durables.values():
-            self._run("delete.durable", {"subscription": durable.number})
-            self.removed.append(durable)
-        self._run("delete.duplicates.destination", {"topic": state.number})
-        self._run("delete.destination", {"destination": state.number})
-        self.gone.append(state)
-        return state.count
-
     def over(self) -> None:
         """It is known whether it took effect. Idempotent."""
-        while self._purging:
-            feed = self._purging.pop()
+        while self.purging:
+            feed = self.purging.pop()
             feed.purging -= 1
             feed.wake()
 
@@ -503,14 +366,14 @@ class Batch:
         """Everything that is not written yet."""
         self._write_deliveries()
         for name in _ORDER:
-            self._flush(name)
+            self.flush(name)
         self._write_acks()
         if self.duplicates:
             kept = self.state.window.first_kept(len(self.duplicates))
             if kept:
-                self._run("delete.duplicates", {"upto": kept - 1})
+                self.run("delete.duplicates", {"upto": kept - 1})
         for state in self.recount:
-            self._count(state)
+            self.count(state)
 
     @property
     def changes_nothing(self) -> bool:
@@ -551,39 +414,40 @@ class Batch:
             acks.append({"durable": feed.number, "id": seq})
             wait[seq] = (place, entitled)
         if acks:
-            self._run("insert.ack", acks)
+            self.run("insert.ack", acks)
             for seq, count in self._count_acks(sorted(wait)):
                 if seq in wait and count >= wait[seq][1]:
                     self.dead[seq] = wait[seq][0]
-        self._run("delete.message", [{"message": seq} for seq in self.dead])
-        self._run("delete.chunks", [{"message": seq} for seq, place in self.dead.items() if place[PARTS]])
-        self._run("delete.acks", [{"message": seq} for seq in self.dead if seq in shared])
-        self._run("delete.redeliveries", [{"message": seq} for seq in self.dead if seq in redelivered])
+        self.run("delete.message", [{"message": seq} for seq in self.dead])
+        self.run("delete.chunks", [{"message": seq} for seq, place in self.dead.items() if place[PARTS]])
+        self.run("delete.acks", [{"message": seq} for seq in self.dead if seq in shared])
+        self.run("delete.redeliveries", [{"message": seq} for seq in self.dead if seq in redelivered])
 
     def _count_acks(self, seqs: list[int]) -> Iterable[tuple[int, int]]:
         first = 0
         for place in range(1, len(seqs) + 1):
             if place == len(seqs) or seqs[place] - seqs[place - 1] > GAP:
-                yield from self._all("select.acks", first=seqs[first], last=seqs[place - 1])
+                yield from self.query("select.acks", first=seqs[first], last=seqs[place - 1])
                 first = place
 
-    def _count(self, state: DestinationState) -> None:
+    def count(self, state: DestinationState) -> None:
+        """Count a destination anew, as the tables say in this transaction."""
         number = state.number or self.numbers.get(state, 0)
-        counts = list(self._all("select.counts.destination", destination=number))
-        of_durables = {
-            durable: self._all("select.count.durable", destination=number, durable=durable.number, start=durable.start)[
-                0
-            ][0]
-            for durable in self.view(state).values()
-        }
+        counts = list(self.query("select.counts.destination", destination=number))
+        of_durables = {}
+        for durable in self.view(state).values():
+            values = {"destination": number, "durable": durable.number, "start": durable.start}
+            of_durables[durable] = self.query("select.count.durable", **values)[0][0]
         self.counted[state] = (counts, of_durables)
 
-    def _flush(self, name: str) -> None:
+    def flush(self, name: str) -> None:
+        """Run what is gathered of this statement."""
         rows = self._rows.pop(name, None)
         if rows:
-            self._run(name, rows)
+            self.run(name, rows)
 
-    def _run(self, name: str, parameters: Any) -> int:
+    def run(self, name: str, parameters: Any) -> int:
+        """Run a statement, for one row or for many; returns how many rows it has changed."""
         if isinstance(parameters, list):
             if not parameters:
                 return 0
@@ -592,9 +456,6 @@ class Batch:
         self.wrote = True
         return self.connection.execute(self.statements[name], parameters).rowcount
 
-    def _all(self, name: str, **parameters: Any) -> Sequence[Any]:
+    def query(self, name: str, **parameters: Any) -> Sequence[Any]:
+        """The rows that it finds."""
         return self.connection.execute(self.statements[name], parameters).all()
-
-
-def _same(one: Subscription, other: Subscription) -> bool:
-    return one.selector == other.selector and bool(one.no_local) == bool(other.no_local)

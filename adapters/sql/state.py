@@ -19,7 +19,6 @@ from sqlalchemy.engine import Connection
 
 from ...policies.destination import Destination
 from ...policies.options import SqlOptions
-from ..base import SubscriptionKey
 from ..delivery import PLAIN_ORDERS, PRIORITY_ORDERS, Delivery, Feed, Note, Place, order_of
 from .branches import Branch
 from .destinations import DestinationState, Durable
@@ -38,8 +37,8 @@ PAGE: Final = 256
 LAST: Final = (1 << 63) - 1
 """The highest seq there is."""
 
-# What a place holds behind order, seq and when it expires.
-SIZE, PARTS, PRIORITY, NUMBER = 3, 4, 5, 6
+# Where a place has what it holds behind order, seq and expiry: size, parts, priority, destination number.
+SIZE, PARTS, NUMBER = 3, 4, 6
 
 
 class Rows:
@@ -282,9 +281,6 @@ class State:
         if not feeds:
             return None
         return feeds if whole else feeds[0]
-
-    def durable(self, state: DestinationState, key: SubscriptionKey) -> Durable | None:
-        return state.durables.get(key)
 
     def held_of(self, feeds: Iterable[Feed]) -> set[int]:
         """The seqs of all that is held of these."""

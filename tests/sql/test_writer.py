@@ -75,7 +75,7 @@ def test_a_full_database_takes_again_what_fits(disk: SqliteDisk) -> None:
     store = disk.create()
     before = store.send(A, b"x").seq
     with store._engine.connect() as connection:  # the pool's one connection, which is used again and again
-        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 20}")
     with pytest.raises(StoreFullError, match="full"):
         for _ in range(100):
