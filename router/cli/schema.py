@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...policies.config import json_schema, load
-from ...policies.errors import ConfigError, MissingExtraError
+from ...policies.errors import ConfigError
 from ...policies.options import SqlOptions
 from .output import echo_json, json_option
 
@@ -246,8 +246,6 @@ def _tables(options: SqlOptions) -> Schema:
 
 
 def _script() -> Any:
-    try:
-        from ...adapters.sql import script
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("the tables of SQL stores need SQLAlchemy: pip install 'anabranch[sql]'") from error
+    from ...adapters.sql import script  # says which extra brings what it needs
+
     return script
