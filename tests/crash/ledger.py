@@ -91,7 +91,8 @@ class Marks:
     """Where a workload says what it does. Threads: all. Each mark is one write."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._fd = os.open(path or os.environ["CRASHSIM_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.path = Path(path or os.environ["CRASHSIM_MARKS"])
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._lock = threading.Lock()
 
     def write(self, word: str, operation: Operation) -> None:

@@ -51,7 +51,7 @@ from .power.worker import Worker
 THREADS = 8
 ROUNDS_A_DIRECTORY = 10
 WORK_SECONDS = (0.06, 0.3, 0.6)
-MIXED_SECONDS = (0.5, 1.5, 4.0)
+HANGS_AFTER = 60
 VERIFY_SECONDS = 60
 
 
@@ -209,10 +209,14 @@ def forked(run: Callable[[], list[str] | None]) -> int:
         os._exit(code)
 
 
-def reaped(pid: int, seconds: float) -> int | None:
-    """Its exit code (negative: a signal); None if it has to be killed because it hangs."""
-    deadline = time.monotonic() + seconds
+def reaped(pid: int, seconds: float, begun: Callable[[], bool] = lambda: True) -> int | None:
+    """Its exit code (negative: a signal); None if it has to be killed so many seconds after it has begun."""
+    deadline = time.monotonic() + HANGS_AFTER
+    working = False
     while time.monotonic() < deadline:
+        if not working and begun():
+            working = True
+            deadline = time.monotonic() + seconds
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
@@ -220,6 +224,11 @@ def reaped(pid: int, seconds: float) -> int | None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return None
+
+
+def has_grown(path: Path, size: int) -> bool:
+    """Whether the file has more bytes than these."""
+    return path.stat().st_size > size
 
 
 def rounds(
@@ -237,16 +246,21 @@ def rounds(
         seed += 1
         place = base / f"seed-{seed}"
         place.mkdir()
-        (place / "marks").touch()
+        path = place / "marks"
+        path.touch()
         directory, wrong = place / "data", False
         url = server.new_database() if server is not None else None
         for turn in range(ROUNDS_A_DIRECTORY):
             number += 1
             run = partial(work_mixed, directory, seed, turn, url) if all_kinds else partial(work, directory, seed, turn)
-            seconds = chance.choice(MIXED_SECONDS if all_kinds else WORK_SECONDS) * chance.random()
-            code = reaped(forked(run), seconds)
+            busy = all_kinds and chance.random() < 0.8  # else most would die while they open so many stores
+            code = reaped(
+                forked(run),
+                chance.choice(WORK_SECONDS) * chance.random() * (1 if busy or not all_kinds else 4),
+                partial(has_grown, path, path.stat().st_size) if busy else lambda: True,
+            )
             kills += code is None
-            early += code is None and not any(f'"r{turn}t' in line for line in (place / "marks").open())
+            early += code is None and not any(f'"r{turn}t' in line for line in path.open())
             wrong |= code is not None
             if chance.random() < 0.4 or turn == ROUNDS_A_DIRECTORY - 1:
                 without = chance.random() < 0.4
@@ -259,7 +273,7 @@ def rounds(
                     report(f"seed {seed}: recovery hangs")
             if wrong:
                 break
-        operations += sum(1 for _ in (place / "marks").open())
+        operations += sum(1 for _ in path.open())
         if wrong:
             bad += 1
             report(f"seed {seed} is WRONG in round {turn}: kept in {place}")

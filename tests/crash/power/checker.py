@@ -12,6 +12,7 @@ from typing import Any
 
 import anabranch
 
+from .. import mixed
 from ..ledger import (
     Contents,
     Held,
@@ -36,7 +37,9 @@ PROBE = "probe"
 def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
     """What is wrong; empty if nothing is. Raises whatever opening raises, which is wrong too."""
     workload = WORKLOADS[name]
-    setup = config(directory, workload.options)
+    setup = workload.setup(directory, workload.options)
+    if workload.setup is not config:
+        return _of_kinds(setup, marks)
     held = Held.of(line for line, _ in marks["marks"])
     with anabranch.open(setup) as router:
         found = contents(router)
@@ -66,6 +69,22 @@ def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
                 wrong.append("opened once more after all had ended, it holds something else")
             wrong += nothing_else_waits(router) + violations(router)
     return wrong
+
+
+def _of_kinds(setup: anabranch.Config, marks: dict[str, Any]) -> list[str]:
+    held = Held.of(line for line, _ in marks["marks"])
+    for _ in range(2):
+        with anabranch.open(setup) as router:
+            wrong = mixed.verify(router, marks["promised"], marks["maybe"], held, power=True)
+            if wrong:
+                return wrong
+            for store in setup.stores:  # it works
+                probe = router.queue(f"{store.name}.{PROBE}")
+                probe.send(body_of("p.0"))
+                probe.purge()
+        for index in setup.directory.rglob("index.mdb"):
+            index.unlink()
+    return []
 
 
 def _receivable(router: anabranch.Router, found: Contents, claimed: set[tuple[str, str]]) -> list[str]:

@@ -18,16 +18,6 @@ FORMAT = 7
 """Of the workloads' xids."""
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A program, and how the store that it uses is set up."""
-
-    run: Callable[[Path, Workload], None]
-    options: dict[str, Any]
-    prefix: bool = False
-    """A power failure may lose the latest operations, but not those promised with sync=True or by close()."""
-
-
 def config(directory: Path, options: dict[str, Any]) -> anabranch.Config:
     """One store for all, but for what is named `own.*` and `each.*`, and one of each policy for transactions over
     several stores: `always.*`, `periodic.*`, `never.*`."""
@@ -47,6 +37,17 @@ def config(directory: Path, options: dict[str, Any]) -> anabranch.Config:
             *of_policy,
         ],
     )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A program, and how the store that it uses is set up."""
+
+    run: Callable[[Path, Workload], None]
+    options: dict[str, Any]
+    prefix: bool = False
+    """A power failure may lose the latest operations, but not those promised with sync=True or by close()."""
+    setup: Callable[[Path, dict[str, Any]], anabranch.Config] = config
 
 
 class Worker:

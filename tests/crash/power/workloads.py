@@ -19,6 +19,8 @@ import anabranch
 
 from ..ledger import Marks
 from .cross import CROSS, killed_across, opened
+from .kinds import KINDS, killed_at_work
+from .kinds import config as kinds_config
 from .worker import Worker, Workload, config
 
 
@@ -199,8 +201,10 @@ def kills(directory: Path, workload: Workload) -> None:
         with subprocess.Popen(command) as child:
             if child.wait() not in (0, -signal.SIGKILL):
                 raise SystemExit(child.returncode)
+    marks = Marks()
+    if workload.setup is not config:
+        return
     with anabranch.open(config(directory, workload.options)) as router:
-        marks = Marks()
         if workload.prefix:
             Worker(router, marks, "k6", vouched=False).send("q", 100)
         else:
@@ -303,13 +307,17 @@ WORKLOADS = {
     "periodic": Workload(lazily, {"sync": "periodic", "sync_interval": 0.05, "checkpoint_operations": 15}, prefix=True),
     **CROSS,
     "kills-across": Workload(kills, {"checkpoint_operations": 40}),
+    **KINDS,
+    "kills-kinds": Workload(kills, {"stores": "js", "checkpoint_operations": 40}, setup=kinds_config),
 }
 
 
 def main(arguments: list[str]) -> None:
     name, directory, *turn = arguments
     workload = WORKLOADS[name]
-    if turn:
+    if turn and workload.setup is not config:
+        killed_at_work(Path(directory), workload, int(turn[0]), die)
+    elif turn:
         KILLED[name](lambda: opened(config(Path(directory), workload.options)), int(turn[0]))
     else:
         workload.run(Path(directory), workload)
