@@ -7,6 +7,8 @@
     faults.py          one system call of a scripted workload fails    python -m tests.crash.faults
     transactions.py    the same, and all that a power failure may leave, of transactions over 2 to 4 stores
                                                                        python -m tests.crash.transactions
+    steps.py           transactions over a journal and SQLite, spoiled at each statement and commit
+                                                                       python -m tests.crash.steps
     power/             workloads and a checker for a power-failure simulator; see its docstring
 
 What they are made of: calls.py (system calls, counted and spoiled), disk.py (what a power failure may leave of them),
