@@ -16,10 +16,12 @@ takes part in transactions for what others see, not for what survives (rule T7).
 
 Where things are:
 
-- the contract: `store`, with `browsing`, `limits`, `branches` (transactions over several stores); who holds what is in
-  adapters/delivery.py
+- the contract: `store`, with `receiving` (what comes out; `browsing` page by page), `settling` (what is acked, given
+  back or decided; `branches` of transactions over several stores), `limits`; who holds what is in ../delivery.py
+- `core`: what all of these work on, and its lock
 - what there is: `contents` (destinations and subscriptions), `chunks` (messages that are swapped together), `records`
-  (a message's bytes), `changes` (how all that changes so that Ctrl-C leaves it whole)
+  (a message's bytes)
+- what changes, so that Ctrl-C leaves it whole: `changes`, with `drafts`; `removal` (purge, delete)
 - memory and disk: `residence` (what is in memory), `swap` (the files), `directory`
 - `check` (invariants)
 """

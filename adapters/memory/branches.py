@@ -45,6 +45,9 @@ class Branches:
         """Bytes of memory that all of them take."""
         return sum(branch.cost for branch in self.prepared.values())
 
+    def summaries(self) -> list[Prepared]:
+        return sorted((branch.summary for branch in self.prepared.values()), key=lambda one: one.transaction)
+
     def committed(self) -> list[bytes]:
         return sorted(self._committed)
 
