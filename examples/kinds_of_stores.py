@@ -22,7 +22,7 @@ def configuration(directory: str, url: str | None) -> Config:
         directory,
         [
             StoreConfig("orders", ["orders.>"], journal=JournalOptions(max_deliveries=2, dead_letter="dead")),
-            StoreConfig("invoices", ["invoices.>"], sql=SqlOptions(url=url and SecretStr(url))),  # None: SQLite
+            StoreConfig("invoices", ["invoices.>"], sql=SqlOptions(url=SecretStr(url) if url else None)),  # SQLite
             StoreConfig("prices", ["prices.>"], memory=MemoryOptions()),
             StoreConfig("rest", [">"], journal=JournalOptions()),
         ],

@@ -8,7 +8,7 @@ The constructors check what the file's loader checks, and raise one ConfigError 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -33,7 +33,7 @@ from .config_options import (
 )
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .kinds import DEFAULT_KIND, known_kinds, options_model
-from .options import JournalOptions, TransactionOptions
+from .options import JournalOptions, SqlOptions, TransactionOptions
 from .wildcard import Pattern, RouteTable
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -209,7 +209,28 @@ class Config(Model):
             problems = list(disagreements(self.directory, outlines))
             if problems:
                 raise fold(problems)
+        problems = list(_shared_tables(self.stores))
+        if problems:
+            raise fold(problems)
         return self
+
+
+def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
+    """SQL stores that would get the same tables of a database: they are one store's."""
+    seen: dict[tuple[str, str], StoreConfig] = {}
+    for place, store in enumerate(stores):
+        if not isinstance(store.options, SqlOptions) or store.options.url is None:
+            continue
+        at = ("stores", place, store.kind, "url")
+        if store.per_destination:
+            text = "every destination's store would have these tables; leave `url` out, for a SQLite file each, or "
+            yield Located(at, text + "leave out `per_destination`")
+            continue
+        first = seen.setdefault((store.options.url.get_secret_value(), store.options.schema_prefix), store)
+        if first is not store:
+            yield Located(
+                at, f"store {first.name!r} has these tables; give one of the two a `schema_prefix` of its own"
+            )
 
 
 def validated_options(kind: str, value: object, context: object) -> tuple[BaseModel | None, list[Located]]:

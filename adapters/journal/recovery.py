@@ -430,12 +430,13 @@ def rebuild(found: Survey, files: SegmentFiles, index: Index, replayer: Replayer
         done = _report(progress, done, segment.end or 0, total)
     for link, segment in enumerate(found.chain):
         end = found.end.offset if link == found.end.link else segment.end
-        bits, reflected = None, None
+        known: bytes | None = None
+        reflected = None
         if latest is not None and segment.number == latest.first_needed and latest.first_dead is not None:
-            bits = latest.first_dead_bits() or b""
-            segment.dead = bytearray(bits) if bits else None
+            known = latest.first_dead_bits() or b""
+            segment.dead = bytearray(known) if known else None
             reflected = partial(_restore_rest, latest, index, table)
-        _apply(segment, f.HEADER_BYTES, segment.base_lsn - 1, end, index, table, replayer, bits, reflected)
+        _apply(segment, f.HEADER_BYTES, segment.base_lsn - 1, end, index, table, replayer, known, reflected)
         done = _report(progress, done, end or 0, total)
 
 

@@ -495,3 +495,21 @@ def test_an_option_one_level_too_high() -> None:
 def test_a_tab() -> None:
     line, text = one("directory: d\nstores:\n\t- name: a\n")
     assert (line, "use spaces" in text) == (3, True)
+
+
+def test_tables_of_a_database_are_one_stores() -> None:
+    text = """
+directory: d
+stores:
+- {name: a, match: [a], sql: {url: "postgresql+psycopg://u:secret@h/d"}}
+- {name: b, match: [b], sql: {url: "postgresql+psycopg://u:secret@h/d"}}
+- {name: c, match: [c], sql: {url: "postgresql+psycopg://u:secret@h/d", schema_prefix: c_}}
+- {name: e, match: ["e.>"], per_destination: true, sql: {url: "postgresql+psycopg://u:secret@h/d", schema_prefix: e_}}
+- {name: f, match: ["f.>"], per_destination: true, sql: {}}
+"""
+    with pytest.raises(ConfigError) as caught:
+        loads(text, Path("/"))
+    assert [problem.line for problem in caught.value.problems] == [5, 7]
+    assert "store 'a' has these tables; give one of the two a `schema_prefix`" in str(caught.value)
+    assert "leave out `per_destination`" in str(caught.value)
+    assert "secret" not in str(caught.value)
