@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..adapters.background import shared
 from ..adapters.base import TRANSACTION_BYTES, Pending, Receipt, Store
 from ..adapters.files import disk_errors
-from ..adapters.journal.background import shared
 from ..policies.config import TransactionOptions
 from ..policies.durability import Sync
 from ..policies.errors import (

@@ -22,14 +22,14 @@ from typing import Final
 
 import msgspec
 
+from ..adapters.background import shared
 from ..adapters.base import TRANSACTION_BYTES
+from ..adapters.duplicates import DuplicateWindow
 from ..adapters.files import disk_errors, sweep_unfinished, sync_directory
 from ..adapters.journal import format as f
 from ..adapters.journal import recovery
-from ..adapters.journal.background import shared
 from ..adapters.journal.batch import Flight, Ticket
 from ..adapters.journal.directory import StoreDirectory
-from ..adapters.journal.duplicates import DuplicateWindow
 from ..adapters.journal.files import SegmentFiles
 from ..adapters.journal.log import Log
 from ..adapters.journal.reader import BatchReader, records_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from ..adapters.journal.background import shared
+from ..adapters.background import shared
 from ..policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
 from .decision_log import Decision, DecisionLog, External, word
 from .places import Places

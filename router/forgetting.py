@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ..adapters.background import shared
 from ..adapters.base import Pending, Store
-from ..adapters.journal.background import shared
 from ..policies.errors import AnabranchError, PlacementError
 from .decision_log import Decision, DecisionLog
 from .places import Places

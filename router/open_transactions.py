@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from ..adapters.journal.background import shared
+from ..adapters.background import shared
 from ..policies.config import TransactionOptions
 from ..policies.errors import TransactionError
 from .transaction import UNKNOWN, Transaction

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Collection, Container, Iterable
 from typing import Final
 
+from ..adapters.background import shared
 from ..adapters.base import Prepared, Store
-from ..adapters.journal.background import shared
 from ..policies.errors import AnabranchError, PlacementError
 from .decision_log import Decision, DecisionLog, word
 from .forgetting import Forgetting, tell

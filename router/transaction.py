@@ -20,6 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from ..adapters.background import shared
 from ..adapters.base import (
     DEFAULT_PRIORITY,
     Change,
@@ -30,7 +31,6 @@ from ..adapters.base import (
     Subscription,
     checked,
 )
-from ..adapters.journal.background import shared
 from ..policies.destination import Destination
 from ..policies.errors import OutcomeUnknownError, SubscriptionError, TransactionError, TransactionInDoubt
 from .addresses import Address, resolve_all, topic_of

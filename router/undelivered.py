@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ..adapters.background import shared
 from ..adapters.base import EXPIRED, Store, Undelivered
-from ..adapters.journal.background import shared
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError
 from ..policies.options import dead_letter_name

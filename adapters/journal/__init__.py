@@ -14,9 +14,9 @@ has returned; after a mere kill of the process, under every policy, all that has
 Where things are:
 
 - the contract: `store`, with `receiving` (what comes out), `bodies` (reading messages back), `holds` (who holds what,
-  over ../delivery.py), `limits`, `duplicates`, `subscriptions`, `transactions` (branches of those over several stores)
+  over ../delivery.py), `limits`, `subscriptions`, `transactions` (branches of those over several stores)
 - writing: `log` (group commit, syncs), `batch` (what goes in together), `messages` (a message's bytes), `applying`
-  (what is durable goes into the index), `background` (shared threads)
+  (what is durable goes into the index)
 - the index: `index` (LMDB), `rows` (its messages: order, expiry, who has yet to ack), `destinations` (counts, durable
   subscriptions)
 - at open: `recovery` (torn, corrupt, replayed), `reader` (the journal in order), `check` (invariants)

@@ -19,11 +19,11 @@ import lmdb
 
 from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
+from ..background import shared
 from ..delivery import Delivery
 from ..files import is_for_room
 from . import format as f
 from . import recovery, snapshot
-from .background import shared
 from .batch import Entry, Flight, Tail
 from .holds import settle
 from .index import VERSION, Checkpoint, Index, remove_file

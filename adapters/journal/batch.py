@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from google_crc32c import extend as crc32c
 
+from ..background import shared
 from ..base import Message, Subscription, SubscriptionKey
+from ..duplicates import DuplicateWindow
 from . import format as f
-from .background import shared
 from .destinations import DestinationState, SubscriptionState
-from .duplicates import DuplicateWindow
 from .segment import Segment
 
 Operation = tuple[Any, ...]

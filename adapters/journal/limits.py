@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 
 from ...policies.config import JournalOptions
 from ...policies.errors import StoreFullError
+from ..duplicates import DuplicateWindow
 from . import format as f
 from .batch import Operation
-from .duplicates import DuplicateWindow
 
 
 class Reservation:

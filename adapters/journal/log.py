@@ -28,12 +28,12 @@ from ...policies.errors import (
     StoreFailedError,
     StoreFullError,
 )
+from ..background import shared
+from ..duplicates import DuplicateWindow
 from ..files import FULL
 from ..locking import fork_generation
 from . import format as f
-from .background import shared
 from .batch import Branch, Flight, Outcome, Subscribed, Tail, Ticket, encode
-from .duplicates import DuplicateWindow
 from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, write_all, zero_fill
 from .segment import Segment, SegmentTable
 

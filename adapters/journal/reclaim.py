@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...policies.errors import AnabranchError
+from ..background import shared
 from . import format as f
-from .background import shared
 from .batch import Ticket
 from .log import Log
 from .segment import Segment

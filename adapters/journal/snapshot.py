@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
+from ..duplicates import DuplicateWindow
 from .destinations import DestinationState, SubscriptionState
-from .duplicates import DuplicateWindow
 from .index import Index
 from .rows import Rows
 from .segment import Segment

@@ -47,6 +47,7 @@ from ..base import (
     Undelivered,
 )
 from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, order_of
+from ..duplicates import DuplicateWindow
 from ..files import create_lmdb, disk_errors
 from . import format as f
 from . import messages as codec
@@ -57,7 +58,6 @@ from .bodies import Bodies
 from .check import violations
 from .destinations import DestinationState
 from .directory import StoreDirectory
-from .duplicates import DuplicateWindow
 from .files import SegmentFiles
 from .holds import acks_of, come_back, delivered_of, free_ranges
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, remove_file
@@ -416,7 +416,7 @@ class JournalStore:
             self._commit(Ticket(operations, f.ACK_BYTES * len(operations), False))
         except (UnknownMessageError, OutcomeUnknownError):
             raise
-        except (AnabranchError, KeyboardInterrupt):
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
             self._delivery.put_back(messages, LEASED)  # what the ack has reached is not held any more
             raise
         self._acks += len(operations)
@@ -446,7 +446,9 @@ class JournalStore:
                 except KeyboardInterrupt:
                     self._delivery.give_back(messages, rows)  # the rest; nobody can have leased any of them yet
                     raise
-        except KeyboardInterrupt:
+        except UnknownMessageError:  # another thread may be settling them
+            raise
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):
             self._delivery.put_back(messages, hold)  # unless they are all given back
             raise
 
@@ -541,7 +543,7 @@ class JournalStore:
             done = self._commit(ticket)
         except (UnknownMessageError, OutcomeUnknownError):
             raise
-        except (AnabranchError, KeyboardInterrupt):
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
             self._delivery.put_back(acks, CLAIMED)  # what it has reached is not held any more
             raise
         self._sends += len(sends)

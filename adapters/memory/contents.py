@@ -9,7 +9,7 @@ from typing import Final
 from ...policies.destination import Destination, Kind
 from ..base import Subscription, SubscriptionKey
 from ..delivery import ORDER, PLAIN_ORDERS, PRIORITY_ORDERS, SEQ, Feed, Place
-from ..journal.duplicates import DuplicateWindow
+from ..duplicates import DuplicateWindow
 from .chunks import Chunk, Lane, indexes
 
 CHUNK: Final = 3

@@ -21,7 +21,7 @@ from typing import Any, Final
 from sqlalchemy import exc
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
-from ..journal.background import shared
+from ..background import shared
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,9 @@ class KeptPool(Pool):
         self._least, self._most, self._timeout = least, most, timeout
         self._idle_timeout, self._response_timeout = idle_timeout, response_timeout
         self._interval, self._statement = keepalive_interval, keepalive_statement
-        self._lock = threading.Lock()  # guards all below
+        # Guards all below. Re-entrant: a connection that nobody holds any more comes back wherever the collector runs,
+        # perhaps in a thread that is in here, and so may a signal handler.
+        self._lock = threading.RLock()
         self._idle: deque[ConnectionPoolEntry] = deque()  # used last: at the right, and taken first
         # In use, since when. Weak: one whose user was interrupted before he had it is closed when nobody knows it.
         self._out: weakref.WeakKeyDictionary[ConnectionPoolEntry, float] = weakref.WeakKeyDictionary()
@@ -288,7 +290,7 @@ class KeptPool(Pool):
             return
         overdue = time.monotonic() - self._response_timeout
         with self._lock:
-            late = [record for record, since in self._out.items() if since < overdue]
+            late = [record for record in self._in_use() if self._out.get(record, overdue) < overdue]
             for record in late:
                 self._out[record] = time.monotonic()
         for record in late:
@@ -298,14 +300,18 @@ class KeptPool(Pool):
     def cut_off_all(self) -> None:
         """All that are in use are cut off, whatever they are at: their users get errors, at once."""
         with self._lock:
-            records = list(self._out)
+            records = self._in_use()
         for record in records:
             _shut_down(record.dbapi_connection)
 
+    def _in_use(self) -> list[ConnectionPoolEntry]:
+        """In one step each, as one may come back in between, by this very thread."""
+        return [record for known in self._out.keyrefs() if (record := known()) is not None]
+
     def leave(self) -> None:
         """In a forked child: forget the connections without closing them, which would end them for the parent too."""
-        _left.append((list(self._idle), list(self._out)))
-        self._lock = threading.Lock()
+        _left.append((list(self._idle), self._in_use()))
+        self._lock = threading.RLock()
         self._idle, self._out, self._disposed = deque(), weakref.WeakKeyDictionary(), True
 
 

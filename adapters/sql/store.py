@@ -427,6 +427,8 @@ class SqlStore:
                 except KeyboardInterrupt:
                     self._delivery.give_back(messages, state)  # the rest; nobody can have leased any of them yet
                     raise
+        except UnknownMessageError:  # another thread may be settling them
+            raise
         except (KeyboardInterrupt, AnabranchError):
             self._delivery.put_back(messages, hold)  # unless they are all given back
             raise

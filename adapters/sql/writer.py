@@ -23,8 +23,8 @@ from typing import Any, Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.errors import AnabranchError, ClosedError, OutcomeUnknownError, StoreFailedError
-from ..delivery import LEAVING, feeds_of
-from ..journal.background import shared
+from ..background import shared
+from ..delivery import CLAIMED, LEAVING, Note, feeds_of
 from ..locking import fork_generation
 from . import dialects
 from .applying import apply
@@ -32,7 +32,7 @@ from .batch import Batch
 from .database import Database, is_cut_off
 from .room import Room
 from .state import State
-from .tickets import ACK, Ticket
+from .tickets import ACK, PREPARE, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -423,19 +423,25 @@ class Writer:
         return False
 
     def _undo(self, batch: Batch) -> None:
-        """It has not taken effect: what it would have acked, and who acked it no longer waits, is free."""
-        waiting = {id(ticket) for ticket in batch.tickets if not ticket.told}
+        """It has not taken effect: what it would have acked or claimed for good, and who did that no longer waits, is
+        free. Who waits still is told, and sees to it."""
         with self._state.lock:
             for ticket in batch.tickets:
-                if id(ticket) in waiting:
-                    continue
-                for kind, subject in ticket.operations:
-                    if kind != ACK:
-                        continue
-                    note, seq = subject
-                    for feed in feeds_of(note):
-                        if self._state.delivery.held.get(feed.base + seq) == (feed, LEAVING):
-                            self._state.delivery.free(feed, seq, self._state)
+                for kind, subject in ticket.operations if ticket.told else ():
+                    if kind == ACK:
+                        self._free(*subject, LEAVING)
+                    elif kind == PREPARE:
+                        for note, seq in subject.acks:
+                            self._free(note, seq, CLAIMED)
+                        subject.reservation = None
+                        for message in subject.messages:  # the claims are others' from now on
+                            message.note = None
+
+    def _free(self, note: Note, seq: int, hold: int) -> None:
+        """Under the state's lock, if it is held so."""
+        for feed in feeds_of(note):
+            if self._state.delivery.held.get(feed.base + seq) == (feed, hold):
+                self._state.delivery.free(feed, seq, self._state)
 
     def _unknown(self, error: SQLAlchemyError) -> OutcomeUnknownError:
         return OutcomeUnknownError(

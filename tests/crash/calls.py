@@ -18,7 +18,7 @@ from unittest import mock
 
 import lmdb
 
-from anabranch.adapters.journal import background
+from anabranch.adapters import background
 from anabranch.adapters.journal import log as journal_log
 
 CALLS = ("open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir")

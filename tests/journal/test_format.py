@@ -13,12 +13,12 @@ from google_crc32c import extend as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.adapters.duplicates import DuplicateWindow
 from anabranch.adapters.files import create_lmdb
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import messages, snapshot
 from anabranch.adapters.journal.batch import Branch, Flight, Operation, Tail, Ticket, encode
 from anabranch.adapters.journal.destinations import DestinationState
-from anabranch.adapters.journal.duplicates import DuplicateWindow
 from anabranch.adapters.journal.files import File
 from anabranch.adapters.journal.index import MAP_BYTES, Index
 from anabranch.adapters.journal.reader import BatchReader

@@ -14,11 +14,11 @@ import pytest
 
 import anabranch
 from anabranch.adapters.base import DEFAULT_PRIORITY, Subscription
+from anabranch.adapters.duplicates import DuplicateWindow
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.batch import Operation, Tail, Ticket, encode
 from anabranch.adapters.journal.destinations import DestinationState
-from anabranch.adapters.journal.duplicates import DuplicateWindow
 from anabranch.adapters.journal.files import File
 from anabranch.adapters.journal.index import Checkpoint, Index
 from anabranch.adapters.journal.reader import BatchReader, Record, Replayer, records_of

@@ -1,7 +1,8 @@
 """The duplicate window: which message ids a store has seen lately (rule X7).
 
-Asked and filled by the leader alone, in log order: when it encodes a send whose id an earlier batch holds, that batch
-is already on disk, and a send twice in one batch shares its fate. So no second sender ever waits for a first.
+Asked and filled by one thread at a time, in the order in which messages are stored. In a journal that is the leader:
+when it encodes a send whose id an earlier batch holds, that batch is already on disk, and a send twice in one batch
+shares its fate. So no second sender ever waits for a first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Key = tuple[int, bytes]
 
 
 class DuplicateWindow:
-    """The last `limit` ids and the seq of each one's message. The index keeps the durable copy."""
+    """The last `limit` ids and the seq of each one's message. The durable copy, if there is one, the store keeps."""
 
     __slots__ = ("_seqs", "limit")
 
