@@ -7,23 +7,20 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import MessageTooLargeError
 from .. import delivery
-from ..base import DEFAULT_PRIORITY, Headers, Message, Store, encoded_id, plain_body, plain_headers, require_order
+from ..base import DEFAULT_PRIORITY, Headers, Message, Store, plain_body, require_order
 from ..delivery import Feed, Note
+from ..headers import pack_headers, pack_id, unpack_headers
 from . import format as f
 from .destinations import LENGTH, OFFSET, DestinationState, Place
 from .segment import Segment
 
-MESSAGE_ID_BYTES_MAX: Final = 1024
 SPAN_BYTES: Final = 1 << 20
 """Messages that lie so close together are read with one call."""
 
-_encode_headers = msgspec.msgpack.Encoder().encode
-_decode_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _MESSAGE_AT: Final = f.RECORD_HEADER.size + f.SEQ.size + f.MESSAGE.size
 _unpack = f.MESSAGE_READ.unpack_from
 _unpack_crc = f.CRC.unpack_from
@@ -49,17 +46,13 @@ def encode(
     now = time.time_ns() // 1_000_000
     if not isinstance(body, bytes):
         body = plain_body(body)
-    packed = _pack_headers(headers) if headers else b""
+    packed = pack_headers(headers) if headers else b""
     if message_id is None:
         start = f.MESSAGE.pack(state.id, priority, 0, 0, len(packed), now, expires_at_ms)
         rest = start + packed + body if packed else start + body
         key = None
     else:
-        name = encoded_id(message_id)
-        if not name or len(name) > MESSAGE_ID_BYTES_MAX:
-            raise ValueError(
-                f"message_id {message_id[:40]!r} takes {len(name)} bytes; 1 to {MESSAGE_ID_BYTES_MAX} are allowed"
-            )
+        name = pack_id(message_id)
         start = f.MESSAGE.pack(state.id, priority, 0, len(name), len(packed), now, expires_at_ms)
         rest = b"".join((start, name, packed, body))
         key = (state.id, name)
@@ -69,16 +62,6 @@ def encode(
             "raise the limit or send it in parts"
         )
     return rest, key
-
-
-def _pack_headers(headers: Headers) -> bytes:
-    plain = plain_headers(headers)
-    try:
-        return _encode_headers(plain)
-    except OverflowError:
-        raise ValueError(f"a header's integer is beyond 64 bits: {plain!r}; send it as a str") from None
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a header is not valid unicode: {plain!r}: {error.reason}; send it as bytes") from None
 
 
 def decode(
@@ -104,7 +87,7 @@ def decode(
     if id_bytes:
         message_id = record[_MESSAGE_AT:at].decode()
     if headers_bytes:
-        headers = _decode_headers(record[at : at + headers_bytes])
+        headers = unpack_headers(record[at : at + headers_bytes])
         at += headers_bytes
     leased = note is not None
     message = Message(

@@ -6,18 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
-from ..base import Headers, Outgoing, encoded_id, plain_body, plain_headers, require_order
+from ..base import Outgoing, plain_body, require_order
+from ..headers import pack_headers, pack_id, unpack_headers
 
-MESSAGE_ID_BYTES_MAX: Final = 1024
 OVERHEAD: Final = 64
 """Bytes that a message counts beside what it holds."""
-
-_encode_headers = msgspec.msgpack.Encoder().encode
-_decode_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class Sending(NamedTuple):
@@ -60,13 +55,9 @@ def sending(destination: Destination, message: Outgoing, limit: int) -> Sending:
     if not isinstance(body, bytes):
         body = plain_body(body)
     require_order(priority, expires_at_ms)
-    packed = _pack(headers) if headers else None
+    packed = pack_headers(headers) if headers else None
     if message_id is not None:
-        size = len(encoded_id(message_id))
-        if not 0 < size <= MESSAGE_ID_BYTES_MAX:
-            raise ValueError(
-                f"message_id {message_id[:40]!r} takes {size} bytes; 1 to {MESSAGE_ID_BYTES_MAX} are allowed"
-            )
+        pack_id(message_id)  # which refuses what is none
     found = Sending(
         destination, body, packed, message_id, priority, expires_at_ms, time.time_ns() // 1_000_000
     )  # fmt: skip
@@ -79,18 +70,8 @@ def sending(destination: Destination, message: Outgoing, limit: int) -> Sending:
     return found
 
 
-def _pack(headers: Headers) -> bytes:
-    plain = plain_headers(headers)
-    try:
-        return _encode_headers(plain)
-    except OverflowError:
-        raise ValueError(f"a header's integer is beyond 64 bits: {plain!r}; send it as a str") from None
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a header is not valid unicode: {plain!r}: {error.reason}; send it as bytes") from None
-
-
 def headers_of(row: Row) -> dict[str, Any]:
-    return _decode_headers(row.headers) if row.headers else {}
+    return unpack_headers(row.headers) if row.headers else {}
 
 
 def row_of(found: Any) -> Row:
