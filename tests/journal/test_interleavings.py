@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from anabranch.adapters.delivery import LEASED, LEAVING
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal.batch import Branch
 from anabranch.policies.destination import Destination
-from anabranch.policies.errors import StoreFullError
+from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from ..contract.disk import A, B, assert_whole, bodies, drain, take
 from ..contract.preparing import prepare, to
@@ -162,6 +163,38 @@ def test_a_handler_that_calls_the_store_which_it_interrupted_is_refused(disk: Jo
             store.send_nowait(A, b"2")
         store._log._leader = 0
     assert bodies(store) == [b"1"]
+
+
+def test_what_a_refused_handler_would_have_settled_is_leased_still(disk: JournalDisk) -> None:
+    """Rules G3, X6: neither acked, nor free, nor lost sight of until the next open."""
+    store = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    with store._applier.lock, pytest.raises(RuntimeError, match="signal handler"):
+        message.release()
+    with store._log._lead:
+        store._log._leader = threading.get_ident()
+        for call in (message.release, message.ack):
+            with pytest.raises(RuntimeError, match="signal handler"):
+                call()
+        store.claim(message)
+        with pytest.raises(RuntimeError, match="signal handler"):
+            store.commit([], [message])
+        store._log._leader = 0
+    store.unclaim([message])
+    take(store).ack()
+    assert bodies(store) == []
+
+
+def test_who_releases_what_another_thread_is_just_acking_disturbs_nothing(disk: JournalDisk) -> None:
+    store = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    store._delivery.take(store, [message], LEASED, LEAVING)
+    for _ in range(2):
+        with pytest.raises(UnknownMessageError):
+            message.release()
+    assert store.receive(A) is None
 
 
 def test_released_files_are_closed(disk: JournalDisk) -> None:

@@ -119,6 +119,24 @@ def test_an_ack_of_unknown_outcome_leaves_the_message_leased_or_gone(opened: Ope
             again.ack()
 
 
+@pytest.mark.parametrize("acted_on", [False, True], ids=["before", "after"])
+def test_what_a_prepare_of_unknown_outcome_had_claimed_comes_back(opened: Open, wire: Wire, acted_on: bool) -> None:
+    """Rule X6: nobody could roll it back while the server was away, and then nothing was there to be rolled back."""
+    store = opened(outcome_timeout=0.1)
+    store.send(A, b"x")
+    message = take(store)
+    store.claim(message)
+    wire.cut_at(b"COMMIT", acted_on=acted_on, stay=True)
+    with pytest.raises(OutcomeUnknownError):
+        store.prepare(TRANSACTION, [store.store_id], [(B, Outgoing(b"y"))], [message], True).wait()
+    with pytest.raises(StoreFailedError):
+        store.rollback_prepared(TRANSACTION).wait()
+    wire.join()
+    assert store.rollback_prepared(TRANSACTION).wait() is acted_on
+    take(store).ack()
+    assert store.depth(A) == store.depth(B) == store.stats().leased == 0
+
+
 @pytest.mark.parametrize("word", [b"BEGIN", b"INSERT INTO", b"store SET"])
 def test_cut_off_in_the_middle_of_a_batch_it_is_written_again(opened: Open, wire: Wire, word: bytes) -> None:
     """Nothing has taken effect before COMMIT, so that the batch goes on over another connection."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -278,11 +279,11 @@ def test_sqlite_needs_no_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"pool_max": 1, "pool_min": 0}, "pool_max 1 is less than 2"),
-        ({"pool_max": 4}, "pool_max 4 is less than 5"),
+        ({"pool_max": 1, "pool_min": 0}, "pool_max 1 is too few"),
+        ({"pool_max": 4}, "not less than pool_min, which is 5"),
         ({"pool_max": -2}, "pool_max"),
         ({"keepalive_interval": 0}, "at least 10ms"),
-        ({"lease_renewal": 1.0}, "lease_renewal is more than half of lease_expiration"),
+        ({"lease_renewal": 1.0}, "lease_renewal means nothing without lease_expiration"),
         ({"lease_renewal": 6.0, "lease_expiration": 10.0}, "lease_renewal is more than half of lease_expiration"),
     ],
 )
@@ -345,3 +346,19 @@ def test_what_a_driver_echoes_is_scrubbed(tmp_path: Path) -> None:
     url = database_url(options, tmp_path)
     assert scrubbed(f'missing "=" after "{SECRET}" or other in me', url) == 'missing "=" after "***" or *** in me'
     assert shown_url(url) == "postgresql://me:***@host/db"
+
+
+def test_a_connection_that_is_collected_while_the_pool_is_busy_comes_back(tmp_path: Path) -> None:
+    """The collector runs anywhere, also in a thread that is in the pool: it must not wait there for itself."""
+    engine = open_engine(given(), tmp_path)
+    forgotten = [engine.connect()]
+
+    def collect() -> None:
+        with pool(engine)._lock:
+            forgotten.clear()
+            gc.collect()
+
+    with Parallel(collect) as parallel:
+        parallel.result()
+    assert pool(engine).counts() == (1, 1)
+    engine.dispose()

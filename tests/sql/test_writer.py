@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.base import Outgoing
-from anabranch.policies.errors import AnabranchError, OutcomeUnknownError, StoreFullError
+from anabranch.adapters.delivery import LEASED, LEAVING
+from anabranch.policies.errors import AnabranchError, OutcomeUnknownError, StoreFullError, UnknownMessageError
 
 from ..contract.disk import PATIENCE, A, B, assert_whole, bodies, drain, take
 from .disk import SqliteDisk, directory_of
@@ -89,3 +90,14 @@ def test_a_full_database_takes_again_what_fits(disk: SqliteDisk) -> None:
     assert len(drain(store)) == held
     assert store.send(A, b"fits").seq > before
     assert bodies(disk.crash(store)) == [b"fits"]
+
+
+def test_who_releases_what_another_thread_is_just_acking_disturbs_nothing(disk: SqliteDisk) -> None:
+    store = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    store._delivery.take(store, [message], LEASED, LEAVING)
+    for _ in range(2):
+        with pytest.raises(UnknownMessageError):
+            message.release()
+    assert store.receive(A) is None
