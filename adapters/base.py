@@ -349,6 +349,9 @@ class Adapter(Protocol):
         """A class method: the id of the store in a directory, None if it holds none of this kind or the id does not
         read. Changes nothing, takes no lock. Raises OSError if the directory cannot be read."""
 
+    # `check_options(options)`, a class method, may be there: it raises ConfigError for what is wrong with options and
+    # their model cannot know. It touches nothing; `anabranch check` calls it.
+
 
 class Store(Protocol):
     """One store. Every method may be called by any thread at any time between open and close.

@@ -33,7 +33,7 @@ from .config_options import (
 )
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .kinds import DEFAULT_KIND, known_kinds, options_model
-from .options import JournalOptions, SqlOptions, TransactionOptions
+from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions
 from .wildcard import Pattern, RouteTable
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -119,7 +119,9 @@ class StoreConfig(Model):
     @classmethod
     def misplaced(cls, key: str) -> str:
         """What to say of an option that stands one level too high."""
-        return f"an option of journal; write `journal: {{{key}: ...}}`" if key in JournalOptions.model_fields else ""
+        models = {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
+        kind = next((kind for kind, model in models.items() if key in model.model_fields), None)
+        return f"an option of {kind}; write `{kind}: {{{key}: ...}}`" if kind is not None else ""
 
     @model_validator(mode="before")
     @classmethod

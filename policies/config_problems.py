@@ -95,6 +95,9 @@ def _explain_one(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Loca
         text = _expectation(kind, details["msg"], context)
         if isinstance(value, Hidden) and str(value):
             text = text.replace(str(value), "...")
+        if kind == "value_error" and isinstance(value, Mapping):  # its own words name what of it is wrong
+            yield Located(path, text)
+            return
         bare = kind == "string_type" and not isinstance(value, list | tuple | Mapping | NoneType)
         quotes = "; put it in quotes if it is meant as text" if bare else ""
         yield Located(path, f"{text}; found {describe_value(value)}{quotes}")

@@ -156,11 +156,13 @@ class SqlOptions(StoreOptions):
     def _limits_fit(self) -> Self:
         if self.pool_max != -1 and self.pool_max < max(2, self.pool_min):
             raise ValueError(
-                f"pool_max {self.pool_max} is less than {max(2, self.pool_min)}; "
-                "give at least 2 and not less than pool_min, or -1 for no limit"
+                f"pool_max {self.pool_max} is too few: give at least 2, and not less than pool_min, which is "
+                f"{self.pool_min}; or -1 for no limit"
             )
+        if self.lease_renewal is not None and self.lease_expiration is None:
+            raise ValueError("lease_renewal means nothing without lease_expiration; give that too")
         if self.lease_renewal is not None and self.lease_renewal > (self.lease_expiration or 0.0) / 2:
-            raise ValueError("lease_renewal is more than half of lease_expiration; renew more often")
+            raise ValueError("lease_renewal is more than half of lease_expiration: renew more often")
         return self
 
 

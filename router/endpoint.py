@@ -129,6 +129,8 @@ class Endpoint:
 
 def expiry(expires_in: float) -> int:
     """When a message that is sent now expires. Raises ValueError, TypeError."""
+    if not isinstance(expires_in, int | float):
+        raise TypeError(f"expires_in is a number of seconds, not {type(expires_in).__name__}: {expires_in!r}")
     if not expires_in > 0:
         raise ValueError(f"expires_in is a number of seconds above 0, not {expires_in!r}; None is for ever")
     expires_at_ms = time.time_ns() // 1_000_000 + max(1, int(expires_in * 1000))

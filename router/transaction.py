@@ -41,6 +41,7 @@ from .xid import Xid
 if TYPE_CHECKING:
     from .open_transactions import OpenTransactions
     from .router import Router
+    from .topic import Subscriber
 
 T = TypeVar("T")
 
@@ -60,8 +61,12 @@ class Transaction:
     """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block, or when its time
     is over."""
 
-    def __init__(self, router: Router, opened: OpenTransactions, xid: Xid | None = None) -> None:
+    def __init__(
+        self, router: Router, opened: OpenTransactions, xid: Xid | None = None, limited: bool = True
+    ) -> None:
+        """`limited`: by max_operations and max_bytes."""
         self.xid = xid
+        self._limited = limited
         self._router = router
         self._opened = opened
         self._options = opened.options
@@ -220,10 +225,13 @@ class Transaction:
         self._change(Change(subscription, True, retroactive))
         return subscription
 
-    def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: Subscription | Subscriber) -> None:
         """End a durable subscription at commit, before the sends of this transaction; passed over if it is gone by
         then. Raises TransactionError beyond the limits of a transaction."""
-        self._change(Change(subscription, False))
+        known = subscription if isinstance(subscription, Subscription) else getattr(subscription, "subscription", None)
+        if not isinstance(known, Subscription):
+            raise TypeError(f"a subscription can be ended, not {type(subscription).__name__}: {subscription!r}")
+        self._change(Change(known, False))
 
     def _change(self, change: Change) -> None:
         topic = change.subscription.topic
@@ -302,7 +310,7 @@ class Transaction:
             ("operations", "max_operations", len(self._order) + operations, options.max_operations),
             ("bytes of messages", "max_bytes", self._bytes + size, options.max_bytes),
         ):
-            if used > limit:
+            if used > limit and self._limited:
                 raise TransactionError(
                     f"this transaction would hold {used} {what}; transactions.{option} is {limit}: commit it and go on "
                     "in another, or raise the limit"

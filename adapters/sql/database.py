@@ -42,7 +42,7 @@ class Database:
         if dialects.is_full(error):
             return StoreFullError(f"store {self.name!r}: its database is full: {said}; free some space")
         where = shown_url(self.engine.url)
-        if isinstance(error, DBAPIError) and not is_cut_off(error) and not dialects.is_operational(error):
+        if isinstance(error, DBAPIError) and not is_cut_off(error) and dialects.is_mistake(error):
             return StoreFailedError(f"store {self.name!r}: the database {where} refuses: {said}; nothing was changed")
         return StoreFailedError(
             f"store {self.name!r}: the database {where} cannot be used now: {said}; each call tries again"

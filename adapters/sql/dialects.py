@@ -140,6 +140,11 @@ def is_operational(error: SQLAlchemyError) -> bool:
     return isinstance(error, OperationalError | InterfaceError)
 
 
+def is_mistake(error: SQLAlchemyError) -> bool:
+    """Whether what was asked is wrong, and will be another time: SQLite calls that operational too."""
+    return not is_operational(error) or _codes(error)[0] == "SQLITE_ERROR"
+
+
 def is_data(error: SQLAlchemyError) -> bool:
     """Whether one of the values was wrong, so that the others would do."""
     return isinstance(error, DataError | StatementError) and not is_operational(error)

@@ -103,6 +103,10 @@ def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
     except (ArgumentError, TypeError, ValueError) as error:
         raise ConfigError([f"{shown_url(url)}: {scrubbed(str(error), url)}"]) from None
     dialects.configure(engine)
+    if url.get_backend_name() == "sqlite" and "." in options.schema_prefix:
+        raise ConfigError(
+            [f"schema_prefix {options.schema_prefix!r}: SQLite has no schemas; give the beginning of a name, like mq_"]
+        )
     if options.lease_expiration is not None:
         if url.get_backend_name() not in dialects.LEASED:
             raise ConfigError(

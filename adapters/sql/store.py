@@ -110,6 +110,12 @@ class SqlStore:
         self._lease: Lease | None = None
 
     @classmethod
+    def check_options(cls, options: SqlOptions) -> None:
+        """Raises ConfigError and MissingExtraError for what `create` would refuse before it connects."""
+        Statements(schema(options.schema_prefix, options.table_names), options.statements)
+        open_single(options, Path()).dispose()
+
+    @classmethod
     def create(cls, name: str, directory: Path, options: SqlOptions) -> bytes:
         found = schema(options.schema_prefix, options.table_names)
         Statements(found, options.statements)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from ...policies.config import load
-from ...policies.errors import ConfigError
+from ...policies.config import StoreConfig, load
+from ...policies.errors import AnabranchError, ConfigError, Problem
+from ...policies.kinds import load_adapter
 from .output import echo_json, json_option
 
 
@@ -27,6 +28,9 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
     """
     try:
         config = load(path)
+        problems = [Problem(f"store {store.name!r}: {said}") for store in config.stores for said in _refused(store)]
+        if problems:
+            raise ConfigError(problems, str(path))
     except ConfigError as error:
         if not as_json:
             raise
@@ -40,3 +44,16 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
     for store in config.stores:
         own = ", one for each destination" if store.per_destination else ""
         click.echo(f"  {store.name} ({store.kind}{own}): {', '.join(store.match)}")
+
+
+def _refused(store: StoreConfig) -> list[str]:
+    """What its adapter has against its options, beside what their model says."""
+    try:
+        check = getattr(load_adapter(store.kind), "check_options", None)
+        if check is not None:
+            check(store.options)
+    except ConfigError as error:
+        return [problem.message for problem in error.problems]
+    except (AnabranchError, ValueError) as error:
+        return [str(error)]
+    return []

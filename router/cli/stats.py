@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -29,7 +29,7 @@ def command(config_path: Path, as_json: bool) -> None:
     if as_json:
         stores = {}
         for name, store in stats.stores.items():
-            stores[name] = asdict(store) | {
+            stores[name] = {field.name: getattr(store, field.name) for field in fields(store)} | {
                 "destinations": {str(d): n for d, n in store.destinations.items()},
                 "subscriptions": [
                     {"topic": s.topic.name, "client": s.client_id, "name": s.name, "messages": n}

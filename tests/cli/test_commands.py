@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import anabranch
 from anabranch.policies.config import json_schema, loads
 from anabranch.router.cli.app import COMMANDS, app
 from anabranch.router.cli.init import TEMPLATE
@@ -60,6 +61,38 @@ def test_init_overwrites_nothing() -> None:
     assert Path("stores.yaml").read_text() == "mine"
     assert json.loads(run("init", "other.yaml", "--json").stdout) == {"written": "other.yaml"}
     assert run("init", "stores.yaml/inside.yaml").stderr.startswith("stores.yaml: exists already")
+
+
+def test_stats_tell_of_destinations_and_subscriptions() -> None:
+    Path("s.yaml").write_text("{directory: d, stores: [{name: a, match: ['>'], journal: {}}]}")
+    with anabranch.open("s.yaml") as router:
+        router.queue("q").send(b"1")
+        prices = router.topic("prices")
+        prices.subscribe("audit", client_id="c")
+        prices.send(b"2")
+    assert run("stats", "-c", "s.yaml").exit_code == 0
+    store = json.loads(run("stats", "-c", "s.yaml", "--json").stdout)["stores"]["a"]
+    assert store["destinations"] == {"queue://q": 1, "topic://prices": 1}
+    assert store["subscriptions"] == [{"topic": "prices", "client": "c", "name": "audit", "messages": 1}]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("statements: {delete.message: 'delete from ${messages}'}", "statements: delete.message: the parameter"),
+        ("table_names: {mesages: x}", "table_names: there is no table mesages"),
+        ("url: 'app:s3cret@localhost/x'", "the url of an sql store is not one"),
+        ("schema_prefix: 'mq.'", "SQLite has no schemas"),
+        ("pool_max: 3", "not less than pool_min, which is 5; or -1 for no limit\n"),
+    ],
+)
+def test_check_says_what_only_the_adapter_knows(options: str, says: str) -> None:
+    Path("s.yaml").write_text(f"directory: d\nstores:\n- {{name: a, match: ['>'], sql: {{{options}}}}}\n")
+    result = run("check", "s.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("s.yaml:") and "store 'a': " in result.stderr
+    assert says in result.stderr and "s3cret" not in result.stderr
+    assert [p.name for p in Path().iterdir()] == ["s.yaml"]
 
 
 def test_init_makes_the_directory() -> None:

@@ -92,7 +92,7 @@ def test_a_transaction_subscribes_sends_and_acks_over_stores_as_one(setup: anabr
         assert message is not None
         with router.transaction() as tx:
             new = tx.subscribe(prices, "new")
-            tx.unsubscribe(old.subscription)
+            tx.unsubscribe(old)
             tx.send("topic://prices.eu,queue://copies", b"1")
             tx.ack(message)
             assert [s.subscription.name for s in prices.subscriptions()] == ["old"]  # others see nothing before
