@@ -4,9 +4,10 @@
     from anabranch.adapters import kahadb                    # ActiveMQ's journals, read only
 
 `base` is the contract: the Store protocol, messages, receipts, statistics. `journal` is the default store, `sql` keeps
-messages in tables, `memory` nowhere else. What they share: `delivery` says who holds which message, `duplicates` which
-message ids were seen lately, `headers` is how these look as bytes, `background` has the threads. `kahadb` reads
-ActiveMQ's own journals. `files` and `locking` are what each part that keeps files needs: changes of names made
-durable, one owner for a directory. Third parties register stores in the entry-point group `anabranch.adapters` and
-prove them with tests/contract. What is on disk and what survives a crash, each package says for itself.
+messages in tables, `memory` nowhere else. What these share: `delivery` says who holds which message, `duplicates` which
+message ids were seen lately, `room` how much more may come; `headers` turns headers and message ids into bytes, and
+`background` has the threads. `kahadb` reads ActiveMQ's own journals. `files` and `locking` are what each part that
+keeps files needs: changes of names made durable, one owner for a directory. Third parties register stores in the
+entry-point group `anabranch.adapters` and prove them with tests/contract. What is on disk and what survives a crash,
+each package says for itself.
 """

@@ -14,7 +14,7 @@ has returned; after a mere kill of the process, under every policy, all that has
 Where things are:
 
 - the contract: `store`, with `receiving` (what comes out), `bodies` (reading messages back), `holds` (who holds what,
-  over ../delivery.py), `limits`, `subscriptions`, `transactions` (branches of those over several stores)
+  over ../delivery.py), `subscriptions`, `transactions` (branches of those over several stores)
 - writing: `log` (group commit, syncs), `batch` (what goes in together), `messages` (a message's bytes), `applying`
   (what is durable goes into the index)
 - the index: `index` (LMDB), `rows` (its messages: order, expiry, who has yet to ack), `destinations` (counts, durable

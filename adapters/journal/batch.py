@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from google_crc32c import extend as crc32c
 from ..background import shared
 from ..base import Message, Subscription, SubscriptionKey
 from ..duplicates import DuplicateWindow
+from ..room import Amount
 from . import format as f
 from .destinations import DestinationState, SubscriptionState
 from .segment import Segment
@@ -33,6 +34,16 @@ Outcome = tuple[int, bool]
 there already; of an UNSUBSCRIBE the same, number 0 if it was not."""
 Subscribed = tuple[int, SubscriptionKey]
 """Destination id and key: what the leader knows a subscription by."""
+
+
+def room_for(operations: Iterable[Operation], window: DuplicateWindow) -> Amount:
+    """What these sends take of a store's room; those that are stored already, nothing."""
+    sizes = [
+        len(operation[2]) + f.SEND_OVERHEAD - f.MESSAGE.size
+        for operation in operations
+        if operation[3] is None or window.get(operation[3]) is None
+    ]
+    return len(sizes), sum(sizes)
 
 
 class Branch:

@@ -49,11 +49,12 @@ from ..base import (
 from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, order_of
 from ..duplicates import DuplicateWindow
 from ..files import create_lmdb, disk_errors
+from ..room import Amount, Reservation, Room
 from . import format as f
 from . import messages as codec
 from . import recovery
 from .applying import APPLY_AT, Applier
-from .batch import Branch, Operation, Outcome, Ticket
+from .batch import Branch, Operation, Outcome, Ticket, room_for
 from .bodies import Bodies
 from .check import violations
 from .destinations import DestinationState
@@ -61,7 +62,6 @@ from .directory import StoreDirectory
 from .files import SegmentFiles
 from .holds import acks_of, come_back, delivered_of, free_ranges
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, remove_file
-from .limits import Room
 from .log import Log
 from .reader import Replayer
 from .receiving import PAGE, Receiving
@@ -112,8 +112,7 @@ class JournalStore:
         self._applier.on_empty = self._reclaimer.notice
         self._sends = self._acks = 0
         self._priorities = options.priorities
-        limited = options.max_messages is not None or options.max_bytes is not None
-        self._room = Room(self.name, options, window, self._count_held) if limited else None
+        self._room = Room(self.name, options.max_messages, options.max_bytes, self._count_held)
 
     @classmethod
     def create(cls, name: str, directory: Path, options: JournalOptions) -> bytes:
@@ -204,8 +203,9 @@ class JournalStore:
             for state, seq, number in branch.acks:
                 feeds = state.feeds(number) if number else index.rows.waiting_for(state, seq)
                 self._delivery.claim_again([(feeds, seq)])
-            if self._room is not None:
-                branch.reservation = self._room.hold(branch.operations)
+            if self._room.limited:
+                sends = [operation for operation in branch.operations if operation[0] == f.SEND]
+                branch.reservation = self._room.hold(room_for(sends, self._log.window))
             self._log.restore(branch)
 
     @property
@@ -292,8 +292,8 @@ class JournalStore:
                 tickets.append(Ticket([], 0, bool(sync)))
             tickets[-1].operations.append(operation)
             tickets[-1].size += more
-        if self._room is not None:
-            reservation = self._room.reserve(operation for ticket in tickets for operation in ticket.operations)
+        if self._room.limited:
+            reservation = self._reserve(operation for ticket in tickets for operation in ticket.operations)
             for ticket in tickets:
                 ticket.reservation = reservation
             del reservation
@@ -319,8 +319,8 @@ class JournalStore:
         if expires_at_ms or self._priorities:
             extra = (order_of(priority, self._priorities), expires_at_ms)
         ticket = Ticket([(f.SEND, state, rest, key, extra)], len(rest) + state.send_overhead, bool(sync))
-        if self._room is not None:
-            ticket.reservation = self._room.reserve(ticket.operations)
+        if self._room.limited:
+            ticket.reservation = self._reserve(ticket.operations)
         self._sends += 1
         return ticket
 
@@ -346,8 +346,11 @@ class JournalStore:
             size += more
         return operations, size
 
-    def _count_held(self) -> tuple[int, int]:
-        """Messages and their bytes."""
+    def _reserve(self, operations: Iterable[Operation]) -> Reservation:
+        """Room for these sends. Raises StoreFullError, and then nothing is reserved."""
+        return self._room.reserve(room_for(operations, self._log.window))
+
+    def _count_held(self) -> Amount:
         self._applier.check()
         with self._applier.lock:
             index = self._applier.current()
@@ -534,7 +537,7 @@ class JournalStore:
         sending, more = self._send_operations(sends)
         operations += sending
         size += more + f.ACK_BYTES * len(acks)
-        reservation = self._room.reserve(sending) if self._room is not None else None
+        reservation = self._reserve(sending) if self._room.limited else None
         try:
             operations += acks_of(self._delivery.take(self, acks, CLAIMED, LEAVING))
             ticket = Ticket(operations, size, bool(sync))
@@ -561,9 +564,7 @@ class JournalStore:
 
     def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
         self._log.ensure_usable()
-        if self._room is None:
-            return None
-        return self._room.reserve(self._send_operations(sends)[0])
+        return self._reserve(self._send_operations(sends)[0]) if self._room.limited else None
 
     def prepare(
         self,

@@ -17,7 +17,7 @@ takes part in transactions for what others see, not for what survives (rule T7).
 Where things are:
 
 - the contract: `store`, with `receiving` (what comes out; `browsing` page by page), `settling` (what is acked, given
-  back or decided; `branches` of transactions over several stores), `limits`; who holds what is in ../delivery.py
+  back or decided; `branches` of transactions over several stores); who holds what is in ../delivery.py
 - `core`: what all of these work on, and its lock
 - what there is: `contents` (destinations and subscriptions), `chunks` (messages that are swapped together), `records`
   (a message's bytes)

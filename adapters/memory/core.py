@@ -28,11 +28,11 @@ from ...policies.options import MemoryOptions
 from ..base import SubscriptionKey
 from ..delivery import Delivery, Feed
 from ..locking import fork_generation
+from ..room import Amount, Room
 from .branches import Branches
 from .changes import Change, Steps
 from .chunks import CHUNK_COST
 from .contents import DESTINATION_COST, Contents, DestinationState, SubscriptionState
-from .limits import Room
 from .records import Encoded
 from .residence import Residence
 from .swap import Swap
@@ -62,9 +62,14 @@ class Core:
         self.steps = Steps()
         self.swap = Swap(self._path, options.roll_over_size)
         self.residence = Residence(self.name, self.contents, self.swap, self.steps, options.max_bytes)
-        self.room = Room(self.name, options, self.contents)
+        self.room = Room(
+            self.name, options.max_messages, options.max_stored_bytes, self._held, "max_stored_bytes"
+        )  # fmt: skip
         self.branches = Branches()
         self.sends = self.acks = self.batches = 0
+
+    def _held(self) -> Amount:
+        return self.contents.messages, self.contents.live_bytes
 
     def require_open(self) -> None:
         """Before taking the lock: in a forked child another thread's hold on it would last for ever."""
@@ -139,6 +144,18 @@ class Core:
                 "back first"
             )
 
+    def room_for(self, sends: Iterable[Encoded]) -> Amount:
+        """What these take of the store's room; those that are stored already, nothing."""
+        contents = self.contents
+        messages = size = 0
+        for message in sends:
+            state = contents.states.get(message.destination)
+            key = (state.number, message.name) if state is not None and message.name is not None else None
+            if key is None or contents.window.get(key) is None:
+                messages += 1
+                size += message.size
+        return messages, size
+
     def make_room(self, messages: Sequence[Encoded], required: bool = True) -> None:
         """In memory, for these. Raises StoreFullError and StoreFailedError if `required`."""
         more = sum(message.cost for message in messages) + (DESTINATION_COST + CHUNK_COST) * (1 + len(messages) // 64)
@@ -156,8 +173,8 @@ class Core:
     def carry_out(self, change: Change, required: bool = True, more: Callable[[], object] | None = None) -> None:
         """All of it takes effect, with `more` (which may be done again); or it raises, and nothing does. What is not
         `required` to keep its limits raises nothing."""
-        if required:
-            self.room.require(change.added, change.added_bytes)
+        if required and self.room.limited:
+            self.room.require((change.added, change.added_bytes))
         change.finish()
         written = self.residence.add(change, required)
         sends, acks, batches = self.sends + change.sends, self.acks + change.acks, self.batches + 1

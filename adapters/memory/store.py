@@ -303,7 +303,7 @@ class MemoryStore:
         encoded = self._encode(sends)
         with core.lock:
             core.enter()
-            return core.room.reserve(encoded)
+            return core.room.reserve(core.room_for(encoded)) if core.room.limited else None
 
     def prepare(
         self,

@@ -1,0 +1,79 @@
+"""How much a store may still take: room is reserved before a send is queued, so that no two senders get the same."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ..policies.errors import StoreFullError
+
+Amount = tuple[int, int]
+"""Messages and their bytes."""
+
+
+class Reservation:
+    """Room that is given back when its last user lets go of it: by then the messages are counted as held, or failed.
+
+    Not by a call, since a KeyboardInterrupt may come before any call.
+    """
+
+    __slots__ = ("_amount", "_given_back")
+
+    def __init__(self, amount: Amount, given_back: deque[Amount]) -> None:
+        self._amount = amount
+        self._given_back = given_back
+
+    def __del__(self) -> None:
+        self._given_back.append(self._amount)
+
+
+class Room:
+    """Of one store. Any thread may reserve; giving back takes no lock, whoever does it holds which."""
+
+    def __init__(
+        self,
+        name: str,
+        max_messages: int | None,
+        max_bytes: int | None,
+        held: Callable[[], Amount],
+        bytes_option: str = "max_bytes",
+    ) -> None:
+        """`held` tells what the store holds; `bytes_option` is what users know `max_bytes` by."""
+        self._name, self._held = name, held
+        self._max_messages, self._max_bytes, self._bytes_option = max_messages, max_bytes, bytes_option
+        self.limited = max_messages is not None or max_bytes is not None
+        self._lock = threading.RLock()  # guards what is reserved; a signal handler may come back to it
+        self._messages = self._bytes = 0
+        self._given_back: deque[Amount] = deque()
+
+    def hold(self, amount: Amount) -> Reservation:
+        """Room for so much, whether or not it is there: of a prepared branch found at open."""
+        with self._lock:
+            self._messages += amount[0]
+            self._bytes += amount[1]
+        return Reservation(amount, self._given_back)
+
+    def reserve(self, amount: Amount) -> Reservation:
+        """Room for so much. Raises StoreFullError, and then nothing is reserved."""
+        with self._lock:
+            self.require(amount)
+            return self.hold(amount)
+
+    def require(self, amount: Amount) -> None:
+        """Raise StoreFullError unless so much more fits."""
+        with self._lock:
+            while self._given_back:  # before `held` is asked, which counts what these have become
+                done = self._given_back.popleft()
+                self._messages -= done[0]
+                self._bytes -= done[1]
+            messages, size = self._held()
+            self._check("max_messages", self._max_messages, messages + self._messages, amount[0], "messages")
+            self._check(self._bytes_option, self._max_bytes, size + self._bytes, amount[1], "bytes of messages")
+
+    def _check(self, option: str, limit: int | None, held: int, more: int, what: str) -> None:
+        if limit is not None and more and held + more > limit:
+            raise StoreFullError(
+                f"store {self._name!r} holds {held} {what}, {more} more would come; {option} is {limit}: "
+                "receive and ack some, or raise the limit. Nothing was sent"
+            )
