@@ -59,6 +59,7 @@ class Steps:
     def __init__(self, kind: str = "", at: int = 0) -> None:
         self.kind, self.at = kind, at
         self.log: list[str] = []
+        self.hit = False
         self._lock = threading.Lock()
 
     def wrap(self, owner: type, method: str) -> None:
@@ -85,6 +86,7 @@ class Steps:
         with self._lock:
             self.log.append(what)
             hit = len(self.log) == self.at
+            self.hit = self.hit or hit
         if not hit:
             return do()
         if self.kind == "killed":
@@ -104,11 +106,14 @@ class Steps:
 class Script:
     """What the child does; it goes on after errors."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, steps: Steps) -> None:
         self.setup = config(directory, OPTIONS)
         self.path = directory.parent / "marks"
         self.marks = Marks(self.path)
+        self.steps = steps
         self.refused: list[Operation] = []
+        self.late: list[Operation] = []
+        """Transactions in which a store was struck: it may have been told again after others (rule T2)."""
         self.wrong: list[str] = []
         self.tried: Operation = {}
         self.marks.trying, trying = self._trying, self.marks.trying  # type: ignore[method-assign]
@@ -120,9 +125,11 @@ class Script:
 
     def attempt(self, act: Callable[[], object]) -> bool:
         """Do it. An error says what became of what was tried last."""
-        self.tried = {}
+        self.tried, hit = {}, self.steps.hit
         try:
             act()
+            if self.steps.hit != hit:
+                self.late.append(self.tried)
         except (anabranch.OutcomeUnknownError, anabranch.TransactionInDoubt):
             return False
         except anabranch.AnabranchError:
@@ -193,10 +200,11 @@ class Script:
 
 def work(directory: Path, kind: str, at: int) -> list[str]:
     """The child: what is wrong while it works."""
-    steps, script = Steps(kind, at), Script(directory)
+    steps = Steps(kind, at)
+    script = Script(directory, steps)
     steps.wrap_all()
     script.run()
-    (directory.parent / "refused").write_text(json.dumps(script.refused))
+    (directory.parent / "refused").write_text(json.dumps([script.refused, script.late]))
     (directory.parent / "steps").write_text(json.dumps(steps.log))
     return script.wrong
 
@@ -205,12 +213,14 @@ def look(directory: Path) -> list[str]:
     """Another one: what is wrong with what it left."""
     base = directory.parent
     held = Held.of(whole_lines(base / "marks"))
-    refused = json.loads((base / "refused").read_text()) if (base / "refused").exists() else []
+    refused, late = json.loads((base / "refused").read_text()) if (base / "refused").exists() else ([], [])
     with opened(config(directory, OPTIONS)) as router:
         found = mixed.Found.of(router)
         wrong = mixed.verify(router, *read_marks(base / "marks"), held, power=True)
     here = {(where, identity) for where, ids in found.channels.items() for identity in ids}
     gone = {pair for operation in refused for pair in sends_of(operation)}
+    overtaken = {identity for operation in late if operation for _, identity in sends_of(operation)}
+    wrong = [line for line in wrong if "out of order" not in line or not overtaken.intersection(line.split())]
     return wrong + [f"refused, and there: {name(pair)}" for pair in sorted(here & gone)]
 
 

@@ -93,6 +93,64 @@ def test_a_store_opens_again_on_a_full_disk_once_there_is_some_room(disk: Path) 
         assert violations(router) == []
 
 
+@pytest.mark.parametrize("kind", ["sql", "memory"])
+def test_a_disk_full_of_another_kind_of_store_is_emptied_and_used_again(disk: Path, kind: str) -> None:
+    """The database with its WAL, or the swap files. SQLite needs as much room as its WAL holds, 4 MiB at most, before
+    anything comes free in it."""
+    spare = disk / "spare"
+    spare.write_bytes(bytes(4608 * 1024))
+    options = {"sql": anabranch.SqlOptions(), "memory": anabranch.MemoryOptions(max_bytes=1 << 20)}[kind]
+    setup = anabranch.Config(disk / "data", [anabranch.StoreConfig("all", [">"], **{kind: options})])  # type: ignore[arg-type]
+    with anabranch.open(setup) as router:
+        queue = router.queue("q")
+        sent = fill(queue)
+        assert sent > 20
+        with pytest.raises(anabranch.StoreFullError):
+            queue.send(body_of("never.0", BODY))
+        assert contents(router) == {"q": [f"s.{number}" for number in range(sent)]}
+        assert violations(router) == []
+        spare.unlink()
+        for number in range(sent - 5):
+            message = queue.receive()
+            assert message is not None
+            assert identity_of(message.body) == f"s.{number}"
+            message.ack()
+        router.reclaim()
+        again = fill(queue, sent)
+        assert again > sent + 20
+        expected = [f"s.{number}" for number in range(sent - 5, again)]
+        assert contents(router) == {"q": expected}
+        assert violations(router) == []
+    with anabranch.open(setup) as router:
+        assert contents(router) == ({"q": expected} if kind == "sql" else {})
+        assert violations(router) == []
+
+
+@pytest.mark.parametrize("size", [100, 9_000])
+def test_a_transaction_whose_database_is_full_takes_effect_nowhere(disk: Path, tmp_path: Path, size: int) -> None:
+    journal = anabranch.JournalOptions(segment_size=256 * 1024, pool_files=0)
+    stores = [
+        anabranch.StoreConfig("a", ["queue://a.>"], journal=journal, directory=tmp_path / "a"),
+        anabranch.StoreConfig("b", ["queue://b.>"], sql=anabranch.SqlOptions(), directory=disk / "b"),
+    ]
+    setup = anabranch.Config(tmp_path / "data", stores)
+    with anabranch.open(setup) as router:
+        router.queue("a.in").send_many([body_of(f"i.{number}") for number in range(3000)])
+        router.queue("b.out").send(body_of("first.0"))
+        (disk / "spare").write_bytes(bytes(6_000_000))
+        sent = over_two(router, 0, size)
+        assert sent > 5
+        assert over_two(router, sent, 300_000) == sent
+        router.queue("a.out").send(body_of("alone.0"))
+        (disk / "spare").unlink()
+        settled(router)
+        found = contents(router)
+        expected = [f"t.{number}" for number in range(sent)]
+        assert found["a.out"] == [*expected, "alone.0"]
+        assert found["b.out"] == ["first.0", *expected]
+    works_again(setup, sent, size)
+
+
 def over_two(router: anabranch.Router, start: int, size: int) -> int:
     """Transactions that ack one message of store `a` and send one to `a` and one to `b`, until one is refused for want
     of space; its number."""

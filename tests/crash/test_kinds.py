@@ -1,0 +1,235 @@
+"""What hits stores of the other kinds: a full disk, flipped bits, another process, a fork, a thousand threads.
+
+What the journal is put through alone is in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import anabranch
+import anabranch.adapters.sql
+from anabranch.policies.options import StoreOptions
+
+from .ledger import body_of, contents, identity_of, violations
+from .sigkill import forked, reaped
+from .test_damage import in_child
+
+SENT = 150
+
+
+def config(directory: Path, **kinds: StoreOptions) -> anabranch.Config:
+    """A store of each of these kinds, which takes what begins with its kind's name."""
+    stores = [
+        anabranch.StoreConfig(kind, [f"{kind}.>"], **{kind: options})  # type: ignore[arg-type]
+        for kind, options in kinds.items()
+    ]
+    return anabranch.Config(directory, stores)
+
+
+def all_kinds(directory: Path) -> anabranch.Config:
+    memory = anabranch.MemoryOptions(max_bytes=1 << 20, roll_over_size=64 * 1024)
+    return config(directory, journal=anabranch.JournalOptions(), sql=anabranch.SqlOptions(), memory=memory)
+
+
+# A flipped bit -------------------------------------------------------------------------------------------------------
+
+
+def fill(directory: Path) -> None:
+    """A process that is killed when all is sent, so that much is in SQLite's WAL alone."""
+    with anabranch.open(config(directory, sql=anabranch.SqlOptions())) as router:
+        queue = router.queue("sql.q")
+        for number in range(SENT):
+            queue.send(body_of(f"s.{number}", 700))
+            if number % 3 == 0:
+                message = queue.receive()
+                assert message is not None
+                message.ack()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def look(directory: Path) -> str:
+    """What is found: "right", "named: ...", "earlier", "a body" or "WRONG: ...".
+
+    SQLite takes its WAL from a damaged frame on for torn, so that the store is as it was at an earlier moment. Nothing
+    in its other file tells one bit of a body from another.
+    """
+    try:
+        with anabranch.open(config(directory, sql=anabranch.SqlOptions())) as router:
+            store = router.places.store_for(router.queue("sql.q").destination)
+            found = []
+            for message in router.queue("sql.q").browse():
+                try:
+                    found.append(identity_of(message.body))
+                except AssertionError:
+                    return "a body"
+            wrong = list(store.check())
+            if wrong:
+                return f"named: {wrong[0]}"
+            for sent in range(SENT + 1):
+                for acked in (sent // 3, -(-sent // 3)):
+                    if found == [f"s.{number}" for number in range(acked, sent)]:
+                        return "right" if sent == SENT else "earlier"
+            return f"WRONG: {found}"
+    except (anabranch.AnabranchError, ValueError) as error:
+        return f"named: {type(error).__name__} {error}"
+
+
+@pytest.mark.parametrize("victim", ["store.db", "store.db-wal"])
+def test_a_bit_that_flips_in_sqlite_is_named_or_harmless(tmp_path: Path, victim: str) -> None:
+    assert reaped(forked(partial(fill, tmp_path / "data")), 60) == -signal.SIGKILL
+    path = tmp_path / "data" / "stores" / "sql" / victim
+    files = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+    chance = random.Random(victim)
+    seen: Counter[str] = Counter()
+    for _ in range(6):
+        for name, content in files.items():
+            (path.parent / name).write_bytes(content)
+        at, content = chance.randrange(len(files[victim])), bytearray(files[victim])
+        content[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(content)
+        found = in_child(lambda: look(tmp_path / "data"), tmp_path / "report")
+        seen[found.partition(":")[0]] += 1
+        assert not found.startswith("WRONG"), f"byte {at}: {found}"
+    assert victim == "store.db-wal" or not seen["earlier"], seen
+
+
+def test_a_bit_that_flips_in_a_swap_file_is_named_and_its_neighbours_are_there(tmp_path: Path) -> None:
+    with anabranch.open(all_kinds(tmp_path / "data")) as router:
+        queue = router.queue("memory.q")
+        ids = [f"s.{number}" for number in range(400)]
+        for identity in ids:
+            queue.send(body_of(identity, 9000))
+        files = sorted((tmp_path / "data").rglob("*.swap"))
+        assert len(files) > 10
+        for path in files[3:5]:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 4
+            path.write_bytes(content)
+        found, errors = [], 0
+        for _ in range(2 * len(ids)):
+            try:
+                message = queue.receive()
+            except anabranch.CorruptionError as error:
+                assert ".swap" in str(error)
+                errors += 1
+                continue
+            if message is None:
+                break
+            found.append(identity_of(message.body))
+            message.ack()
+        assert errors
+        assert found == [identity for identity in ids if identity in set(found)]
+        assert len(ids) // 2 < len(found) < len(ids)  # what was swapped out together has one checksum
+        queue.delete()
+        queue.send(body_of("s.0"))
+        assert contents(router) == {"memory.q": ["s.0"]}
+
+
+# Other processes -----------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_on_one_database_never_both_write(tmp_path: Path) -> None:
+    """Each with a directory of its own and no lease: the one that the other overtakes stops (rule W3 of the writer)."""
+    options = anabranch.SqlOptions(url=f"sqlite:///{tmp_path / 'shared.db'}")
+    promised = tmp_path / "promised"
+
+    def work(name: str) -> list[str]:
+        sent = 0
+        with promised.open("ab", buffering=0) as file:
+            try:
+                with anabranch.open(config(tmp_path / name, sql=options)) as router:
+                    for sent in range(200):
+                        router.queue("sql.q").send(body_of(f"{name}.{sent}"))
+                        file.write(f"{name}.{sent}\n".encode())
+            except (anabranch.StoreFailedError, anabranch.StoreLockedError, anabranch.PlacementError) as error:
+                return [] if "somebody else" in str(error) or sent == 0 else [f"{name}: {error}"]
+        return []
+
+    children = [forked(partial(work, name)) for name in ("a", "b")]
+    assert [reaped(child, 60) for child in children] == [0, 0]
+    with anabranch.open(config(tmp_path / "a", sql=options)) as router:
+        found = contents(router).get("sql.q", [])
+    said = promised.read_text().split()
+    assert set(said) <= set(found)
+    assert len(found) == len(set(found))
+    for name in ("a", "b"):
+        mine = [identity for identity in found if identity.startswith(name)]
+        assert mine == [f"{name}.{number}" for number in range(len(mine))]
+
+
+def test_a_forked_child_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    with anabranch.open(all_kinds(tmp_path / "data")) as router:
+        queues = [router.queue(f"{kind}.q") for kind in ("journal", "sql", "memory")]
+        for queue in queues:
+            queue.send(body_of("s.0"))
+            queue.send(body_of("t.0"), persistent=False)
+
+        def child() -> list[str]:
+            wrong = []
+            for queue in queues:
+                for call in (lambda q=queue: q.send(b"x"), queue.receive, lambda q=queue: list(q.browse())):
+                    try:
+                        call()
+                        wrong.append(f"{queue} works")
+                    except anabranch.ClosedError:
+                        pass
+            router.close()
+            return wrong
+
+        assert reaped(forked(child), 30) == 0
+        for queue in queues:
+            queue.send(body_of("s.1"))
+            assert [identity_of(message.body) for message in queue.browse()] == ["s.0", "t.0", "s.1"]
+        assert violations(router) == []
+
+
+# A thousand threads --------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_threads_over_all_kinds(tmp_path: Path) -> None:
+    """Each sends to all of them, in a transaction and alone, and acks as much as it has sent."""
+    failed: list[BaseException] = []
+    acked: Counter[str] = Counter()
+    lock = threading.Lock()
+    kinds = ("journal", "sql", "memory")
+
+    def work(router: anabranch.Router, number: int) -> None:
+        try:
+            with router.transaction() as tx:
+                for kind in kinds:
+                    tx.send(f"{kind}.q", body_of(f"{kind}{number}.0"))
+            for kind in kinds:
+                router.queue(f"{kind}.q").send(body_of(f"{kind}{number}.1"))
+            for kind in kinds:
+                message = router.queue(f"{kind}.q").receive(timeout=60)
+                assert message is not None
+                identity = identity_of(message.body)
+                message.ack()
+                with lock:
+                    acked[identity] += 1
+        except BaseException as error:
+            failed.append(error)
+
+    with anabranch.open(all_kinds(tmp_path / "data")) as router:
+        threads = [threading.Thread(target=work, args=(router, number)) for number in range(1000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(240)
+        assert not any(thread.is_alive() for thread in threads)
+        assert failed == []
+        left = [identity for ids in contents(router).values() for identity in ids]
+        assert max(acked.values()) == 1
+        assert len(acked) == 3000
+        everything = {f"{kind}{number}.{n}" for kind in kinds for number in range(1000) for n in (0, 1)}
+        assert sorted([*left, *acked]) == sorted(everything)
+        assert violations(router) == []
