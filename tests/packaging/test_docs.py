@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import anabranch
+from anabranch.policies.config import loads
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -42,6 +45,42 @@ def test_the_programs_of_the_page_on_transactions_run(tmp_path: Path) -> None:
             [sys.executable, "-c", lines], capture_output=True, text=True, cwd=tmp_path / str(number), check=False
         )
         assert run.returncode == 0, run.stderr
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs" / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_what_is_called_python_compiles(page: Path) -> None:
+    for program in blocks(page.name, "python"):
+        compile(program, page.name, "exec")
+
+
+def test_the_programs_of_the_page_on_messages_run_one_after_the_other(tmp_path: Path) -> None:
+    programs = blocks("messages.md", "python")
+    assert len(programs) == 2
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"])])
+    with anabranch.open(config) as router:
+        names: dict[str, object] = {"router": router}
+        for program in programs:
+            exec(program, names)
+        assert [s.subscription.name for s in router.topic("prices.eu").subscriptions()] == ["charts"]
+
+
+def test_the_programs_of_the_page_on_configuration_run() -> None:
+    for program in blocks("configuration.md", "python"):
+        exec(program, {"__name__": "a_program"})
+
+
+def test_the_configurations_of_the_pages_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEDGER_PASSWORD", "s3cret")
+    found = blocks("configuration.md", "yaml")
+    assert len(found) == 2
+    ledger = re.search(r"^    stores:\n(?:    .*\n)+", (ROOT / "docs" / "sql.md").read_text(), re.MULTILINE)
+    assert ledger is not None
+    for text in (*found, f"    directory: data\n{ledger[0]}"):
+        assert loads(text, tmp_path).stores
 
 
 def test_every_rule_that_the_code_cites_is_written_down() -> None:
