@@ -29,7 +29,7 @@ from ..adapters.files import disk_errors, sweep_unfinished, sync_directory
 from ..adapters.journal import format as f
 from ..adapters.journal import recovery
 from ..adapters.journal.batch import Flight, Ticket
-from ..adapters.journal.directory import StoreDirectory
+from ..adapters.journal.directory import StoreDirectory, first_segment
 from ..adapters.journal.files import SegmentFiles
 from ..adapters.journal.log import Log
 from ..adapters.journal.reader import BatchReader, records_of
@@ -242,7 +242,7 @@ class DecisionLog:
         with disk_errors("the decision log, which transactions over several stores need, cannot be made"):
             if self._log is None:
                 if not self._directory.path.exists():  # it may: made by a call that could not go on
-                    self._directory.create(SEGMENT_BYTES)
+                    self._directory.create(first_segment(SEGMENT_BYTES))
                 self._open()
         epoch = max(time.time_ns() // 1000, max(self.epochs, default=0) + 1)
         self._write(f.EPOCH, _encode(epoch), sync=True)

@@ -58,7 +58,7 @@ from .batch import Branch, Operation, Outcome, Ticket, room_for
 from .bodies import Bodies
 from .check import violations
 from .destinations import DestinationState
-from .directory import StoreDirectory
+from .directory import StoreDirectory, first_segment
 from .files import SegmentFiles
 from .holds import acks_of, come_back, delivered_of, free_ranges
 from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, remove_file
@@ -118,7 +118,7 @@ class JournalStore:
     def create(cls, name: str, directory: Path, options: JournalOptions) -> bytes:
         """Make an empty store, whole or not at all (rule D2); returns its id. The directory must not exist."""
         with disk_errors(f"store {name!r} cannot be created"):
-            return StoreDirectory(name, directory, None).create(options.segment_size)
+            return StoreDirectory(name, directory, None).create(first_segment(options.segment_size))
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
@@ -210,7 +210,8 @@ class JournalStore:
 
     @property
     def last_seq(self) -> int:
-        self._log.ensure_usable()
+        if self._log.failed is not None:
+            self._log.ensure_usable()
         return self._log.tail.seq
 
     def close(self) -> None:
