@@ -64,8 +64,8 @@ class Scene:
             assert time.monotonic() < deadline, f"{where}: it hangs: {self.router.in_doubt()}, {self.router.stats()}"
             time.sleep(0.0005)
         for store in self.router.places.open_stores():
-            assert isinstance(store, JournalStore)
-            store._log.flush()  # else a worker may carry on with a batch between two looks
+            if isinstance(store, JournalStore):
+                store._log.flush()  # else a worker may carry on with a batch between two looks
 
     def _busy(self) -> bool:
         if self.router.coordinator._active or any(d.xid is None or d.outcome for d in self.router.in_doubt()):
@@ -244,3 +244,52 @@ def test_the_outcome_of_a_prepared_one(scene: Scene, commit: bool) -> None:
     assert everywhere(prepare, check, STEP) > 200
     scene.outcomes.append(not commit)
     scene.end()
+
+
+class Beside(Scene):
+    """Store `b` is memory alone: the commit of `a` decides."""
+
+    def done(self, where: str) -> bool:
+        """Likewise. What is undone in memory though `a` has done it comes once more (rule T7)."""
+        self.settled(where)
+        signs = {}
+        for store in "ab":
+            inside, outside = (self.router.queue(f"{store}.{end}") for end in ("in", "out"))
+            sent = [identity_of(message.body) for message in outside.browse()]
+            assert sent in ([], [f"m.{self.number}"]), where
+            signs[store] = bool(sent)
+            assert (len(inside) == 0) == signs[store], f"{where}: half done in {store}"
+            for queue in (inside, outside):
+                while (message := queue.receive()) is not None:
+                    message.ack()
+                assert len(queue) == 0, f"{where}: a message of {queue.destination} is held on to"
+        assert signs["a"] or not signs["b"], f"{where}: done in memory alone"
+        self.outcomes.append(signs["a"])
+        return signs["a"]
+
+
+@pytest.mark.parametrize("kind", ["journal", "sql"])
+def test_a_commit_beside_memory(tmp_path: Path, kind: str) -> None:
+    options = {"journal": anabranch.JournalOptions(), "sql": anabranch.SqlOptions()}[kind]
+    stores = [
+        anabranch.StoreConfig("a", ["queue://a.>"], **{kind: options}),  # type: ignore[arg-type]
+        anabranch.StoreConfig("b", ["queue://b.>"], memory=anabranch.MemoryOptions()),
+    ]
+    with anabranch.open(anabranch.Config(tmp_path / "data", stores)) as router:
+        scene = Beside(router)
+        scene.begin().commit()
+        assert scene.done("at first")
+
+        def prepare(at: int) -> Callable[[], object]:
+            open_one[:] = [scene.begin()]
+            return open_one[0].commit
+
+        def check(at: int, where: str) -> None:
+            if open_one[0].state == "open":
+                open_one[0].rollback()
+            assert scene.done(where) or where
+
+        open_one: list[anabranch.Transaction] = []
+        assert everywhere(prepare, check, STEP) > 100
+        assert set(scene.outcomes) == {True, False}
+        assert violations(router) == []

@@ -19,6 +19,11 @@ def test_a_storm_over_two_stores(sync: str) -> None:
     storm("--threads", "8", "--sync", sync, "--across")
 
 
+@pytest.mark.parametrize("kinds", ["memory", "sql", "journal,memory", "journal,sql"])
+def test_a_storm_over_other_kinds_of_stores(kinds: str) -> None:
+    storm("--threads", "8", "--stores", kinds, *(["--across"] if "," in kinds else []))
+
+
 def storm(*options: str) -> None:
     command = [sys.executable, "-m", "tests.crash.sigint", "--signals", "250", "--seed", "1", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
