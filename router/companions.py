@@ -14,10 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..adapters.base import PRIORITY_MAX, Message, Store, Subscription, SubscriptionKey
+from ..adapters.base import PRIORITY_MAX, Change, Message, Store, Subscription
 from ..adapters.memory import companion as open_companion
 from ..adapters.memory import position_of
-from ..policies.destination import Destination
 from ..policies.errors import UnknownSubscriptionError
 from ..policies.options import MemoryOptions, StoreOptions
 
@@ -42,23 +41,26 @@ class Companion(NamedTuple):
         return position_of(message)
 
     def mirror(self, subscription: Subscription, subscribe: bool) -> int:
-        """Begin or end what was begun or ended in the durable store; returns how many messages went with it."""
-        if subscribe:
-            self.store.subscribe(_plain(subscription))
-            return 0
-        try:
-            return self.store.unsubscribe(subscription.topic, subscription.key)
-        except UnknownSubscriptionError:
-            return 0
+        """Begin or end what was begun or ended in the durable store; returns how many messages went with it. Nothing
+        is refused: it has happened, and who has claimed one of these messages has claimed what is gone."""
+        subscription = _plain(subscription)
+        count = 0
+        if not subscribe:
+            try:
+                count = self.store.depth(subscription.topic, subscription.key)
+            except UnknownSubscriptionError:
+                return 0
+        self.store.commit([], [], changes=[Change(subscription, subscribe)])
+        return count
 
-    def receive(self, destination: Destination, key: SubscriptionKey | None) -> Message | None:
-        """As Store.receive, at once. A subscription that a prepared transaction began elsewhere begins here now."""
-        try:
-            return self.store.receive(destination, 0, key)
-        except UnknownSubscriptionError:
-            if key is not None:
-                self.store.subscribe(Subscription(destination, key[1], key[0]))
-            return None
+    def align(self, durable: Store) -> None:
+        """Begin and end what was begun and ended in the durable store, by a transaction that was prepared, say."""
+        mine = {(known.topic, known.key): known for known in self.store.subscriptions()}
+        there = {(known.topic, known.key): known for known in durable.subscriptions()}  # last: it comes first there
+        for name in there.keys() - mine.keys():
+            self.mirror(there[name], True)
+        for name in mine.keys() - there.keys():
+            self.mirror(mine[name], False)
 
 
 def _plain(subscription: Subscription) -> Subscription:
@@ -67,11 +69,13 @@ def _plain(subscription: Subscription) -> Subscription:
 
 
 class Companions:
-    """Threads: all. `_lock` guards the making of one; who looks one up takes no lock."""
+    """Threads: all. `lock` guards the making of one; who looks one up takes none."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while one is made with the subscriptions that its durable store has: who has begun or ended one there
+        takes it before he looks whether there is a companion."""
         self._by_store: dict[bytes, Companion] = {}
         """By the durable store's id."""
         self._watchers: list[Callable[[], None]] = []
@@ -104,7 +108,7 @@ class Companions:
         """That of a durable store, made if need be. `last_seq` tells how far the durable store has come."""
         companion = self._by_store.get(durable.store_id)
         if companion is None:
-            with self._lock:
+            with self.lock:
                 companion = self._by_store.get(durable.store_id)
                 if companion is None:
                     companion = self._make(durable, options, last_seq)
@@ -143,7 +147,7 @@ class Companions:
 
     def close(self) -> None:
         """Drop them with all they hold. Idempotent."""
-        with self._lock:
+        with self.lock:
             for companion in list(self._by_store.values()):
                 companion.store.close()
             self._by_store.clear()

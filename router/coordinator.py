@@ -281,6 +281,8 @@ class Coordinator:
         for part, step in steps:
             try:
                 receipts[id(part)] = step.wait() or []
+                if part.store.volatile:  # no decision names it: nobody will ever ask it what became of that
+                    part.store.forget([decision.transaction])
             except AnabranchError as error:
                 left.append((part.store, error))
         if left:  # not before all have been told: once these have done it, the decision may be forgotten

@@ -10,12 +10,13 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from ..adapters.base import Message, Store, SubscriptionKey
 from ..policies.destination import Destination
-from ..policies.errors import ClosedError
+from ..policies.errors import AnabranchError, ClosedError, UnknownSubscriptionError
 
 if TYPE_CHECKING:
     from .companions import Companion
@@ -71,38 +72,55 @@ class Inlet:
                 pass  # it was released before
 
         ends: list[Callable[[], None]] = []
+        message: Message | None = None
         try:
             ends.append(self._places.watch_companions(wake))
             ends.append(self._for_store(lambda store: store.watch(self._destination, self._subscription, wake)))
             if companion is not None:
-                ends.append(companion.store.watch(self._destination, self._subscription, wake))
+                ends.append(self._there(companion, lambda: self._watch_companion(companion, wake)))
             elif self._places.companion_of(self._destination) is not None:
                 return None  # it was made just now
             message = self._first(companion)
             if message is None:
                 woken.acquire(timeout=-1 if left is None else left)
+            _end(ends)
             return message
+        except BaseException:
+            _let_go(message)
+            raise
         finally:
-            for end in ends:
-                end()
+            _end(ends)
+
+    def _watch_companion(self, companion: Companion, wake: Callable[[], None]) -> Callable[[], None]:
+        return companion.store.watch(self._destination, self._subscription, wake)
 
     def _first(self, companion: Companion | None) -> Message | None:
-        """The first message of both stores that nobody holds, leased."""
+        """The first message of both stores that nobody holds, leased. Who is interrupted holds neither."""
         if companion is None:
             return self._for_store(self._receive_now)
-        transient = companion.receive(self._destination, self._subscription)
-        if transient is None:
-            return self._for_store(self._receive_now)
+        transient: Message | None = None
+        durable: Message | None = None
         try:
+            transient = self._there(companion, lambda: self._receive_now(companion.store))
             durable = self._for_store(self._receive_now)
+            if transient is None or durable is None:
+                return transient or durable
+            first, second = sorted((durable, transient), key=companion.order)
+            second.store.release([second], delivered=False)
+            return first
         except BaseException:
-            companion.store.release([transient], delivered=False)
+            _let_go(transient)
+            _let_go(durable)
             raise
-        if durable is None:
-            return transient
-        first, second = sorted((durable, transient), key=companion.order)
-        second.store.release([second], delivered=False)
-        return first
+
+    def _there(self, companion: Companion, call: Callable[[], T]) -> T:
+        """Call with a companion. What it knows not of a subscription, as one who began it was interrupted before he
+        came to the companion, it is told. Raises UnknownSubscriptionError if the durable store does not know it."""
+        try:
+            return call()
+        except UnknownSubscriptionError:
+            self._for_store(self._places.align_companion)
+            return call()
 
     def browse(self, limit: int | None, after: int | Message) -> Iterator[Message]:
         """As Store.browse. It may take its time: a store that is closed for being idle meanwhile is opened again."""
@@ -128,6 +146,7 @@ class Inlet:
         return after
 
     def _browse_companion(self, companion: Companion, after: int | Message) -> Iterator[Message]:
+        self._there(companion, lambda: companion.store.depth(self._destination, self._subscription))
         for message in companion.store.browse(self._destination, None, 0, self._subscription):
             if isinstance(after, Message) or companion.position(message) >= after:
                 yield message
@@ -156,7 +175,8 @@ class Inlet:
         if self._places.store_of(self._destination) is None:
             return 0
         companion = self._places.companion_of(self._destination)
-        return self._for_store(call) + (call(companion.store) if companion is not None else 0)
+        count = self._for_store(call)
+        return count if companion is None else count + self._there(companion, lambda: call(companion.store))
 
     def _for_store(self, call: Callable[[Store], T]) -> T:
         """Call with the durable store; once more if it had just been closed for being idle."""
@@ -166,3 +186,17 @@ class Inlet:
                 return call(store)
             except ClosedError:
                 self._places.forget_closed(self._destination, store)
+
+
+def _end(ends: list[Callable[[], None]]) -> None:
+    """May be done again."""
+    while ends:
+        ends[-1]()
+        ends.pop()
+
+
+def _let_go(message: Message | None) -> None:
+    """If it is leased still."""
+    if message is not None:
+        with suppress(AnabranchError):
+            message.store.release([message], delivered=False)

@@ -196,7 +196,7 @@ class Places:
             return store
         row = self._placement.stores[store.store_id]
         return self._companions.made_for(
-            store, self._layout.options_of(row).options, lambda: (self._stores.if_open(row.path) or store).last_seq
+            store, self._layout.options_of(row).options, lambda: self._stores.last_seq(row.path)
         ).store
 
     def watch_companions(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -219,8 +219,17 @@ class Places:
 
     def mirror(self, subscription: Subscription, subscribe: bool) -> int:
         """Do in the topic's companion what was done in its store; returns how many messages went with it."""
-        companion = self.companion_of(subscription.topic)
-        return companion.mirror(subscription, subscribe) if companion is not None else 0
+        store = self.store_for(subscription.topic)
+        with self._companions.lock:  # one that is made just now has it, or is there
+            companion = self._companions.get(store.store_id)
+            return companion.mirror(subscription, subscribe) if companion is not None else 0
+
+    def align_companion(self, store: Store) -> None:
+        """What a prepared transaction began or ended in a store begins or ends in its companion."""
+        with self._companions.lock:
+            companion = self._companions.get(store.store_id)
+            if companion is not None:
+                companion.align(store)
 
     def dead_letter_of(self, store: Store) -> str | None:
         """Where a store's undelivered messages go: the pattern of a name. None: away."""

@@ -84,7 +84,7 @@ class Router:
         self.coordinator = Coordinator(config.directory / "decisions", config.transactions, self.places)
         """Of transactions over several stores; likewise."""
         self.places.on_open(self.coordinator.settling.settle)
-        self.sweeper = Sweeper(self.places, self.transaction)
+        self.sweeper = Sweeper(self.places, self._unlimited)
         """Of messages that are not delivered any more; likewise."""
         self._transactions = OpenTransactions(config.transactions, lambda: len(self.coordinator.externals))
 
@@ -211,6 +211,11 @@ class Router:
             self._transactions.remove(transaction)
             raise
         return transaction
+
+    def _unlimited(self) -> Transaction:
+        """One of our own, which holds what it must."""
+        self.places.require_open()
+        return Transaction(self, self._transactions, limited=False)
 
     def join(self, manager: Any = None, xid: Xid | None = None) -> DataManager:
         """Take part in the current transaction of the `transaction` package, of its thread's manager or of the one

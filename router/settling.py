@@ -119,6 +119,7 @@ class Settling:
                 continue
             try:
                 tell(store, said).wait()
+                self._carried_out_in(store, transaction)
                 log.info("store %s: transaction %s: %s", store.name, transaction.hex(), word(said))
             except AnabranchError as error:
                 log.warning("store %s: transaction %s waits: %s", store.name, transaction.hex(), error)
@@ -126,6 +127,12 @@ class Settling:
         self.carried_out(store.store_id, expected - waiting)
         if waiting:
             self.retry_later()
+
+    def _carried_out_in(self, store: Store, transaction: bytes) -> None:
+        if store.volatile:  # nobody will ever ask it what became of that: no decision names it
+            store.forget([transaction])
+        else:
+            self._places.align_companion(store)
 
     def carried_out(self, store_id: bytes, transactions: Iterable[bytes]) -> None:
         """A store has carried out these decisions."""

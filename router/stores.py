@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from ..adapters.base import Adapter, Progress, Store
@@ -34,6 +34,8 @@ class OpenStores:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, Store] = OrderedDict()
         self._exclusive: dict[str, threading.RLock] = {}
+        self._last_seqs: dict[str, int] = {}
+        """Of stores that were closed."""
         self.by_destination: dict[Destination, Store] = {}
         """Found before. It is emptied whenever a store is closed for being idle: a store that is used goes through
         `open` again then, which is how `_open` knows the order of use at no cost to a send."""
@@ -50,6 +52,11 @@ class OpenStores:
     def if_open(self, path: str) -> Store | None:
         """The store at a path if it is open."""
         return self._open.get(path)
+
+    def last_seq(self, path: str) -> int:
+        """The highest seq that the store at a path has given out, also if it was closed for being idle."""
+        store = self._open.get(path)
+        return store.last_seq if store is not None else self._last_seqs.get(path, 0)
 
     @contextmanager
     def exclusive(self, path: str) -> Iterator[None]:
@@ -153,6 +160,8 @@ class OpenStores:
         self._drop(path)
 
     def _drop(self, path: str) -> None:
+        with suppress(AnabranchError):
+            self._last_seqs[path] = self._open[path].last_seq
         with self._lock:
             self._open.pop(path, None)
 

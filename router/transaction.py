@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -32,7 +33,13 @@ from ..adapters.base import (
     checked,
 )
 from ..policies.destination import Destination
-from ..policies.errors import OutcomeUnknownError, SubscriptionError, TransactionError, TransactionInDoubt
+from ..policies.errors import (
+    AnabranchError,
+    OutcomeUnknownError,
+    SubscriptionError,
+    TransactionError,
+    TransactionInDoubt,
+)
 from .addresses import Address, resolve_all, topic_of
 from .endpoint import expiry
 from .parts import Part, Work, unclaim
@@ -61,9 +68,7 @@ class Transaction:
     """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block, or when its time
     is over."""
 
-    def __init__(
-        self, router: Router, opened: OpenTransactions, xid: Xid | None = None, limited: bool = True
-    ) -> None:
+    def __init__(self, router: Router, opened: OpenTransactions, xid: Xid | None = None, limited: bool = True) -> None:
         """`limited`: by max_operations and max_bytes."""
         self.xid = xid
         self._limited = limited
@@ -386,7 +391,8 @@ class Transaction:
             receipts = {id(parts[0]): parts[0].commit(self._router.places)}
         for part in parts:
             for change in part.changes:
-                self._router.places.mirror(change.subscription, change.subscribe)
+                with suppress(AnabranchError):  # it is committed; who receives there finds out
+                    self._router.places.mirror(change.subscription, change.subscribe)
         return [
             receipts[id(part)][place] if receipts.get(id(part)) else Receipt(part.sends[place][0], 0)
             for part, place in self._order

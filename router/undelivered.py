@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from ..adapters.background import shared
 from ..adapters.base import EXPIRED, Store, Undelivered
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError
+from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
 from ..policies.options import dead_letter_name
 from .places import Places
 from .transaction import Transaction
@@ -24,6 +26,12 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 1.0
 SWEEP_MAX: Final = 100
 """Messages that are put aside in one transaction."""
+SWEEP_BYTES: Final = 4 << 20
+"""Likewise, of their bodies; one that is longer is put aside alone."""
+REFUSED_SECONDS: Final = 60.0
+"""Until one that was refused, by a limit of its dead-letter queue's store say, is tried again."""
+_REFUSED: Final = (MessageTooLargeError, DestinationError, UnknownMessageError)
+"""What is wrong with one message, and not with a store."""
 
 
 class Sweeper:
@@ -31,15 +39,20 @@ class Sweeper:
 
     def __init__(self, places: Places, begin: Callable[[], Transaction]) -> None:
         self._places, self._begin = places, begin
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread, to close the router
         self.closed = True
+        self._turn = 0
+        """Counts the times it was opened: what is scheduled for an earlier one is passed over."""
+        self._refused: dict[tuple[bytes, int], float] = {}
+        """Store id and seq of what could not be put aside for what it is, and when it is tried again (monotonic)."""
         self.dead_lettered = self.dropped = 0
         """Messages since open."""
 
     def open(self) -> None:
         """Look now and then, until `close`."""
         self.closed = False
-        shared().schedule(SWEEP_SECONDS, self._run_in_background)
+        self._turn += 1
+        shared().schedule(SWEEP_SECONDS, partial(self._run_in_background, self._turn))
 
     def close(self) -> None:
         """No more. Waits for a sweep that is under way. Idempotent."""
@@ -47,10 +60,12 @@ class Sweeper:
         with self._lock:
             pass
 
-    def _run_in_background(self) -> None:
-        if not self.closed:
-            self.run()
-            shared().schedule(SWEEP_SECONDS, self._run_in_background)
+    def _run_in_background(self, turn: int) -> None:
+        if not self.closed and turn == self._turn:
+            try:
+                self.run()
+            finally:  # whatever it was that failed, there is a next time
+                shared().schedule(SWEEP_SECONDS, partial(self._run_in_background, turn))
 
     def run(self) -> int:
         """Put aside all that waits for it in open stores; returns how many messages. A store that fails holds up no
@@ -65,26 +80,58 @@ class Sweeper:
 
     def _sweep(self, store: Store) -> int:
         count = 0
+        alone = False
         pattern = self._places.dead_letter_of(store)
         while True:
             with self._lock:
                 if self.closed:
                     return count
-                found = store.take_undelivered(SWEEP_MAX)
-                if not found:
-                    return count
-                if not self._put_aside(store, pattern, found):
-                    return count
-                count += len(found)
+                waiting: list[Undelivered] = []
+                try:
+                    waiting += store.take_undelivered(SWEEP_MAX)
+                    found = len(waiting)
+                    refused = self._put_all_aside(store, pattern, waiting, alone)
+                finally:
+                    left = len(waiting)
+                    self._let_go(store, waiting)
+            count += found - left
+            if left == found and (alone or not refused):
+                return count
+            alone = refused
 
-    def _put_aside(self, store: Store, pattern: str | None, found: Sequence[Undelivered]) -> bool:
-        """In one transaction; whether that could be done."""
+    def _put_all_aside(self, store: Store, pattern: str | None, waiting: list[Undelivered], alone: bool) -> bool:
+        """In transactions of a bounded size, or each `alone`; those that could be put aside leave `waiting`. Returns
+        whether one was refused for what it is: it must not hold up the others."""
+        refused = False
+        now = time.monotonic()
+        self._refused = {known: again for known, again in self._refused.items() if again > now}
+        to_do = [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
+        for some in _groups(to_do, 0 if alone else SWEEP_BYTES):
+            try:
+                kept = self._put_aside(store, pattern, some)
+            except _REFUSED as error:
+                refused = True
+                if not alone:
+                    return True
+                self._refused[store.store_id, some[0].message.seq] = now + REFUSED_SECONDS
+                log.warning("store %s: %r cannot be put aside, and waits: %s", store.name, some[0].message, error)
+                continue
+            except AnabranchError as error:
+                log.warning("store %s: %d messages cannot be put aside, and wait: %s", store.name, len(waiting), error)
+                return False
+            for one in some:
+                waiting.remove(one)
+            self.dead_lettered += kept
+            self.dropped += len(some) - kept
+        return refused
+
+    def _put_aside(self, store: Store, pattern: str | None, found: Sequence[Undelivered]) -> int:
+        """In one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then nothing was
+        done."""
         kept = 0
-        transaction = None
+        transaction = self._begin()
         try:
-            transaction = self._begin()
             for message, reason in found:
-                transaction.ack(message)
                 source = message.destination
                 target = Destination.parse(dead_letter_name(pattern, source.name)) if pattern is not None else None
                 if target is None or (target == source and reason == EXPIRED):
@@ -94,27 +141,35 @@ class Sweeper:
                     persistent=not store.volatile,
                 )  # fmt: skip
                 kept += 1
+            for message, _ in found:  # last: what is given back by a transaction counts as delivered
+                transaction.ack(message)
             transaction.commit()
-        except AnabranchError as error:
-            log.warning("store %s: %d messages cannot be put aside, and wait: %s", store.name, len(found), error)
-            self._let_go(store, transaction, found)
-            return False
-        self.dead_lettered += kept
-        self.dropped += len(found) - kept
-        return True
-
-    def _let_go(self, store: Store, transaction: Transaction | None, found: Sequence[Undelivered]) -> None:
-        """Those that are leased or claimed still are free; nobody receives them, and the next sweep finds them."""
-        try:
-            if transaction is not None and transaction.state == "open":
+        except BaseException:
+            if transaction.state == "open":
                 transaction.rollback()
-        except AnabranchError as error:
-            log.debug("store %s: %s", store.name, error)
-        for message, _ in found:
+            raise
+        return kept
+
+    def _let_go(self, store: Store, left: Sequence[Undelivered]) -> None:
+        """Those that are leased still are free; nobody receives them, and the next sweep finds them."""
+        for message, _ in left:
             try:
                 store.release([message], delivered=False)
             except AnabranchError:
-                pass  # the transaction has freed it
+                pass  # the transaction has freed it, or acked it
+
+
+def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]]:
+    """Each of up to so many bytes of bodies, or of one message."""
+    groups: list[list[Undelivered]] = []
+    left = 0
+    for one in waiting:
+        left -= len(one.message.body)
+        if left < 0 or not groups:
+            groups.append([])
+            left = size - len(one.message.body)
+        groups[-1].append(one)
+    return groups
 
 
 def _labelled(message: Any, reason: str) -> dict[str, Any]:

@@ -220,7 +220,10 @@ class SqlStore:
 
     @property
     def last_seq(self) -> int:
-        return self._usable().last_seq
+        if self._writer.failed is not None:
+            self._writer.ensure_usable()
+        assert self._state_ is not None
+        return self._state_.last_seq
 
     # Sending
 

@@ -429,7 +429,8 @@ class Writer:
             for ticket in batch.tickets:
                 for kind, subject in ticket.operations if ticket.told else ():
                     if kind == ACK:
-                        self._free(*subject, LEAVING)
+                        note, seq = subject
+                        self._free(note, seq, LEAVING)
                     elif kind == PREPARE:
                         for note, seq in subject.acks:
                             self._free(note, seq, CLAIMED)

@@ -8,6 +8,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.base import Message, Outgoing
+from anabranch.router import stores as open_stores
 
 from ..contract.disk import Parallel
 from .disk import SYNCED
@@ -186,3 +187,94 @@ def test_messages_of_memory_and_of_no_importance_are_one_thing_there(tmp_path: P
         router.queue("m.q").send(b"2")
         assert drained(router.queue("m.q")) == [b"1", b"2"]
         assert "m (not persistent)" not in router.stats().stores
+
+
+def test_a_commit_that_unsubscribes_succeeds_whoever_has_claimed_a_message_of_no_importance(tmp_path: Path) -> None:
+    """What is committed in the durable store is committed."""
+    with anabranch.open(one(tmp_path)) as router:
+        topic = router.topic("t")
+        for unsubscribe in (True, False):
+            subscriber = topic.subscribe("s")
+            topic.send(b"1", persistent=False)
+            message = subscriber.receive()
+            assert message is not None
+            other = router.transaction()
+            other.ack(message)
+            if unsubscribe:
+                subscriber.unsubscribe()
+            else:
+                with router.transaction() as tx:
+                    tx.unsubscribe(subscriber.subscription)
+                    tx.send("q", b"2")
+                assert tx.state == "committed"
+            assert topic.subscriptions() == []
+            with pytest.raises(anabranch.UnknownMessageError):
+                other.commit()
+            assert len(topic.subscribe("s")) == 0
+            topic.subscribe("s").unsubscribe()
+
+
+def test_what_an_external_transaction_begins_or_ends_begins_and_ends_here_too(tmp_path: Path) -> None:
+    with anabranch.open(one(tmp_path)) as router:
+        topic = router.topic("t")
+        old = topic.subscribe("old")
+        topic.send(b"0", persistent=False)
+        tx = router.transaction(xid=anabranch.Xid(1, "g", "b"))
+        tx.subscribe(topic, "new")
+        tx.unsubscribe(old.subscription)
+        tx.prepare()
+        router.commit(anabranch.Xid(1, "g", "b"))
+        topic.send(b"1", persistent=False)
+        (new,) = topic.subscriptions()
+        assert len(new) == 1
+        assert drained(new) == [b"1"]
+        assert len(topic.subscribe("old")) == 0
+
+
+def test_nothing_is_kept_for_a_subscription_that_was_ended(tmp_path: Path) -> None:
+    with anabranch.open(one(tmp_path)) as router:
+        topic = router.topic("t")
+        subscriber = topic.subscribe("s")
+        topic.send(b"1", persistent=False)
+        subscriber.unsubscribe()
+        with pytest.raises(anabranch.UnknownSubscriptionError):
+            subscriber.receive()
+        topic.send(b"2", persistent=False)
+        assert router.stats().stores["all (not persistent)"].messages == 0
+
+
+def test_a_memory_store_forgets_transactions_that_nobody_asks_about(tmp_path: Path) -> None:
+    """Else it would be kept open for ever, and they would be very many (invariant 10)."""
+    with anabranch.open(one(tmp_path)) as router:
+        with router.transaction() as tx:
+            tx.send("queue://m.q,queue://q", b"1")
+        xid = anabranch.Xid(1, "g", "b")
+        tx = router.transaction(xid=xid)
+        tx.send("queue://m.q,queue://q", b"2")
+        tx.prepare()
+        router.commit(xid)
+        assert drained(router.queue("m.q")) == [b"1", b"2"]
+        (store,) = (store for store in router.places.open_stores() if store.name == "m")
+        assert store.committed() == []
+        assert store.retire()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_durable_store_is_closed_for_being_idle_before_they_are_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    monkeypatch.setattr(open_stores, "OPEN_STORES_MAX", 1)
+    setup = one(tmp_path)
+    other = anabranch.StoreConfig("other", ["other.>"], journal=SYNCED)
+    with anabranch.open(anabranch.Config(setup.directory, [*setup.stores, other])) as router:
+        router.queue("q").send(b"0")
+        tx = router.transaction()
+        tx.send("q", b"1", persistent=False)
+        if beside:
+            tx.send("other.q", b"2")
+        router.queue("other.q").send(b"3")
+        assert "all" not in {store.name for store in router.places.open_stores()}
+        tx.commit()
+        assert tx.state == "committed"
+        assert [(m.body, m.store.volatile) for m in router.queue("q").browse()] == [(b"0", False), (b"1", True)]
+        assert router.in_doubt() == []

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import anabranch
+from anabranch.adapters.base import Store
+from anabranch.router import undelivered
 
 from ..contract.disk import eventually
 from .disk import SYNCED
@@ -137,3 +139,53 @@ def test_bad_values(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="priority"):
             queue.send(b"x", priority="high")  # type: ignore[arg-type]
         assert len(queue) == 0
+
+
+def test_many_bytes_are_put_aside_in_spite_of_what_a_user_may_hold_in_a_transaction(tmp_path: Path) -> None:
+    """Else they would wait for ever, and all behind them."""
+    config = setup(tmp_path, max_deliveries=1)
+    config = anabranch.Config(
+        config.directory, config.stores, transactions=anabranch.TransactionOptions(max_operations=3, max_bytes=1000)
+    )
+    with anabranch.open(config) as router:
+        queue = router.queue("q")
+        for size in (400, 400, 400, 3000, 1):
+            queue.send(bytes(size))
+            fail(queue)
+        router.put_aside()
+        eventually(lambda: len(router.queue("dlq")) == 5)  # the background may have been quicker
+        assert len(queue) == 0
+
+
+def test_one_that_its_dead_letter_queue_refuses_holds_up_no_other(tmp_path: Path) -> None:
+    small = SYNCED.model_copy(update={"message_bytes_max": 2000})
+    config = setup(tmp_path, max_deliveries=1)
+    config = anabranch.Config(
+        config.directory, [config.stores[0], anabranch.StoreConfig("dead", ["dlq.>"], journal=small)]
+    )
+    with anabranch.open(config) as router:
+        queue = router.queue("q")
+        for size in (1, 3000, 2):
+            queue.send(bytes(size))
+            fail(queue)
+        router.put_aside()
+        eventually(lambda: sorted(len(m.body) for m in router.queue("dlq").browse()) == [1, 2])
+        assert [len(m.body) for m in queue.browse()] == [3000]  # neither lost nor delivered
+        assert queue.receive() is None
+
+
+def test_whatever_fails_there_is_a_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undelivered, "SWEEP_SECONDS", 0.02)
+    with anabranch.open(setup(tmp_path, max_deliveries=1)) as router:
+        find, failures = router.places.open_stores, iter([OSError("unforeseen")])
+
+        def fails_once() -> list[Store]:
+            for failure in failures:
+                raise failure
+            return find()
+
+        monkeypatch.setattr(router.places, "open_stores", fails_once)
+        queue = router.queue("q")
+        queue.send(b"1")
+        fail(queue)
+        eventually(lambda: len(router.queue("dlq")) == 1)
