@@ -61,6 +61,8 @@ class Applier:
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
         self._checkpointing = False
         self._pending: deque[Flight] = deque()
+        self._changed_lsn = 0
+        """Of the latest batch that came here with changes of subscriptions."""
         self._interrupted = False
         self._checkpoint_due = self._checkpoint_soon = False
         self._full_until = 0.0
@@ -95,6 +97,8 @@ class Applier:
         """A batch has become as durable as the policy asks. Called by the log's leader, who holds no index lock."""
         self.pending_operations += len(flight.entries)
         self._pending.append(flight)
+        if flight.subscribed:
+            self._changed_lsn = flight.tail.lsn
         if self._delivery.waiting:
             for entry in flight.entries:
                 if entry[0] in _WAKING:
@@ -102,6 +106,11 @@ class Applier:
                 elif entry[0] == f.ROLLBACK:
                     for state, _, _ in entry[2].acks:
                         state.wake()
+
+    @property
+    def unsubscribing(self) -> bool:
+        """Whether a change of subscriptions is pending: what was fetched for one may not be its own any more."""
+        return self._changed_lsn > self.applied.lsn
 
     @property
     def behind(self) -> bool:

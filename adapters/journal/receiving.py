@@ -102,7 +102,8 @@ class Receiving:
         with self._applier.lock:
             index, delivery = self._applier.current(drained=False), self._delivery
             place = None
-            if feed.has_ready and not delivery.at_limit():
+            pending = feed.number and self._applier.unsubscribing
+            if feed.has_ready and not pending and not delivery.at_limit():
                 place = delivery.lease(feed, index.rows)  # what was fetched before comes before all that is pending
             if place is None:
                 self._applier.drain()

@@ -69,6 +69,20 @@ class ChangingContract:
         with pytest.raises(UnknownMessageError):
             leased.ack()
 
+    @pytest.mark.parametrize("prepared", [False, True])
+    def test_nothing_is_received_for_who_has_left(self, store: Store, prepared: bool) -> None:
+        """Also nothing of what was looked up ahead for him."""
+        subscribed(store)
+        store.send_many(T, [b"1", b"2", b"3"])
+        store.release(take_for(store, DESK, 1))
+        take_for(store, DESK, 1)
+        if prepared:
+            store.commit_prepared(prepare(store, 1, changes=[LEAVE])).wait()
+        else:
+            store.commit([], [], changes=[LEAVE])
+        with pytest.raises(UnknownSubscriptionError):
+            store.receive(T, 0, DESK.key)
+
     def test_the_last_ack_and_the_farewell(self, disk: Disk, store: Store) -> None:
         """A transaction may leave the subscription whose messages it acks."""
         subscribed(store)
