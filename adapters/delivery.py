@@ -39,9 +39,6 @@ CLOCK_SECONDS: Final = 1.0
 
 Place = tuple[Any, ...]
 """Where a message is: (order, seq, expires at in ms or 0, what else its store needs). Sorts by order, then seq."""
-ORDER: Final = 0
-SEQ: Final = 1
-EXPIRES: Final = 2
 
 PLAIN_ORDERS: Final = (0,)
 """The orders of a store that knows no priorities."""

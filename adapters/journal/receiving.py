@@ -11,11 +11,11 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, DestinationError
 from ..base import EXPIRED, Message, SubscriptionKey, Undelivered
 from ..delivery import Delivery, Feed, Lost, order_of
+from ..subscriptions import require_topic, unknown
 from .applying import Applier
 from .bodies import Bodies
 from .destinations import SEQ, DestinationState, Place, SubscriptionState
 from .log import Log
-from .subscriptions import require_topic, unknown
 
 log = logging.getLogger(__name__)
 

@@ -100,8 +100,5 @@ class SegmentTable:
         segment = self.segments[position]
         return segment if segment.end is None or lsn <= segment.last_lsn else None
 
-    def with_new(self, segment: Segment) -> SegmentTable:
-        return SegmentTable((*self.segments, segment))
-
     def without(self, gone: set[int]) -> SegmentTable:
         return SegmentTable(s for s in self.segments if s.number not in gone)

@@ -26,8 +26,6 @@ from ...policies.errors import (
     AnabranchError,
     OutcomeUnknownError,
     StoreFullError,
-    SubscriptionError,
-    TransactionError,
     UnknownMessageError,
 )
 from ..base import (
@@ -50,6 +48,7 @@ from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, order_of
 from ..duplicates import DuplicateWindow
 from ..files import create_lmdb, disk_errors
 from ..room import Amount, Reservation, Room
+from ..subscriptions import require_same, require_unclaimed, shown, unknown
 from . import format as f
 from . import messages as codec
 from . import recovery
@@ -66,7 +65,7 @@ from .log import Log
 from .reader import Replayer
 from .receiving import PAGE, Receiving
 from .reclaim import Reclaimer
-from .subscriptions import change_bytes, change_of, checked, unknown
+from .subscriptions import change_bytes, change_of, fitting
 from .transactions import Step, branch_of, new_branch, outcome_ticket, read_payload, summary
 
 log = logging.getLogger(__name__)
@@ -475,7 +474,7 @@ class JournalStore:
 
     def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
         self._log.ensure_usable()
-        state = self._state(checked(subscription).topic)
+        state = self._state(fitting(subscription).topic)
         number = self._next_subscription()
         operation: Operation = (f.SUBSCRIBE, state, number, subscription, bool(retroactive))
         ((found, known),) = self._commit(Ticket([operation], change_bytes(subscription), False))
@@ -483,23 +482,15 @@ class JournalStore:
         with self._applier.lock:
             self._applier.current()  # at once, so that who receives need not look for it
             there = state.subscribers.get(found)
-        if known and there is not None and there.subscription[3:] != subscription[3:]:
-            raise SubscriptionError(
-                f"{subscription.topic} has a durable subscription {subscription.name!r} with selector "
-                f"{there.subscription.selector!r} and no_local {there.subscription.no_local}; unsubscribe first, and "
-                "its backlog is lost"
-            )
+        if known and there is not None:
+            require_same(there.subscription, subscription)
         return not known
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
         known = self._receiving.subscriber(topic, subscription)
         with self._applier.lock:
             claimed, count = self._delivery.claimed(known.feed), known.count
-        if claimed:
-            raise TransactionError(
-                f"the subscription {subscription[1]!r} of {topic} cannot be removed: a transaction has claimed "
-                f"{claimed} of its messages; commit it or roll it back first"
-            )
+        require_unclaimed(f"the {shown(topic, subscription)}", "removed", claimed)
         operation: Operation = (f.UNSUBSCRIBE, known.state, subscription)
         ((found, _),) = self._commit(Ticket([operation], f.UNSUBSCRIBE_BYTES, False))
         self._applier.check()
@@ -519,7 +510,7 @@ class JournalStore:
         operations: list[Operation] = []
         size = 0
         for change in changes:
-            state = self._state(checked(change.subscription).topic)
+            state = self._state(fitting(change.subscription).topic)
             operations.append(change_of(change, state, self._next_subscription))
             size += change_bytes(change.subscription)
         return operations, size
@@ -703,11 +694,7 @@ class JournalStore:
         with self._applier.lock:
             self._applier.current()
             claimed = sum(self._delivery.claimed(feed) for feed in state.feeds())
-            if claimed:
-                raise TransactionError(
-                    f"{destination} cannot be deleted: a transaction has claimed {claimed} of its messages; "
-                    "commit it or roll it back first"
-                )
+            require_unclaimed(str(destination), "deleted", claimed)
             count = state.count
         if state.declared:
             self._commit(Ticket([(f.DESTINATION_GONE, state)], f.GONE_BYTES, False))

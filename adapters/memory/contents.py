@@ -8,7 +8,7 @@ from typing import Final
 
 from ...policies.destination import Destination, Kind
 from ..base import Subscription, SubscriptionKey
-from ..delivery import ORDER, PLAIN_ORDERS, PRIORITY_ORDERS, SEQ, Feed, Place
+from ..delivery import PLAIN_ORDERS, PRIORITY_ORDERS, Feed, Place
 from ..duplicates import DuplicateWindow
 from .chunks import Chunk, Lane, indexes
 
@@ -214,8 +214,3 @@ def who_waits(chunk: Chunk, index: int) -> list[Feed]:
     if not state.is_topic:
         return [state.feed]
     return [some.feed for some in state.subscriptions.values() if some.pending(chunk) >> index & 1]
-
-
-def place_key(place: Place) -> tuple[int, int]:
-    """What browse goes on behind."""
-    return place[ORDER], place[SEQ]

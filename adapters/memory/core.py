@@ -21,14 +21,13 @@ from ...policies.errors import (
     DestinationError,
     StoreFailedError,
     StoreFullError,
-    TransactionError,
-    UnknownSubscriptionError,
 )
 from ...policies.options import MemoryOptions
 from ..base import SubscriptionKey
 from ..delivery import Delivery, Feed
 from ..locking import fork_generation
 from ..room import Amount, Room
+from ..subscriptions import require_topic, unknown
 from .branches import Branches
 from .changes import Change, Steps
 from .chunks import CHUNK_COST
@@ -124,25 +123,13 @@ class Core:
         state = self.contents.states.get(destination)
         if key is None:
             return state, None
-        if destination.kind is not Kind.TOPIC:
-            raise DestinationError(f"{destination} is a queue: it has no subscriptions")
+        require_topic(destination)
         subscription = state.subscriptions.get(key) if state is not None else None
         if subscription is None:
-            raise UnknownSubscriptionError(
-                f"{destination} has no durable subscription {key[1]!r} of client {key[0]!r}; subscribe first"
-            )
+            raise unknown(destination, key)
         return state, subscription
 
     # Changing
-
-    def require_unclaimed(self, feeds: Iterable[Feed], what: str, done: str) -> None:
-        """Raises TransactionError if what they give out is to be acked by a transaction."""
-        claimed = sum(self.delivery.claimed(feed) for feed in feeds)
-        if claimed:
-            raise TransactionError(
-                f"{what} cannot be {done}: a transaction has claimed {claimed} of its messages; commit it or roll it "
-                "back first"
-            )
 
     def room_for(self, sends: Iterable[Encoded]) -> Amount:
         """What these take of the store's room; those that are stored already, nothing."""

@@ -12,8 +12,8 @@ from typing import ClassVar, Final, cast
 
 from pydantic import BaseModel
 
-from ...policies.destination import Destination, Kind
-from ...policies.errors import DestinationError, StoreFailedError, StoreFullError, SubscriptionError
+from ...policies.destination import Destination
+from ...policies.errors import StoreFailedError, StoreFullError
 from ...policies.options import MemoryOptions
 from ..base import (
     DEFAULT_PRIORITY,
@@ -33,6 +33,7 @@ from ..base import (
 from ..delivery import CLAIMED, LEASED
 from ..files import disk_errors
 from ..locking import fork_generation
+from ..subscriptions import checked, require_same, require_unclaimed, shown
 from . import check, removal
 from .branches import Branch
 from .core import Core
@@ -246,19 +247,13 @@ class MemoryStore:
     def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
         core = self._core
         core.require_open()
-        if subscription.topic.kind is not Kind.TOPIC:
-            raise DestinationError(f"{subscription.topic} is a queue: only topics have subscriptions")
+        checked(subscription)
         with core.lock:
             core.enter()
             state = core.contents.states.get(subscription.topic)
             known = state.subscriptions.get(subscription.key) if state is not None else None
             if known is not None:
-                if known.subscription != subscription:
-                    raise SubscriptionError(
-                        f"{subscription.topic} has a durable subscription {subscription.name!r} of client "
-                        f"{subscription.client_id!r} with another selector or no_local; unsubscribe it first, which "
-                        "gives up its backlog"
-                    )
+                require_same(known.subscription, subscription)
                 return False
             core.make_room([])
             change = core.change()
@@ -273,7 +268,7 @@ class MemoryStore:
             core.enter()
             known = core.owners(topic, subscription)[1]
             assert known is not None
-            core.require_unclaimed([known.feed], f"subscription {subscription[1]!r} of {topic}", "removed")
+            require_unclaimed(f"the {shown(topic, subscription)}", "removed", core.delivery.claimed(known.feed))
             change = core.change()
             count = change.change(Change(known.subscription, False), core.residence.records)
             core.carry_out(change, required=False)
@@ -291,6 +286,8 @@ class MemoryStore:
         sync: bool | None = None,
         changes: Sequence[Change] = (),
     ) -> list[Receipt]:
+        for change in changes:
+            checked(change.subscription)
         return self._settling.settle(acks, CLAIMED, self._encode(sends), changes)
 
     def _encode(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Encoded]:
@@ -316,6 +313,8 @@ class MemoryStore:
         changes: Sequence[Change] = (),
     ) -> Pending[None]:
         self._core.require_open()
+        for change in changes:
+            checked(change.subscription)
         taken = cast("Sequence[StoredMessage]", list(acks))
         return self._settling.prepare(
             Branch(transaction, tuple(participants), self._encode(sends), taken, changes, room)
@@ -363,7 +362,8 @@ class MemoryStore:
             state = core.contents.states.get(destination)
             if state is None:
                 return 0
-            core.require_unclaimed(state.feeds, str(destination), "deleted")
+            claimed = sum(core.delivery.claimed(feed) for feed in state.feeds)
+            require_unclaimed(str(destination), "deleted", claimed)
             core.steps.do(removal.deletion(state, core.contents, core.delivery, core.residence))
             return state.count
 

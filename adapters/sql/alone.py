@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...policies.errors import SubscriptionError, TransactionError, UnknownSubscriptionError
 from ..base import Change, Subscription
 from ..delivery import Feed
+from ..subscriptions import require_same, require_unclaimed, shown, unknown
 from .destinations import DestinationState, Durable
 from .messages import escaped
 from .state import LAST
@@ -31,20 +31,13 @@ def check_changes(batch: Batch, ticket: Ticket) -> None:
         if not strict:
             continue
         if kind == SUBSCRIBE:
-            if there is not None and not _same(there.subscription, subscription):
-                raise SubscriptionError(
-                    f"{there.subscription} is there already, with another selector or no_local; unsubscribe first, "
-                    "which gives up what it has yet to receive"
-                )
+            if there is not None:
+                require_same(there.subscription, subscription)
         elif there is None:
-            raise UnknownSubscriptionError(f"{subscription.topic} has no subscription {subscription.key}")
+            raise unknown(subscription.topic, subscription.key)
         else:
-            claimed = batch.state.delivery.claimed(there.feed)
-            if claimed:
-                raise TransactionError(
-                    f"{there.subscription} cannot be removed: a transaction has claimed {claimed} of its messages; "
-                    "commit it or roll it back first"
-                )
+            what = f"the {shown(subscription.topic, subscription.key)}"
+            require_unclaimed(what, "removed", batch.state.delivery.claimed(there.feed))
 
 
 def apply_change(batch: Batch, change: Change) -> None:
@@ -147,11 +140,7 @@ def purge(batch: Batch, state: DestinationState, durable: Durable | None) -> int
 def delete(batch: Batch, state: DestinationState) -> int:
     """Remove a destination with everything; how many messages. Raises TransactionError."""
     claimed = sum(batch.state.delivery.claimed(feed) for feed in state.feeds())
-    if claimed:
-        raise TransactionError(
-            f"{state.destination} cannot be deleted: a transaction has claimed {claimed} of its messages; "
-            "commit it or roll it back first"
-        )
+    require_unclaimed(str(state.destination), "deleted", claimed)
     if not state.number:
         return 0
     everything = {"topic": state.number, "first": 0, "last": LAST}
@@ -164,7 +153,3 @@ def delete(batch: Batch, state: DestinationState) -> int:
     batch.run("delete.destination", {"destination": state.number})
     batch.gone.append(state)
     return state.count
-
-
-def _same(one: Subscription, other: Subscription) -> bool:
-    return one.selector == other.selector and bool(one.no_local) == bool(other.no_local)
