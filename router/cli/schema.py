@@ -197,8 +197,10 @@ def _options(
     if store_name is None and len(stores) == 1:
         store_name = next(iter(stores))
     if store_name not in stores:
-        there = f"its SQL stores are {', '.join(stores)}" if stores else "it has no SQL stores"
-        raise ConfigError([f"{config_path}: {'--store is missing' if store_name is None else store_name!r}; {there}"])
+        if not stores:
+            raise ConfigError([f"{config_path}: none of its stores is an SQL store"])
+        missing = "--store is missing" if store_name is None else f"{store_name!r} is no SQL store"
+        raise ConfigError([f"{config_path}: {missing}; its SQL stores are {', '.join(stores)}"])
     store = stores[store_name]
     options = store.options
     assert isinstance(options, SqlOptions)
