@@ -119,7 +119,7 @@ class StoreConfig(Model):
     @classmethod
     def misplaced(cls, key: str) -> str:
         """What to say of an option that stands one level too high."""
-        models = {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
+        models: dict[str, type[BaseModel]] = {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
         kind = next((kind for kind, model in models.items() if key in model.model_fields), None)
         return f"an option of {kind}; write `{kind}: {{{key}: ...}}`" if kind is not None else ""
 

@@ -28,9 +28,9 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
     """
     try:
         config = load(path)
-        problems = [Problem(f"store {store.name!r}: {said}") for store in config.stores for said in _refused(store)]
-        if problems:
-            raise ConfigError(problems, str(path))
+        refused = [Problem(f"store {store.name!r}: {said}") for store in config.stores for said in _refused(store)]
+        if refused:
+            raise ConfigError(refused, str(path))
     except ConfigError as error:
         if not as_json:
             raise
