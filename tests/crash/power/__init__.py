@@ -7,6 +7,8 @@ tool can drive them:
     python -m tests.crash.power.workloads NAME DIR      keeps its data in DIR, writes its marks to $CRASHSIM_MARKS
     python -m tests.crash.power.checker NAME DIR MARKS  exit 0: right; 1: violated, the last line says how
 
+SQLite maps its `-shm` files into memory, and makes them anew after a crash: no state shall hold them.
+
 MARKS is a JSON file with `promised` (the operations of all ACK marks), `maybe` (of TRY marks without an ACK) and
 `marks` ([line, whether its write returned], in order). DIR is the checker's own, to change as it likes.
 
