@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import SecretStr
+
 import anabranch
 from anabranch.policies.options import StoreOptions
 
@@ -74,7 +76,11 @@ def config(directory: Path, seed: int, url: str | None = None) -> anabranch.Conf
             store,
             [f"{store}.>"],
             sql=anabranch.SqlOptions(
-                url=where, chunk_size=4096, batch_operations_max=chance.choice((3, 1000)), pool_min=0, **common(store)
+                url=SecretStr(where) if where else None,
+                chunk_size=4096,
+                batch_operations_max=chance.choice((3, 1000)),
+                pool_min=0,
+                **common(store),
             ),
         )
         for store, where in (("s", None), ("t", None), ("p", url))
