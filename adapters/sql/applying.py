@@ -47,6 +47,9 @@ def _numbers(batch: Batch) -> None:
         state.wrapped = True
         for durable in state.durables.values():
             durable.start = 0
+        for view in batch.views.values():
+            for durable in view.values():
+                durable.start = 0
     for destination, number in batch.numbers.items():
         destination.number = number
         state.by_number[number] = destination

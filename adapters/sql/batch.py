@@ -276,6 +276,10 @@ class Batch:
         self.acknowledged += 1
         feeds = feeds_of(note)
         for feed in feeds:
+    def start(self, durable: Durable) -> int:
+        """The first seq that it is entitled to, as the tables say now: where ids wrap it has acked the others."""
+        return 0 if self.wrapped else durable.start
+
             key = feed.base + seq
             place = self.state.places.get(key)
             if place is None or key in self.acked or (feed.key is not None and self._durable(feed) is None):
@@ -403,7 +407,7 @@ class Batch:
             durables = self.view(feed.owner).values()
             if any(durable.redelivered or durable.feed.base + seq in self.delivered for durable in durables):
                 redelivered.add(seq)
-            entitled = sum(durable.start <= seq for durable in durables)
+            entitled = sum(self.start(durable) <= seq for durable in durables)
             if entitled > 1:
                 shared.add(seq)
             if seq in self.dead:
@@ -436,7 +440,7 @@ class Batch:
         counts = list(self.query("select.counts.destination", destination=number))
         of_durables = {}
         for durable in self.view(state).values():
-            values = {"destination": number, "durable": durable.number, "start": durable.start}
+            values = {"destination": number, "durable": durable.number, "start": self.start(durable)}
             of_durables[durable] = self.query("select.count.durable", **values)[0][0]
         self.counted[state] = (counts, of_durables)
 

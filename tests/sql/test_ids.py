@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Outgoing, Subscription
+from anabranch.adapters.base import Change, Outgoing, Subscription
 from anabranch.adapters.sql import SqlStore
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain, take
@@ -114,3 +114,28 @@ def test_subscriptions_over_the_end(disk: SqliteDisk) -> None:
             drain(view, T, some.key)
         assert view.depth(T) == 0
         assert_whole(view)
+
+
+def test_what_is_acked_where_ids_wrap_hides_no_message(disk: SqliteDisk) -> None:
+    """Neither one that another subscription has yet to ack, nor a later one that gets the id of one that was not for
+    everybody."""
+    first, second, late = (Subscription(T, name) for name in ("first", "second", "late"))
+    store = disk.create()
+    store.subscribe(first)
+    ids = [store.send(T, b"old").seq]
+    store.subscribe(second)
+    ids.append(store.send(T, b"both").seq)
+    store.subscribe(late)
+    store = changed(disk, store, f"UPDATE store SET lastid = {LAST - 1}")
+    messages = [message for _ in ids if (message := store.receive(T, subscription=first.key)) is not None]
+    for message in messages:
+        store.claim(message)
+    store.commit([(T, Outgoing(b"1")), (T, Outgoing(b"2"))], messages, changes=[Change(Subscription(T, "new"), True)])
+    assert_whole(store)
+    assert set(bodies(store, T, second.key)) == {b"both", b"1", b"2"}
+    assert set(bodies(store, T, late.key)) == {b"1", b"2"}
+    assert store.depth(T, late.key) == 2
+    store = changed(disk, store, f"UPDATE store SET lastid = {LAST}")
+    assert store.send(T, b"3").seq == ids[0]
+    assert set(bodies(store, T, late.key)) == {b"1", b"2", b"3"}
+    assert_whole(store)
