@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 from ..adapters.background import shared
@@ -52,7 +52,17 @@ class Sweeper:
         """Look now and then, until `close`."""
         self.closed = False
         self._turn += 1
-        shared().schedule(SWEEP_SECONDS, partial(self._run_in_background, self._turn))
+        self._schedule(self._turn)
+
+    def _schedule(self, turn: int) -> None:
+        alive = weakref.ref(self)  # a timer must not keep alive, and locked, a router that nobody got hold of
+
+        def look() -> None:
+            sweeper = alive()
+            if sweeper is not None:
+                sweeper._run_in_background(turn)
+
+        shared().schedule(SWEEP_SECONDS, look)
 
     def close(self) -> None:
         """No more. Waits for a sweep that is under way. Idempotent."""
@@ -65,7 +75,7 @@ class Sweeper:
             try:
                 self.run()
             finally:  # whatever it was that failed, there is a next time
-                shared().schedule(SWEEP_SECONDS, partial(self._run_in_background, turn))
+                self._schedule(turn)
 
     def run(self) -> int:
         """Put aside all that waits for it in open stores; returns how many messages. A store that fails holds up no

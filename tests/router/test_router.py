@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -542,3 +543,11 @@ class TestDirectories:
             DirectoryLock(tmp_path / "lock", "it").acquire()
         lock.release()
         DirectoryLock(tmp_path / "lock", "it").acquire()
+
+
+def test_a_router_that_nobody_holds_any_more_is_let_go_of(tmp_path: Path) -> None:
+    """As after Ctrl-C at the end of open(): the directory is free again (invariant 8), without close()."""
+    anabranch.open(config(tmp_path / "data")).queue("one.a").send(b"1")
+    gc.collect()
+    with anabranch.open(config(tmp_path / "data")) as router:
+        assert take(router.queue("one.a")).body == b"1"
