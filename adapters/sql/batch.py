@@ -270,16 +270,16 @@ class Batch:
         following += [number for number in taken if number > after]
         self.last_seq, self.free_until = after, min([LAST + 1, *following]) - 1
 
+    def start(self, durable: Durable) -> int:
+        """The first seq that it is entitled to, as the tables say now: where ids wrap it has acked the others."""
+        return 0 if self.wrapped else durable.start
+
     # Acks
 
     def _ack(self, note: Any, seq: int) -> None:
         self.acknowledged += 1
         feeds = feeds_of(note)
         for feed in feeds:
-    def start(self, durable: Durable) -> int:
-        """The first seq that it is entitled to, as the tables say now: where ids wrap it has acked the others."""
-        return 0 if self.wrapped else durable.start
-
             key = feed.base + seq
             place = self.state.places.get(key)
             if place is None or key in self.acked or (feed.key is not None and self._durable(feed) is None):
