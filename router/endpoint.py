@@ -63,7 +63,7 @@ class Endpoint:
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         while True:
-            store = self._store(persistent)
+            store = (self._places.store_for if persistent else self._places.transient_for)(self.destination)
             try:
                 return store.send(self.destination, body, headers, message_id, sync, priority, expires_at_ms)
             except ClosedError:
@@ -109,19 +109,8 @@ class Endpoint:
         companion = self._places.companion_of(self.destination)
         return count + (companion.store.delete(self.destination) if companion is not None else 0)
 
-    def _store(self, persistent: bool) -> Store:
-        if persistent:
-            return self._places.store_for(self.destination)
-        return self._places.transient_for(self.destination)
-
     def _for_store(self, call: Callable[[Store], T], persistent: bool = True) -> T:
-        """Call with the store; once more if it had just been closed for being idle."""
-        while True:
-            store = self._store(persistent)
-            try:
-                return call(store)
-            except ClosedError:
-                self._places.forget_closed(self.destination, store)
+        return self._places.for_store(self.destination, call, persistent)
 
     def __bool__(self) -> bool:
         return True

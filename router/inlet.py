@@ -179,13 +179,7 @@ class Inlet:
         return count if companion is None else count + self._there(companion, lambda: call(companion.store))
 
     def _for_store(self, call: Callable[[Store], T]) -> T:
-        """Call with the durable store; once more if it had just been closed for being idle."""
-        while True:
-            store = self._places.store_for(self._destination)
-            try:
-                return call(store)
-            except ClosedError:
-                self._places.forget_closed(self._destination, store)
+        return self._places.for_store(self._destination, call)
 
 
 def _end(ends: list[Callable[[], None]]) -> None:

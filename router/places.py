@@ -174,6 +174,16 @@ class Places:
             )
         return row
 
+    def for_store(self, destination: Destination, call: Callable[[Store], T], persistent: bool = True) -> T:
+        """Call with the store of a destination, or with the one for what is not persistent there; once more if it had
+        just been closed for being idle."""
+        while True:
+            store = self.store_for(destination) if persistent else self.transient_for(destination)
+            try:
+                return call(store)
+            except ClosedError:
+                self.forget_closed(destination, store)
+
     def forget_closed(self, destination: Destination, store: Store) -> None:
         """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
         ClosedError if the router is closed too."""
@@ -207,14 +217,13 @@ class Places:
 
     def subscribe(self, subscription: Subscription, retroactive: bool) -> None:
         """In the topic's store and its companion. Raises SubscriptionError."""
-        with_topic = Part(self.store_for(subscription.topic), subscription.topic)
-        self.with_store(with_topic, lambda store: store.subscribe(subscription, retroactive))
+        self.for_store(subscription.topic, lambda store: store.subscribe(subscription, retroactive))
         self.mirror(subscription, True)
 
     def unsubscribe(self, subscription: Subscription) -> int:
         """Likewise. Raises UnknownSubscriptionError, TransactionError."""
         topic, key = subscription.topic, subscription.key
-        count = self.with_store(Part(self.store_for(topic), topic), lambda store: store.unsubscribe(topic, key))
+        count = self.for_store(topic, lambda store: store.unsubscribe(topic, key))
         return count + self.mirror(subscription, False)
 
     def mirror(self, subscription: Subscription, subscribe: bool) -> int:

@@ -49,10 +49,6 @@ class OpenStores:
         with self._lock:
             return list(self._open.values())
 
-    def if_open(self, path: str) -> Store | None:
-        """The store at a path if it is open."""
-        return self._open.get(path)
-
     def last_seq(self, path: str) -> int:
         """The highest seq that the store at a path has given out, also if it was closed for being idle."""
         store = self._open.get(path)

@@ -32,11 +32,11 @@ from ..adapters.base import (
     Subscription,
     checked,
 )
+from ..adapters.subscriptions import require_same
 from ..policies.destination import Destination
 from ..policies.errors import (
     AnabranchError,
     OutcomeUnknownError,
-    SubscriptionError,
     TransactionError,
     TransactionInDoubt,
 )
@@ -226,7 +226,9 @@ class Transaction:
         Raises SubscriptionError, DestinationError for a queue, and TransactionError beyond the limits of a transaction.
         """
         subscription = Subscription(topic_of(topic), name, client_id, selector, no_local)
-        require_same(self._router.places.store_for(subscription.topic), subscription)
+        for known in self._router.places.store_for(subscription.topic).subscriptions():
+            if known.topic == subscription.topic and known.key == subscription.key:
+                require_same(known, subscription)
         self._change(Change(subscription, True, retroactive))
         return subscription
 
@@ -494,14 +496,3 @@ class Savepoint:
         May be called again; savepoints made after this one are gone. Raises TransactionError for one that is, and when
         the transaction has ended."""
         self._transaction.roll_back_to(self)
-
-
-def require_same(store: Store, subscription: Subscription) -> None:
-    """Raise SubscriptionError if one of that topic, client and name is there and differs."""
-    for known in store.subscriptions():
-        if known.topic == subscription.topic and known.key == subscription.key and known != subscription:
-            raise SubscriptionError(
-                f"the durable subscription {known.name!r} of client {known.client_id!r} to {known.topic} has selector "
-                f"{known.selector!r} and no_local {known.no_local}, not {subscription.selector!r} and "
-                f"{subscription.no_local}; unsubscribe it first (its backlog goes with it), or choose another name"
-            )
