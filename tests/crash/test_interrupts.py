@@ -90,12 +90,17 @@ def interrupted(at: int, call: Callable[[], object]) -> str:
 
 def everywhere(prepare: Callable[[int], Callable[[], object]], check: Callable[[int, str], None], step: int = 1) -> int:
     """Interrupt at place 1, 1 + step, ... of prepare(n)() until it gets through; how many places that were."""
-    for at in range(1, POINTS_MAX, step):
-        call = prepare(at)
-        where = interrupted(at, call)
-        check(at, where)
-        if not where:
-            return at - 1
+    gc.collect()
+    gc.freeze()  # checks that collect garbage do not walk through what thousands of other tests have left
+    try:
+        for at in range(1, POINTS_MAX, step):
+            call = prepare(at)
+            where = interrupted(at, call)
+            check(at, where)
+            if not where:
+                return at - 1
+    finally:
+        gc.unfreeze()
     raise AssertionError(f"more than {POINTS_MAX} places: is it a loop?")
 
 
