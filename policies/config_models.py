@@ -32,8 +32,9 @@ from .config_options import (
     from_environment,
 )
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
+from .destination import Destination
 from .kinds import DEFAULT_KIND, known_kinds, options_model
-from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions
+from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, dead_letter_name
 from .wildcard import Pattern, RouteTable
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -211,7 +212,7 @@ class Config(Model):
             problems = list(disagreements(self.directory, outlines))
             if problems:
                 raise fold(problems)
-        problems = list(_shared_tables(self.stores))
+        problems = [*_shared_tables(self.stores), *_leased_dead_letters(self)]
         if problems:
             raise fold(problems)
         return self
@@ -233,6 +234,19 @@ def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
             yield Located(
                 at, f"store {first.name!r} has these tables; give one of the two a `schema_prefix` of its own"
             )
+
+
+def _leased_dead_letters(config: Config) -> Iterator[Located]:
+    """Dead letters of a leased store that would go to another: no transaction is over both (rule T6)."""
+    for place, store in enumerate(config.stores):
+        options = store.options
+        if not isinstance(options, SqlOptions) or options.lease_expiration is None or options.dead_letter is None:
+            continue
+        found = config.routes().route(Destination.parse(dead_letter_name(options.dead_letter, "a.b")))
+        if found is not None and found.target is not store:
+            text = f"{options.dead_letter!r} lives in store {found.target.name!r}, but a leased store takes part in no "
+            text += "transaction with another, so its dead letters cannot move there; give it a `match` for them"
+            yield Located(("stores", place, store.kind, "dead_letter"), text)
 
 
 def validated_options(kind: str, value: object, context: object) -> tuple[BaseModel | None, list[Located]]:

@@ -373,7 +373,8 @@ class Writer:
 
     def _commit_failed(self, batch: Batch, tickets: Sequence[Ticket], error: SQLAlchemyError) -> None:
         """Find out whether it took effect (W2). Raises _NotDone if not."""
-        if dialects.is_of_the_disk(error):
+        of_the_disk = dialects.is_of_the_disk(error)
+        if of_the_disk:
             self.fail(self._database.error(error))
         elif self.failed is not None:  # its lease is lost: who asks now is asked by another owner too
             self._refuse(tickets, lambda: self._unknown(error))
@@ -391,7 +392,9 @@ class Writer:
                     return
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_MAX)
-        if self.failed is not None and not done:
+        if of_the_disk:  # what it had written of its log may be whole all the same, and count at the next open; or not
+            self._refuse(tickets, lambda: self._unknown(error))
+        elif self.failed is not None and not done:
             self._refuse(tickets, self._failure)
         elif not done:
             raise _NotDone(error)
@@ -446,7 +449,7 @@ class Writer:
 
     def _unknown(self, error: SQLAlchemyError) -> OutcomeUnknownError:
         return OutcomeUnknownError(
-            f"store {self._name!r}: the database was cut off while it committed, and does not answer: "
+            f"store {self._name!r}: the database was cut off, or failed, while it committed: "
             f"{self._database.said(error)}; whether the operation took effect shows when it is back. A send is safe to "
             "repeat with the same message_id"
         )

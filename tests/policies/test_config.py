@@ -513,3 +513,15 @@ stores:
     assert "store 'a' has these tables; give one of the two a `schema_prefix`" in str(caught.value)
     assert "leave out `per_destination`" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_a_leased_store_keeps_its_own_dead_letters() -> None:
+    text = """
+directory: d
+stores:
+- {name: a, match: [a, "%s"], sql: {url: "postgresql+psycopg://h/d", lease_expiration: 10s, dead_letter: dead}}
+- {name: b, match: [">"]}
+"""
+    loads(text % "dead", Path("/"))
+    with pytest.raises(ConfigError, match=r"line 4: .*'dead' lives in store 'b'.*give it a `match`"):
+        loads(text % "other", Path("/"))
