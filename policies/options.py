@@ -148,6 +148,10 @@ class SqlOptions(StoreOptions):
     was under way is done together."""
     batch_operations_max: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """The most sends and acks that share one database transaction."""
+    native_two_phase: Annotated[bool, Field(strict=True)] = False
+    """PostgreSQL alone: what a transaction over several stores sends is written once, when it is prepared, by the
+    database's own PREPARE TRANSACTION; its commit is small then. The server has to allow it
+    (max_prepared_transactions)."""
     outcome_timeout: Annotated[float, Duration(0.0, 3600)] = 5.0
     """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails
     with OutcomeUnknownError, and the store finds out later."""
@@ -163,6 +167,11 @@ class SqlOptions(StoreOptions):
             raise ValueError("lease_renewal means nothing without lease_expiration; give that too")
         if self.lease_renewal is not None and self.lease_renewal > (self.lease_expiration or 0.0) / 2:
             raise ValueError("lease_renewal is more than half of lease_expiration: renew more often")
+        if self.native_two_phase and self.lease_expiration is not None:
+            raise ValueError(
+                "native_two_phase is of no use with lease_expiration: a store that several nodes own in turn takes no "
+                "part in transactions over several stores; give one of the two"
+            )
         return self
 
 

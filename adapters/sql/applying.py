@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..delivery import Place, order_of
 from .batch import Batch
 from .destinations import DestinationState, Durable, Lane
-from .messages import Sending
+from .messages import Sending, Staged
 from .state import LAST, NUMBER, SIZE, State
 
 
@@ -80,7 +80,7 @@ def _removed(state: State, durable: Durable) -> None:
             look.stale = True
 
 
-def _sent(state: State, destination: DestinationState, sending: Sending, seq: int) -> None:
+def _sent(state: State, destination: DestinationState, sending: Sending | Staged, seq: int) -> None:
     lane = destination.lane(order_of(sending.priority, state.options.priorities))
     lane.count += 1
     lane.last = LAST if state.wrapped else seq
@@ -93,7 +93,7 @@ def _sent(state: State, destination: DestinationState, sending: Sending, seq: in
     state.size += sending.size
 
 
-def _expiry(state: State, sending: Sending) -> None:
+def _expiry(state: State, sending: Sending | Staged) -> None:
     expires = sending.expires_at_ms
     if expires and (not state.next_expiry or expires < state.next_expiry):
         state.next_expiry = expires

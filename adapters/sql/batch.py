@@ -24,7 +24,7 @@ from ..delivery import Feed, Place, feeds_of
 from . import alone
 from .branches import Branch, payload_of
 from .destinations import DestinationState, Durable
-from .messages import Sending, chunks, escaped
+from .messages import Sending, Staged, chunks, escaped, message_values
 from .room import Room
 from .state import LAST, PAGE, PARTS, State
 from .tickets import (
@@ -43,7 +43,8 @@ from .tickets import (
 )
 
 _ORDER: Final = (
-    "insert.destination", "insert.message", "insert.chunk", "insert.xalog", "update.delivered", "delete.redelivery",
+    "insert.destination", "insert.message", "insert.chunk", "update.staged", "update.staged.chunks",
+    "delete.message", "delete.chunks", "insert.xalog", "update.delivered", "delete.redelivery",
     "insert.redelivery", "insert.ack", "insert.committed", "delete.committed", "insert.duplicate",
 )  # fmt: skip
 """The statements that are gathered, in the order in which they are run."""
@@ -67,7 +68,7 @@ class Batch:
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.numbers: dict[DestinationState, int] = {}
         """Of destinations that are new."""
-        self.sent: list[tuple[DestinationState, Sending, int]] = []
+        self.sent: list[tuple[DestinationState, Sending | Staged, int]] = []
         """Those that are stored."""
         self.acked: dict[int, tuple[Feed, int, Place]] = {}
         """By held key."""
@@ -143,7 +144,7 @@ class Batch:
 
     # Sends
 
-    def _take_room(self, sends: Sequence[Sending], reserved: bool) -> None:
+    def _take_room(self, sends: Sequence[Sending | Staged], reserved: bool) -> None:
         """Raises StoreFullError."""
         new: set[tuple[Destination, str]] = set()
         messages = size = 0
@@ -158,7 +159,7 @@ class Batch:
                 size += sending.size
         self.room.take((messages, size), reserved)
 
-    def _key(self, sending: Sending) -> tuple[Destination, str] | None:
+    def _key(self, sending: Sending | Staged) -> tuple[Destination, str] | None:
         if sending.message_id is None or not self.state.window.limit:
             return None
         return sending.destination, sending.message_id
@@ -172,13 +173,14 @@ class Batch:
         state = self.state.destination(destination)
         return not state.is_topic or bool(self.view(state))
 
-    def _send(self, sending: Sending) -> tuple[int, bool]:
+    def _send(self, sending: Sending | Staged) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
         self.sends += 1
         key = self._key(sending)
         if key is not None:
             seen = self._seen(key)
             if seen is not None:
+                self._unstage(sending)
                 return seen, True
         state = self.state.destination(sending.destination)
         number = self.declare(state)
@@ -186,26 +188,30 @@ class Batch:
         if key is not None:
             self._remember(key, number, seq)
         if not self._stored(sending.destination):
+            self._unstage(sending)
             return seq, False
-        parts = self._split(seq, sending.body)
-        self._rows["insert.message"].append(
-            {
-                "id": seq,
-                "queuename": str(sending.destination),
-                "destination": number,
-                "priority": sending.priority,
-                "deliverycount": 0,
-                "expirationtime": sending.expires_at_ms,
-                "sentat": sending.sent_at_ms,
-                "size": sending.size,
-                "parts": parts,
-                "messageid": None if sending.message_id is None else escaped(sending.message_id),
-                "headers": sending.headers,
-                "content": None if parts else sending.body,
-            }
-        )
+        if isinstance(sending, Staged):
+            self._place(sending, number, seq)
+        else:
+            parts = self._split(seq, sending.body)
+            self._rows["insert.message"].append(message_values(sending, seq, number, parts))
         self.sent.append((state, sending, seq))
         return seq, False
+
+    def _place(self, staged: Staged, number: int, seq: int) -> None:
+        """What is in MESSAGES already is a message from now on."""
+        self._rows["update.staged"].append(
+            {"staged": staged.row, "seq": seq, "number": number, "expires": staged.expires_at_ms}
+        )
+        if staged.parts:
+            self._rows["update.staged.chunks"].append({"staged": staged.row, "seq": seq})
+
+    def _unstage(self, sending: Sending | Staged) -> None:
+        """It is not to be stored after all."""
+        if isinstance(sending, Staged):
+            self._rows["delete.message"].append({"message": sending.row})
+            if sending.parts:
+                self._rows["delete.chunks"].append({"message": sending.row})
 
     def _split(self, number: int, body: bytes) -> int:
         """In how many rows of CHUNKS a body is; 0: it is short enough."""
@@ -313,6 +319,8 @@ class Batch:
         self.prepared.append(branch)
 
     def _commit(self, branch: Branch) -> list[tuple[int, bool]]:
+        if branch.stage and not self._has_outcome(branch):
+            self._require_staged(branch)
         if not self._end(branch):
             return []
         for change in branch.changes:
@@ -334,6 +342,9 @@ class Batch:
             ]
         if not self._end(branch):
             return False
+        if branch.stage and self._count_staged(branch):  # they were committed by the database, but not by the store
+            self.run("delete.staged.chunks", branch.staged_rows)
+            self.run("delete.staged", branch.staged_rows)
         for feed, seq, count in counts:
             self._deliver(feed, seq, count)
         self.rolled_back.append(branch)
@@ -341,8 +352,7 @@ class Batch:
 
     def _end(self, branch: Branch) -> bool:
         """The branch has its outcome; False if it had it before: there is one row, or it is done (rule T6)."""
-        done = any(branch is other for other in (*self.committed, *self.rolled_back))
-        if done or self.state.prepared.get(branch.transaction) is not branch:
+        if self._has_outcome(branch):
             return False
         if self.run("delete.xalog", {"prepared": branch.id}) != 1:
             raise StoreFailedError(
@@ -351,6 +361,22 @@ class Batch:
             )
         self.run("delete.chunks", {"message": branch.id})
         return True
+
+    def _has_outcome(self, branch: Branch) -> bool:
+        done = any(branch is other for other in (*self.committed, *self.rolled_back))
+        return done or self.state.prepared.get(branch.transaction) is not branch
+
+    def _require_staged(self, branch: Branch) -> None:
+        there = self._count_staged(branch)
+        if there != len(branch.sends):
+            raise StoreFailedError(
+                f"the prepared transaction {branch.transaction.hex()} sends {len(branch.sends)} messages, of which "
+                f"{there} are in MESSAGES: its native one was ended by hand, or the tables come from a backup; restore "
+                "them, or roll it back. Nothing was changed"
+            )
+
+    def _count_staged(self, branch: Branch) -> int:
+        return int(self.query("select.staged", **branch.staged_rows)[0][0])
 
     def _forget(self, transactions: Iterable[bytes]) -> None:
         known = [t for t in transactions if t in self.state.committed]

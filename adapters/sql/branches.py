@@ -1,6 +1,7 @@
 """A store's part in transactions over several stores: what a row of XALOG holds (rule T6).
 
-The sends are stored as messages only when the branch commits, so that their order is that of the commits.
+The sends get their places only when the branch commits, so that their order is that of the commits. Until then they are
+in the row itself, or out of sight among the messages (native.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from ..base import Change, Prepared, Subscription
 from ..delivery import Note, feeds_of
-from .messages import Sending
+from .messages import STAGE_BITS, Sending, Staged
 
 Ack = tuple[Note, int]
 """Whose message, and its seq."""
@@ -23,13 +24,15 @@ Ack = tuple[Note, int]
 class Branch:
     """A branch that is prepared, or about to be."""
 
-    __slots__ = ("acks", "changes", "id", "messages", "participants", "payload", "reservation", "sends", "transaction")
+    __slots__ = (
+        "acks", "changes", "id", "messages", "participants", "payload", "reservation", "sends", "stage", "transaction",
+    )  # fmt: skip
 
     def __init__(
         self,
         transaction: bytes,
         participants: Sequence[bytes],
-        sends: Sequence[Sending],
+        sends: Sequence[Sending] | Sequence[Staged],
         acks: Sequence[Ack],
         changes: Sequence[Change],
     ) -> None:
@@ -38,11 +41,19 @@ class Branch:
         self.sends, self.acks, self.changes = sends, acks, changes
         self.id = 0
         """Of its row."""
+        self.stage = 0
+        """Its number, if what it sends is staged; else 0."""
         self.payload = b""
         """The row's content until it is written."""
         self.messages: Sequence[Any] = ()
         """Those that it acks, as their receivers hold them."""
         self.reservation: object = None
+
+    @property
+    def staged_rows(self) -> dict[str, int]:
+        """Between which IDs what it has staged is."""
+        first = self.stage << STAGE_BITS
+        return {"first": -(first + (1 << STAGE_BITS) - 1), "last": -first}
 
     def summary(self) -> Prepared:
         return Prepared(self.transaction, self.participants, len(self.sends), len(self.acks))
@@ -57,6 +68,9 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """Destination, numbers of the subscriptions (none: a queue), whether it is acked for all of them, seq."""
     changes: list[tuple[int, str, str, str | None, bool, bool, bool]]
     """Topic, client, name, selector, no_local, subscribe, retroactive."""
+    stage: int = 0
+    staged: list[tuple[int, str | None, int, int, int, int]] = []
+    """Instead of `sends`: destination, message id, priority, expiry, size, parts."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -69,7 +83,12 @@ def payload_of(branch: Branch) -> bytes:
     def place(destination: Destination) -> int:
         return places.setdefault(destination, len(places))
 
-    sends = [(place(send.destination), *send[1:]) for send in branch.sends]
+    sends, staged = [], []
+    for send in branch.sends:
+        if isinstance(send, Staged):
+            staged.append((place(send.destination), *send[1:6]))
+        else:
+            sends.append((place(send.destination), *send[1:]))
     acks = []
     for note, seq in branch.acks:
         feeds = feeds_of(note)
@@ -88,7 +107,7 @@ def payload_of(branch: Branch) -> bytes:
         for change in branch.changes
     ]
     named = [(destination.kind.value, destination.name) for destination in places]
-    return _encode(_Payload(list(branch.participants), named, sends, acks, changes))
+    return _encode(_Payload(list(branch.participants), named, sends, acks, changes, branch.stage, staged))
 
 
 def branch_of(
@@ -103,7 +122,9 @@ def branch_of(
             "XALOG", 0, f"the prepared transaction {transaction.hex()} does not read: {error}"
         ) from None
     named = [Destination(Kind(kind), name) for kind, name in said.destinations]
-    sends = [Sending(named[send[0]], *send[1:]) for send in said.sends]
+    sends: list[Sending] | list[Staged] = [Sending(named[send[0]], *send[1:]) for send in said.sends]
+    if said.stage:
+        sends = [Staged(named[one[0]], *one[1:], said.stage, place) for place, one in enumerate(said.staged)]
     acks = []
     for place, numbers, whole, seq in said.acks:
         note = note_of(named[place], numbers, whole)
@@ -113,4 +134,6 @@ def branch_of(
         Change(Subscription(named[place], name, client, selector, no_local), subscribe, retroactive)
         for place, client, name, selector, no_local, subscribe, retroactive in said.changes
     ]
-    return Branch(transaction, said.participants, sends, acks, changes)
+    branch = Branch(transaction, said.participants, sends, acks, changes)
+    branch.stage = said.stage
+    return branch

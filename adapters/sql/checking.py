@@ -39,6 +39,9 @@ class _Check:
         found: dict[int, list[Any]] = defaultdict(list)
         for number, *rest in self._all("select.counts"):
             found[number].append(rest)
+        staged = sum(row[1] for row in found.pop(0, []))
+        if staged > sum(len(branch.sends) for branch in state.prepared.values() if branch.stage):
+            problems.append(f"MESSAGES holds {staged} messages of destination 0, more than are prepared")
         problems += [
             f"MESSAGES holds messages of destination {number}, which is not there"
             for number in sorted(found.keys() - state.by_number.keys())

@@ -69,6 +69,8 @@ class Loader:
         state = self._state
         found: dict[int, list[tuple[int, ...]]] = {}
         for number, *counts in self._all("select.counts"):
+            if not number:
+                continue  # staged by a branch: it is nowhere yet
             found.setdefault(number, []).append(tuple(counts))
         for place, (number, rows) in enumerate(found.items()):
             owner = state.by_number.get(number)

@@ -32,6 +32,48 @@ class Sending(NamedTuple):
         return OVERHEAD + len(self.body) + len(self.headers or b"") + len(self.message_id or "")
 
 
+STAGE_BITS: Final = 24
+"""A branch that is prepared natively sends less than 2 to the power of this."""
+
+
+class Staged(NamedTuple):
+    """One that is in MESSAGES already, where nothing finds it, until its branch has its outcome (native.py)."""
+
+    destination: Destination
+    message_id: str | None
+    priority: int
+    expires_at_ms: int
+    size: int
+    parts: int
+    stage: int
+    """The number of its branch."""
+    place: int
+    """Among the branch's sends."""
+
+    @property
+    def row(self) -> int:
+        """Its ID meanwhile."""
+        return -(self.stage << STAGE_BITS | self.place)
+
+
+def message_values(sending: Sending, row: int, number: int, parts: int) -> dict[str, Any]:
+    """A row of MESSAGES: its ID, its destination's number, and in how many rows of CHUNKS its body is."""
+    return {
+        "id": row,
+        "queuename": str(sending.destination),
+        "destination": number,
+        "priority": sending.priority,
+        "deliverycount": 0,
+        "expirationtime": sending.expires_at_ms,
+        "sentat": sending.sent_at_ms,
+        "size": sending.size,
+        "parts": parts,
+        "messageid": None if sending.message_id is None else escaped(sending.message_id),
+        "headers": sending.headers,
+        "content": None if parts else sending.body,
+    }
+
+
 class Row(NamedTuple):
     """What MESSAGES says of a message."""
 

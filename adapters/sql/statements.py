@@ -100,6 +100,7 @@ def _reading(s: Schema) -> dict[str, Executable]:
         "select.counts.destination": select(*counts).where(there).group_by(m.priority),
         "select.count.durable": select(func.count()).where(there, m.id >= p("start"), unacked),
         "select.ids": select(m.id).where(m.id >= p("first")).order_by(m.id).limit(p("most")),
+        "select.staged": select(func.count()).where(m.id >= p("first"), m.id <= p("last")),
         "select.last": select(func.max(m.id)),
         "select.acked": select(s.acks.c.durable).where(s.acks.c.id == p("message")),
         "select.acks": select(s.acks.c.id, func.count())
@@ -132,6 +133,12 @@ def _writing(s: Schema) -> dict[str, Executable]:
         "delete.durable": delete(s.durables).where(durables.number == p("subscription")),
         "delete.durable.acks": delete(s.acks).where(acks.durable == p("subscription")),
         "delete.durable.redeliveries": delete(s.redeliveries).where(s.redeliveries.c.durable == p("subscription")),
+        "update.staged": update(s.messages)
+        .where(m.id == p("staged"))
+        .values(id=p("seq"), destination=p("number"), expirationtime=p("expires")),
+        "update.staged.chunks": update(s.chunks).where(s.chunks.c.id == p("staged")).values(id=p("seq")),
+        "delete.staged": delete(s.messages).where(m.id >= p("first"), m.id <= p("last")),
+        "delete.staged.chunks": delete(s.chunks).where(s.chunks.c.id >= p("first"), s.chunks.c.id <= p("last")),
         "update.durables.wrapped": update(s.durables).values(startid=0),
     }
     # What is dead takes what hangs on it along. One by one, of a range, and what the last subscription has acked.

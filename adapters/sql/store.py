@@ -50,7 +50,7 @@ from ..base import (
 )
 from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, Note, Place, feeds_of
 from ..files import disk_errors
-from . import dialects, tables
+from . import dialects, native, tables
 from .branches import Branch
 from .browsing import browse
 from .checking import violations
@@ -108,6 +108,7 @@ class SqlStore:
         self._state_: State | None = None
         self._writer_: Writer | None = None
         self._lease: Lease | None = None
+        self._native: native.Native | None = None
 
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
@@ -123,7 +124,10 @@ class SqlStore:
         def fill(path: Path, store_id: bytes) -> bytes:
             engine = open_engine(options, path)
             try:
-                return tables.prepare(Database(name, engine), found, options, store_id)
+                database = Database(name, engine)
+                if options.native_two_phase:
+                    native.require(database)
+                return tables.prepare(database, found, options, store_id)
             finally:
                 engine.dispose()
 
@@ -153,6 +157,8 @@ class SqlStore:
         statements = Statements(found, options.statements)
         self._engine = open_engine(options, self._directory.path)
         self._database = Database(self.name, self._engine)
+        if options.native_two_phase:
+            native.require(self._database)
         tables.require(self._database, found, options, store_id)
         if options.lease_expiration is not None:
             self._lease = Lease(
@@ -170,6 +176,13 @@ class SqlStore:
                 loader.prepared(self._room)
         except SQLAlchemyError as error:
             raise self._database.error(error) from None
+        self._native = None
+        if native.is_possible(self._database):  # also without the option, with which it may have been open before
+            branches = list(state.prepared.values())
+            self._native = native.Native(
+                self._database, statements, found.messages, store_id, options.chunk_size, branches
+            )
+            self._native.recover(branches)
         require = self._lease.require if self._lease is not None else _nothing
         writer = Writer(self._database, state, self._room, store_id, require)
         writer.on_stop = self._wake_all
@@ -185,6 +198,8 @@ class SqlStore:
             self._opened = False
             return
         self._writer_.close()
+        if self._native is not None and self._writer_.failed is None and self._state_ is not None:
+            self._native.close(self._state_.prepared.values())
         self._opened = False
         self._let_go()
         self._wake_all()
@@ -544,14 +559,40 @@ class SqlStore:
         taken = self._delivery.take(self, acks, CLAIMED, CLAIMED)
         branch = Branch(transaction, participants, prepared, taken, checked)
         branch.reservation, branch.messages = room, acks
-        ticket = Ticket([(PREPARE, branch)], sum(some.size for some in prepared))
-        self._writer.submit(ticket)
-        return Step(self._writer, ticket, lambda outcomes: None)
+        if self._native is None or not self.options.native_two_phase or not prepared:
+            ticket = Ticket([(PREPARE, branch)], sum(some.size for some in prepared))
+            self._writer.submit(ticket)
+            return Step(self._writer, ticket, lambda outcomes: None)
+        return self._prepare_natively(self._native, branch, prepared)
+
+    def _prepare_natively(self, its: native.Native, branch: Branch, sends: Sequence[Sending]) -> Pending[None]:
+        def failed(error: BaseException | None = None) -> None:
+            if not isinstance(error, OutcomeUnknownError):  # else it may be prepared, and shows when its outcome comes
+                its.abandon(branch.transaction)
+
+        try:
+            staged = its.stage(branch.transaction, sends)
+        except BaseException:
+            failed()
+            raise
+        size = sum(some.size for some in sends)
+        if staged is not None:
+            branch.stage, branch.sends = staged
+            size = 0
+        ticket = Ticket([(PREPARE, branch)], size)
+        try:
+            self._writer.submit(ticket)
+        except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
+            failed()
+            raise
+        return Step(self._writer, ticket, lambda outcomes: None, failed)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
         branch = self._prepared(transaction)
         if branch is None:
             return Done([])
+        if self._native is not None:
+            self._native.commit(branch)
         destinations = [some.destination for some in branch.sends]
 
         def receipts(outcomes: list[Any]) -> list[Receipt]:
@@ -562,6 +603,11 @@ class SqlStore:
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
         branch = self._prepared(transaction)
+        if self._native is not None:
+            if branch is None:
+                self._native.abandon(transaction)
+            else:
+                self._native.roll_back(branch)
         return Done(False) if branch is None else self._outcome(ROLLBACK, branch, lambda outcomes: bool(outcomes[0]))
 
     def _prepared(self, transaction: bytes) -> Branch | None:
@@ -573,7 +619,7 @@ class SqlStore:
         return state.prepared.get(transaction)
 
     def _outcome(self, kind: int, branch: Branch, result: Callable[[list[Any]], T]) -> Pending[T]:
-        size = sum(some.size for some in branch.sends)
+        size = 0 if branch.stage else sum(some.size for some in branch.sends)
         ticket = Ticket([(kind, branch)], size, alone=bool(branch.changes))
         self._writer.submit(ticket)
         return Step(self._writer, ticket, result)
@@ -678,14 +724,25 @@ class SqlStore:
 class Step(Generic[T]):
     """A Pending of this store: a ticket in its queue."""
 
-    def __init__(self, writer: Writer, ticket: Ticket, result: Callable[[list[Any]], T]) -> None:
-        self._writer, self._ticket, self._result = writer, ticket, result
+    def __init__(
+        self,
+        writer: Writer,
+        ticket: Ticket,
+        result: Callable[[list[Any]], T],
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._writer, self._ticket, self._result, self._failed = writer, ticket, result, failed
 
     def proceed(self) -> None:
         """It goes on by itself."""
 
     def wait(self) -> T:
-        return self._result(self._writer.wait(self._ticket))
+        try:
+            return self._result(self._writer.wait(self._ticket))
+        except AnabranchError as error:
+            if self._failed is not None:
+                self._failed(error)
+            raise
 
 
 def _nothing() -> None:

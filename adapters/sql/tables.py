@@ -7,7 +7,9 @@ another node's: then this is one more node of the same store, under the same id.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from sqlalchemy import Table, inspect, literal, select
 from sqlalchemy.engine import Connection
@@ -17,9 +19,13 @@ from sqlalchemy.schema import CreateSchema
 from ...policies.errors import ConfigError, PlacementError
 from ...policies.options import SqlOptions
 from .database import Database, is_cut_off
-from .dialects import now_ms, one_at_a_time
+from .dialects import is_locked, now_ms, one_at_a_time, wait_for_locks
 from .pool import shown_url
 from .schema import VERSION, Schema, priority_index
+
+log = logging.getLogger(__name__)
+
+LOCKED_SECONDS: Final = 3.0
 
 
 def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> bytes:
@@ -57,11 +63,23 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
             rows = connection.execute(tables.store.select()).all()
         _require_owner(database, rows, store_id)
         if options.priorities and options.create_tables:
-            with database.writing() as connection:
-                priority_index(tables).create(connection, checkfirst=True)
-                connection.commit()
+            _index(database, tables)
     except SQLAlchemyError as error:
         raise database.error(error) from None
+
+
+def _index(database: Database, tables: Schema) -> None:
+    """It can wait for the next open, if somebody else is at MESSAGES: what is prepared natively is until its outcome,
+    which comes after this."""
+    with database.writing() as connection:
+        wait_for_locks(connection, LOCKED_SECONDS)
+        try:
+            priority_index(tables).create(connection, checkfirst=True)
+            connection.commit()
+        except DBAPIError as error:
+            if not is_locked(error):
+                raise
+            log.warning("store %s: MESSAGES is in use, it gets its index by priority at a later open", database.name)
 
 
 def _all_there(connection: Connection, tables: Schema) -> bool:

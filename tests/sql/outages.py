@@ -291,13 +291,13 @@ def outage(server: PostgresServer, how: str, seconds: float) -> None:
 
 
 def a_round(
-    server: PostgresServer, directory: Path, seconds: float, chance: random.Random, hows: Sequence[str]
+    server: PostgresServer, directory: Path, seconds: float, chance: random.Random, hows: Sequence[str], **more: Any
 ) -> tuple[Ledger, int, list[str]]:
-    """What was promised, how many outages there were, and what is wrong."""
+    """What was promised, how many outages there were, and what is wrong. `more`: options of the SQL store."""
     url = server.new_schema()
     outages = 0
     patience = chance.choice([0.05, 10.0])  # whether an outcome is waited for
-    config = configuration(directory, url, outcome_timeout=patience, response_timeout=RESPONSE)
+    config = configuration(directory, url, outcome_timeout=patience, response_timeout=RESPONSE, **more)
     with anabranch.open(config) as router:
         router.queue("s.q").send(b"9.0", message_id="9.0")
         work = Workload(router, server.password)
@@ -330,6 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--native", action="store_true", help="with native_two_phase")
     options = parser.parse_args(arguments)
     total, errors, done = 0, Counter[str](), Counter[str]()
     with PostgresServer() as server:
@@ -338,7 +339,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             directory = Path(tempfile.mkdtemp(prefix="anabranch-outages-"))
             try:
                 hows = random.Random(seed).sample(sorted(STOPS), len(STOPS))
-                ledger, outages, found = a_round(server, directory / "data", options.seconds, random.Random(seed), hows)
+                ledger, outages, found = a_round(
+                    server, directory / "data", options.seconds, random.Random(seed), hows,
+                    native_two_phase=options.native,
+                )  # fmt: skip
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
             total += outages
