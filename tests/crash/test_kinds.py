@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -156,8 +157,11 @@ def test_two_processes_on_one_database_never_both_write(tmp_path: Path) -> None:
 
     children = [forked(partial(work, name)) for name in ("a", "b")]
     assert [reaped(child, 60) for child in children] == [0, 0]
-    with anabranch.open(config(tmp_path / "a", sql=options)) as router:
-        found = contents(router).get("sql.q", [])
+    found: list[str] = []
+    for name in ("a", "b"):
+        # While there is nothing in them yet, tables are taken over from who has just made them, and he is refused.
+        with suppress(anabranch.PlacementError), anabranch.open(config(tmp_path / name, sql=options)) as router:
+            found = found or contents(router).get("sql.q", [])
     said = promised.read_text().split()
     assert set(said) <= set(found)
     assert len(found) == len(set(found))
