@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from ...policies.destination import Destination, Kind
-from ...policies.errors import CorruptionError
+from ...policies.errors import CorruptionError, PlacementError
 from ..base import Progress, Subscription
 from ..delivery import Feed, feeds_of
 from .applying import load_counts
@@ -20,7 +20,7 @@ from .state import State
 
 
 class Loader:
-    """Fills a state that is new. Raises SQLAlchemyError, CorruptionError."""
+    """Fills a state that is new. Raises SQLAlchemyError, CorruptionError, PlacementError."""
 
     def __init__(self, state: State, connection: Connection, store_id: bytes, where: str) -> None:
         """`where`: what a damage is said to be in."""
@@ -31,7 +31,13 @@ class Loader:
 
     def load(self, progress: Progress | None) -> None:
         state = self._state
-        row = self._all("select.store", owner=self._store_id.hex())[0]
+        rows = self._all("select.store", owner=self._store_id.hex())
+        if not rows:  # they were looked at before this, but nothing was in them
+            raise PlacementError(
+                f"the tables in {self._where} have just been taken over by another store; give this one another "
+                "schema_prefix or database"
+            )
+        row = rows[0]
         state.batch, state.last_seq, state.last_number = row[1], row[2], row[3]
         self._destinations()
         self._durables()
