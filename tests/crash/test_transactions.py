@@ -120,8 +120,8 @@ def _lazily(self: Any, decision: Any, *_: Any) -> Any:
 
 
 def _unsynced(self: Any, *arguments: Any) -> Any:
-    *before, _, room = arguments
-    return _PREPARE(self, *before, False, room)
+    *before, _, room, changes = arguments
+    return _PREPARE(self, *before, False, room, changes)
 
 
 _PREPARE = JournalStore.prepare

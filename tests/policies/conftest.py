@@ -49,6 +49,6 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = "vault = vault_adapter:Vault\nplain = vault_adapter:Plain\nbroken = vault_adapter_missing:Broken\n"
     (info / "entry_points.txt").write_text("[anabranch.adapters]\n" + entries)
     (site / "vault_adapter.py").write_text(ADAPTER)
-    others = [path for path in sys.path if "thirdparty" not in path]  # that of tests/thirdparty, if it is collected too
-    monkeypatch.setattr(sys, "path", others)
     monkeypatch.syspath_prepend(site)
+    # Without that of tests/thirdparty, if it is collected too.
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "thirdparty" not in path])
