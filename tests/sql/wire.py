@@ -80,6 +80,9 @@ class Wire:
             pair = (client, server)
             with self._lock:
                 self._pairs.add(pair)
+            if self._listener is not listener:
+                self._close(pair)
+                return
             deaf = threading.Event()  # what the server answers is no longer passed on
             for forward in (True, False):
                 threading.Thread(target=self._pass_on, args=(pair, forward, deaf), daemon=True).start()
@@ -103,10 +106,10 @@ class Wire:
                 target.sendall(data)
             except OSError:
                 break
-        self._close(pair)
         if self.cut.is_set() and self._word is not None and self._word[2] and (deaf.is_set() or forward):
             self._word = None
-            self.sever()
+            self.sever()  # first: who notices that he is cut off must not get through on another connection
+        self._close(pair)
 
     def _meets(self, data: bytes, deaf: threading.Event) -> bool:
         """Whether this is the connection to cut; `deaf` if the server shall hear it all the same."""
