@@ -204,10 +204,12 @@ class Places:
         store = self.store_for(destination)
         if store.volatile:
             return store
-        row = self._placement.stores[store.store_id]
-        return self._companions.made_for(
-            store, self._layout.options_of(row).options, lambda: self._stores.last_seq(row.path)
-        ).store
+        companion = self._companions.get(store.store_id)
+        if companion is None:
+            row = self._placement.stores[store.store_id]
+            options = self._layout.options_of(row).options
+            companion = self._companions.made_for(store, options, lambda: self._stores.last_seq(row.path))
+        return companion.store
 
     def watch_companions(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` once when a companion is made. Returns what ends that."""

@@ -91,7 +91,6 @@ class Sweeper:
     def _sweep(self, store: Store) -> int:
         count = 0
         alone = False
-        pattern = self._places.dead_letter_of(store)
         while True:
             with self._lock:
                 if self.closed:
@@ -100,7 +99,9 @@ class Sweeper:
                 try:
                     waiting += store.take_undelivered(SWEEP_MAX)
                     found = len(waiting)
-                    refused = self._put_all_aside(store, pattern, waiting, alone)
+                    if not found:
+                        return count
+                    refused = self._put_all_aside(store, waiting, alone)
                 finally:
                     left = len(waiting)
                     self._let_go(store, waiting)
@@ -109,10 +110,11 @@ class Sweeper:
                 return count
             alone = refused
 
-    def _put_all_aside(self, store: Store, pattern: str | None, waiting: list[Undelivered], alone: bool) -> bool:
+    def _put_all_aside(self, store: Store, waiting: list[Undelivered], alone: bool) -> bool:
         """In transactions of a bounded size, or each `alone`; those that could be put aside leave `waiting`. Returns
         whether one was refused for what it is: it must not hold up the others."""
         refused = False
+        pattern = self._places.dead_letter_of(store)
         now = time.monotonic()
         self._refused = {known: again for known, again in self._refused.items() if again > now}
         to_do = [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
