@@ -324,13 +324,18 @@ def _signal(pid: int, number: signal.Signals) -> None:
 SKIPPED: Final = "NO POSTGRESQL SERVER BINARY (apt-get install postgresql): what it would prove stays unproved"
 
 
+def running(**settings: str) -> Iterator[PostgresServer]:
+    """A server for a fixture; skips where there is none."""
+    if binaries() is None:
+        pytest.skip(SKIPPED)
+    with PostgresServer(None, **settings) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """The session's server. Who stops it starts it again."""
-    if binaries() is None:
-        pytest.skip(SKIPPED)
-    with PostgresServer() as server:
-        yield server
+    yield from running()
 
 
 @pytest.fixture

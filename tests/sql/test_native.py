@@ -24,7 +24,7 @@ from ..crash.sigkill import forked, reaped
 from ..crash.steps import Steps
 from . import outages
 from .disk import NativeDisk, PostgresDisk, TableSets
-from .server import SKIPPED, PostgresServer, binaries
+from .server import PostgresServer, running
 from .wire import Wire
 
 TRANSACTION: Final = bytes(32)
@@ -92,10 +92,7 @@ def place(postgres: PostgresServer, postgres_url: str, tmp_path: Path) -> Iterat
 @pytest.fixture(scope="module")
 def small() -> Iterator[PostgresServer]:
     """A server that prepares one transaction at a time."""
-    if binaries() is None:
-        pytest.skip(SKIPPED)
-    with PostgresServer(max_prepared_transactions="1") as server:
-        yield server
+    yield from running(max_prepared_transactions="1")
 
 
 def prepare(store: SqlStore, transaction: bytes = TRANSACTION, *more: bytes, ack: bool = True) -> None:
