@@ -9,6 +9,7 @@ from ...policies.destination import Destination
 from ..base import Message, SubscriptionKey
 from ..delivery import order_of
 from .messages import Row, headers_of
+from .receiving import durable_of
 from .state import Look, State
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def browse(
     store: SqlStore, destination: Destination, limit: int | None, after: int | Message, key: SubscriptionKey | None
 ) -> Iterator[Message]:
     state = store._usable()
-    durable = store._durable(state, destination, key)
+    durable = durable_of(state, destination, key)
     known = state.destinations.get(destination)
     if known is None:
         return

@@ -3,6 +3,7 @@
     state      what is where, without the messages                   (state.py, under its lock)
     writer     one thread, one database transaction for many callers (writer.py)
     database   reading, by whoever needs it                          (database.py)
+    receiving  what comes out                                        (receiving.py)
 
 A call that changes something queues a ticket and waits for it; the writer commits, brings it into the state, and wakes
 the caller. A call that looks reads the state, and the tables for what is not in it.
@@ -20,20 +21,17 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
-from ...policies.destination import Destination, Kind
+from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
-    DestinationError,
     OutcomeUnknownError,
     StoreFailedError,
     UnknownMessageError,
-    UnknownSubscriptionError,
 )
 from ...policies.options import SqlOptions
 from ..base import (
     DEFAULT_PRIORITY,
-    EXPIRED,
     Change,
     Done,
     Headers,
@@ -48,20 +46,21 @@ from ..base import (
     SubscriptionKey,
     Undelivered,
 )
-from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, Note, Place, feeds_of
+from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, feeds_of
 from ..files import disk_errors
+from ..subscriptions import checked
 from . import dialects, native, tables
 from .branches import Branch
 from .browsing import browse
 from .checking import violations
 from .database import Database
-from .destinations import Durable
 from .directory import StoreDirectory
 from .lease import Lease
 from .lease import statements as lease_statements
 from .loading import Loader
-from .messages import Sending, escaped, headers_of, sending
+from .messages import Sending, sending
 from .pool import cut_off, open_engine, open_single, shown_url
+from .receiving import Receiving, durable_of
 from .room import Room
 from .schema import schema
 from .state import State
@@ -109,6 +108,7 @@ class SqlStore:
         self._writer_: Writer | None = None
         self._lease: Lease | None = None
         self._native: native.Native | None = None
+        self._receiving = Receiving(self)
 
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
@@ -303,91 +303,15 @@ class SqlStore:
     def receive(
         self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
     ) -> Message | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            state = self._usable()
-            feed = self._feed(state, destination, subscription)
-            with state.lock:
-                place = state.lease(feed)
-            if place is not None:
-                message = self._read(feed, place)
-                if message is not None:
-                    return message
-            elif timeout == 0 or not self._delivery.wait(feed, deadline, lambda feed=feed: self._anything(feed)):  # type: ignore[misc]
-                self._usable()
-                return None
-
-    def _read(self, feed: Feed, place: Place) -> Message | None:
-        """The message that was leased; None if it was removed after it had been looked up."""
-        try:
-            message = self._message(feed, place, leased=True)
-        except BaseException:
-            state = self._state_
-            assert state is not None
-            with state.lock:
-                self._delivery.unlease((feed,), place[1], state)
-            raise
-        if message is None:
-            state = self._state_
-            assert state is not None
-            with state.lock:
-                state.let_go(feed, place[1])
-        return message
-
-    def _message(self, note: Note, place: Place, leased: bool) -> Message | None:
-        state = self._usable()
-        feed = feeds_of(note)[0]
-        with state.lock:
-            row = state.rows.get(place[1])
-            count = (
-                state.deliveries(feed, place[1]) if feed.key is not None or feed.base + place[1] in state.counts else -1
-            )
-        if row is None or row.content is None:
-            row = self._database.read(lambda connection: state.whole_row(connection, place[1]))
-        if row is None:
-            return None
-        assert row.content is not None
-        one = isinstance(note, Feed)
-        return Message(
-            self, feed.owner.destination, row.seq, row.content, headers_of(row), row.message_id, row.sent_at_ms, leased,
-            note, row.priority, row.expires_at_ms, (row.deliveries if count < 0 else count) + 1,
-            feed.key if one else None,
-        )  # fmt: skip
-
-    def _feed(self, state: State, destination: Destination, key: SubscriptionKey | None) -> Feed:
-        """What is received from. Raises DestinationError, UnknownSubscriptionError."""
-        durable = self._durable(state, destination, key)
-        if durable is not None:
-            return durable.feed
-        if destination.kind is Kind.TOPIC:
-            raise DestinationError(f"{destination} is a topic: receive for one of its subscriptions")
-        return state.destination(destination).feed
-
-    def _durable(self, state: State, destination: Destination, key: SubscriptionKey | None) -> Durable | None:
-        if key is None:
-            return None
-        if destination.kind is not Kind.TOPIC:
-            raise DestinationError(f"{destination} is a queue: it has no subscriptions")
-        known = state.destinations.get(destination)
-        durable = known.durables.get(key) if known is not None else None
-        if durable is None:
-            raise UnknownSubscriptionError(
-                f"{destination} has no durable subscription {key[1]!r} of client {key[0]!r}; subscribe first"
-            )
-        return durable
-
-    def _anything(self, feed: Feed) -> bool:
-        """Whether who waits shall look again."""
-        state = self._usable()
-        with state.lock:
-            gone = feed.key is not None and feed.number not in state.durables
-            return gone or self._delivery.anything(feed, state)
+        return self._receiving.receive(destination, timeout, subscription)
 
     def watch(
         self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
     ) -> Callable[[], None]:
-        state = self._usable()
-        return self._delivery.watch(self._feed(state, destination, subscription), wake)
+        return self._receiving.watch(destination, subscription, wake)
+
+    def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
+        return self._receiving.take_undelivered(limit)
 
     def _wake_all(self) -> None:
         if self._state_ is not None:
@@ -472,31 +396,6 @@ class SqlStore:
                     counted.append((DELIVERED, (feed, message.seq, count)))
         return counted
 
-    def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
-        state = self._usable()
-        found: list[Undelivered] = []
-        with state.lock:
-            lost = self._delivery.take_undelivered(limit, state)
-            for feeds, place, _ in lost:
-                for feed in feeds:
-                    state.places[feed.base + place[1]] = place
-        try:
-            for feeds, place, reason in lost:
-                whole = reason == EXPIRED and feeds[0].key is not None
-                message = self._message(feeds if whole else feeds[0], place, leased=True)
-                if message is not None:
-                    found.append(Undelivered(message, reason))
-                    continue
-                with state.lock:
-                    for feed in feeds:
-                        state.let_go(feed, place[1])
-        except BaseException:
-            with state.lock:
-                for feeds, place, _ in lost:
-                    self._delivery.unlease(feeds, place[1], state)
-            raise
-        return found
-
     # Durable subscriptions
 
     def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
@@ -505,7 +404,7 @@ class SqlStore:
         return bool(self._writer.run(Ticket([(SUBSCRIBE, (Change(checked, True, retroactive), True))]))[0])
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
-        durable = self._durable(self._usable(), topic, subscription)
+        durable = durable_of(self._usable(), topic, subscription)
         assert durable is not None
         return int(self._writer.run(Ticket([(UNSUBSCRIBE, (Change(durable.subscription, False), True))]))[0])
 
@@ -646,7 +545,7 @@ class SqlStore:
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         state = self._usable()
-        durable = self._durable(state, destination, subscription)
+        durable = durable_of(state, destination, subscription)
         known = state.destinations.get(destination)
         if known is None:
             return 0
@@ -679,7 +578,7 @@ class SqlStore:
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         state = self._usable()
-        durable = self._durable(state, destination, subscription)
+        durable = durable_of(state, destination, subscription)
         known = state.destinations.get(destination)
         if durable is not None:
             return durable.count
@@ -758,16 +657,5 @@ def _checked_change(change: Change) -> Change:
 
 
 def _checked(subscription: Subscription) -> Subscription:
-    """Raises DestinationError if it is of a queue, TypeError and ValueError for what is no text."""
-    if subscription.topic.kind is not Kind.TOPIC:
-        raise DestinationError(f"{subscription.topic} is a queue: only topics have subscriptions")
-    for what, text in (
-        ("name", subscription.name), ("client_id", subscription.client_id), ("selector", subscription.selector or ""),
-    ):  # fmt: skip
-        if not isinstance(text, str):
-            raise TypeError(f"the {what} of a subscription is a str, not {type(text).__name__}: {text!r}")
-        try:
-            escaped(text).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"the {what} of a subscription is not valid unicode: {error.reason}") from None
-    return subscription._replace(no_local=bool(subscription.no_local))
+    """Raises what `checked` raises."""
+    return checked(subscription)._replace(no_local=bool(subscription.no_local))
