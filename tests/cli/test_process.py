@@ -12,7 +12,7 @@ ANABRANCH = [sys.executable, "-m", "anabranch"]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_module_and_the_script_are_one() -> None:
@@ -65,4 +65,4 @@ def test_a_reader_who_leaves_is_no_error() -> None:
     process.stdout.close()
     assert process.stderr.read() == ""
     process.stderr.close()
-    process.wait(timeout=60)
+    process.wait(timeout=300)

@@ -29,7 +29,7 @@ from anabranch.policies.options import StoreOptions
 
 from .ledger import Contents, Operation, body_of, compare, contents, identity_of, violations
 
-HANGS_AFTER = 30.0
+HANGS_AFTER = 120.0
 
 
 class Lightning:
@@ -260,13 +260,15 @@ def storm(
     thunder = f"""if True:
         import os, random, signal, time
         chance = random.Random({seed})
-        time.sleep(0.2)  # who starts this must be out of Popen
+        os.read(0, 1)  # who starts this must be out of Popen
         for _ in range({signals}):
             time.sleep(chance.random() * 0.002)
             os.kill({os.getpid()}, signal.SIGINT)
     """
     started, me = time.monotonic(), parties[0]
-    source = subprocess.Popen([sys.executable, "-S", "-c", thunder], start_new_session=True)
+    source = subprocess.Popen([sys.executable, "-S", "-c", thunder], stdin=subprocess.PIPE, start_new_session=True)
+    assert source.stdin is not None
+    gate = source.stdin.fileno()
     over = threading.Event()  # not poll(), which Ctrl-C can leave with its own lock held: it then says None for ever
 
     def await_end() -> None:
@@ -274,8 +276,12 @@ def storm(
         over.set()
 
     threading.Thread(target=await_end, daemon=True).start()
+    begun = False
     while True:
         try:
+            if not begun:
+                begun = True
+                os.write(gate, b"x")
             while not over.is_set():
                 me.step()
             break

@@ -51,8 +51,8 @@ from .power.worker import Worker
 THREADS = 8
 ROUNDS_A_DIRECTORY = 10
 WORK_SECONDS = (0.06, 0.3, 0.6)
-HANGS_AFTER = 60
-VERIFY_SECONDS = 60
+HANGS_AFTER = 180
+VERIFY_SECONDS = 180
 
 
 def config(directory: Path, seed: int) -> anabranch.Config:

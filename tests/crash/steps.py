@@ -48,7 +48,7 @@ ERRORS: Final = {
     "told": ("disk I/O error", "SQLITE_IOERR_FSYNC"),
 }
 KINDS: Final = ("killed", "killed-after", *ERRORS)
-SOON: Final = 40.0
+SOON: Final = 120.0
 LIVES: Final = 2
 TURNS: Final = 4
 
@@ -230,10 +230,10 @@ def trial(base: Path, kind: str, at: int) -> tuple[list[str], int]:
     for old in ("data", "marks", "refused", "steps"):
         path = base / old
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    code = reaped(forked(partial(work, directory, kind, at)), 120)
+    code = reaped(forked(partial(work, directory, kind, at)), 300)
     if code not in ((-signal.SIGKILL, 0) if kind.startswith("killed") else (0,)):
         return [], code if code is not None else 99
-    left = reaped(forked(partial(look, directory)), 60)
+    left = reaped(forked(partial(look, directory)), 300)
     log = json.loads((base / "steps").read_text()) if (base / "steps").exists() else []
     return log, left if left is not None else 99
 

@@ -134,7 +134,7 @@ def in_child(run: Callable[[], str], report: Path) -> str:
             report.write_text(run())
         finally:
             os._exit(0)
-    code = reaped(pid, 30)
+    code = reaped(pid, 180)
     if code is None:
         return "WRONG: it hangs"
     if code < 0:

@@ -14,7 +14,7 @@ import anabranch
 
 from .ledger import body_of, contents, identity_of, violations
 
-SOON = 90.0
+SOON = 120.0
 """What is in doubt is tried again after 30 seconds at the latest."""
 SIZE = "8m"
 BODY = 20_000

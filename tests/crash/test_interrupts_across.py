@@ -18,7 +18,7 @@ from anabranch.adapters.journal import JournalStore
 from .ledger import body_of, contents, identity_of, violations
 from .test_interrupts import everywhere
 
-SOON = 20.0
+SOON = 120.0
 STEP = int(os.environ.get("ANABRANCH_INTERRUPT_STEP", "7"))
 """Every so many places one is struck; 1 takes minutes."""
 

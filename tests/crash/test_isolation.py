@@ -14,7 +14,7 @@ import anabranch
 
 from .ledger import body_of, contents, violations
 
-SOON = 10.0
+SOON = 120.0
 
 
 def config(directory: Path) -> anabranch.Config:

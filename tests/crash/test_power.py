@@ -21,7 +21,7 @@ def run(name: str, place: Path) -> dict[str, Any]:
     """The marks of a workload that ran to its end."""
     path = place / "marks"
     command = [sys.executable, "-m", "tests.crash.power.workloads", name, str(place / "data")]
-    subprocess.run(command, env=os.environ | {"CRASHSIM_MARKS": str(path)}, check=True, timeout=120)
+    subprocess.run(command, env=os.environ | {"CRASHSIM_MARKS": str(path)}, check=True, timeout=600)
     promised, maybe = read_marks(path)
     lines = [[line, True] for line in path.read_text().splitlines()]
     return {"promised": promised, "maybe": maybe, "marks": lines}

@@ -26,5 +26,5 @@ def test_a_storm_over_other_kinds_of_stores(kinds: str) -> None:
 
 def storm(*options: str) -> None:
     command = [sys.executable, "-m", "tests.crash.sigint", "--signals", "250", "--seed", "1", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

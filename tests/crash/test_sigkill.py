@@ -16,7 +16,7 @@ SENDS: list[Operation] = [{"op": "send", "q": "q", "ids": [f"p.{n}"]} for n in r
 
 def test_thirty_kills_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.crash.sigkill", "--rounds", "30", "--directory", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 directories wrong" in done.stdout
 
@@ -24,7 +24,7 @@ def test_thirty_kills_lose_nothing(tmp_path: Path) -> None:
 def test_kills_over_all_kinds_of_stores_lose_nothing(tmp_path: Path) -> None:
     kinds = "--mixed" if binaries() is None else "--postgres"
     command = [sys.executable, "-m", "tests.crash.sigkill", kinds, "--rounds", "6", "--directory", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 directories wrong" in done.stdout
 

@@ -8,5 +8,5 @@ import sys
 
 def test_no_spoiled_step_leaves_a_part_of_a_transaction() -> None:
     command = [sys.executable, "-m", "tests.crash.steps", "--share", "1/220"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr

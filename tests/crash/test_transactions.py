@@ -53,7 +53,7 @@ def lean() -> Iterator[None]:
 )
 def test_no_spoiled_call_and_no_power_failure_leaves_a_part_of_a_transaction(arguments: str) -> None:
     command = [sys.executable, "-m", "tests.crash.transactions", *arguments.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -23,7 +23,7 @@ from anabranch.policies.errors import (
     TransactionError,
 )
 
-from ..contract.disk import A, B, C, assert_whole, bodies, drain, take
+from ..contract.disk import PATIENCE, A, B, C, assert_whole, bodies, drain, take
 from ..contract.preparing import claim, prepare, to, transaction
 from .disk import JournalDisk, content, directory_of, listing, rebuilt, segments_of
 
@@ -541,12 +541,12 @@ class TestInterleavings:
         store = disk.create()
         earlier = store.send_nowait(A, b"earlier")
         name = prepare(store, 1, to(A, b"of the branch"))
-        assert earlier.done() or earlier.result(10)
+        assert earlier.done() or earlier.result(PATIENCE)
         with store._log._lead:
             later = store.send_nowait(A, b"later")
             step = store.commit_prepared(name)
         step.wait()
-        assert later.result(10).seq > earlier.result(10).seq
+        assert later.result(PATIENCE).seq > earlier.result(PATIENCE).seq
         assert bodies(store) == [b"earlier", b"of the branch", b"later"]
 
     def test_both_outcomes_at_once(self, disk: JournalDisk) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import pytest
 from anabranch.adapters.delivery import LEASED, LEAVING
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal.batch import Branch
+from anabranch.adapters.journal.log import Log
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
-from ..contract.disk import A, B, assert_whole, bodies, drain, take
+from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, eventually, take
 from ..contract.preparing import prepare, to
 from .disk import JournalDisk
 
@@ -28,11 +28,9 @@ def disk(tmp_path: Path) -> Iterator[JournalDisk]:
         yield disk
 
 
-def queued(store_log: object, count: int) -> None:
+def queued(store_log: Log, count: int) -> None:
     """Wait until so many tickets wait for the lead."""
-    deadline = time.monotonic() + 10
-    while len(store_log._queue) < count and time.monotonic() < deadline:  # type: ignore[attr-defined]
-        time.sleep(0.001)
+    eventually(lambda: len(store_log._queue) + len(store_log._lazy) >= count)
 
 
 def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: JournalDisk) -> None:
@@ -137,15 +135,18 @@ def test_an_ack_that_lands_after_its_message_was_released_ends_it(disk: JournalD
     store = disk.create()
     store.send(A, b"1")
     message = take(store)
+
+    def interrupt() -> None:
+        queued(store._log, 1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
     with store._log._lead:  # somebody else leads, on a slow disk
-        timer = threading.Timer(0.2, _thread.interrupt_main)
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), Parallel(interrupt):
             message.ack()
-        timer.join()
         releasing = threading.Thread(target=message.release)
         releasing.start()
-        releasing.join(10)
+        queued(store._log, 2)
+    releasing.join()
     store._log._lead_queued()
     assert store.depth(A) == 0
     assert store.receive(A) is None

@@ -24,7 +24,7 @@ from anabranch.policies.errors import (
     UnknownSubscriptionError,
 )
 
-from ..contract.disk import Disk
+from ..contract.disk import PATIENCE, Disk
 from ..contract.expiring import HOUR, Clock
 from ..contract.preparing import OTHER, transaction
 from . import FAST
@@ -144,7 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
         sent = [Sent(destination, self.body(size), None, priority) for _ in range(count)]
         futures = [self.store.send_nowait(destination, some.body, priority=priority) for some in sent]
         for some, future in zip(sent, futures, strict=True):
-            receipt = future.result(20)
+            receipt = future.result(PATIENCE)
             self.model.send([some], [(receipt.seq, receipt.duplicate)])
 
     @rule(destination=destinations, batch=st.lists(messages, max_size=4))

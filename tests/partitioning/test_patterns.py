@@ -64,7 +64,7 @@ def test_deep_names_and_many_of_them() -> None:
     deep = "queue://" + ".".join("x" * 500)
     stores = [[f"queue://shop{i}.orders.new" for i in range(0, 1000, 2)] + [deep]]
     stores.append([f"queue://shop{i}.orders.new" for i in range(1, 1000, 2)])
-    began = time.perf_counter()
+    began = time.process_time()
     found = filters(stores)
     assert min(len(texts) for texts in found) <= 2
-    assert time.perf_counter() - began < 60
+    assert time.process_time() - began < 60

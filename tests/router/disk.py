@@ -6,8 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,31 @@ def config(
         ],
         transactions=anabranch.TransactionOptions(**more),
     )
+
+
+class TooSlowError(Exception):
+    """A transaction timed out before what it was to time out after."""
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """What is done here comes before a timeout; TooSlowError where the machine was too busy for that."""
+    try:
+        yield
+    except anabranch.TransactionError as error:
+        if "timed out" in str(error):
+            raise TooSlowError from error
+        raise
+
+
+def with_time_enough(test: Callable[[float, Path], None], seconds: float, path: Path) -> None:
+    """Call it with a timeout of transactions and a directory of its own; with a longer timeout if it was too slow."""
+    for number in range(4):
+        try:
+            return test(seconds * 10**number, path / f"try-{number}")
+        except TooSlowError as error:
+            slow = error
+    raise slow
 
 
 def take(router: anabranch.Router, name: str) -> Message:

@@ -23,7 +23,8 @@ from zope.interface.verify import verifyObject
 import anabranch
 from anabranch import StoreFailedError, StoreFullError, TransactionError, TransactionInDoubt, Xid
 
-from .disk import Faults, contents, take
+from ..contract.disk import eventually
+from .disk import Faults, contents, in_time, take, with_time_enough
 
 NEVER = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 SMALL = NEVER.model_copy(update={"max_messages": 2})
@@ -241,16 +242,20 @@ class TestVote:
         assert seen == [[], None, []]
 
     def test_timed_out_it_votes_no(self, tmp_path: Path) -> None:
-        options = anabranch.TransactionOptions(timeout=0.01)
-        with anabranch.open(anabranch.Config(tmp_path / "d", [anabranch.StoreConfig("a", [">"])], options)) as router:
-            ours = router.join()
-            ours.send("q", b"1")
-            while ours.state == "open":
-                pass
-            with pytest.raises(TransactionError, match="timed out"):
-                transaction.commit()
+        def test(seconds: float, path: Path) -> None:
             transaction.abort()
-            assert contents(router, "q") == []
+            options = anabranch.TransactionOptions(timeout=seconds)
+            with anabranch.open(anabranch.Config(path, [anabranch.StoreConfig("a", [">"])], options)) as router:
+                ours = router.join()
+                with in_time():
+                    ours.send("q", b"1")
+                eventually(lambda: ours.state != "open")
+                with pytest.raises(TransactionError, match="timed out"):
+                    transaction.commit()
+                transaction.abort()
+                assert contents(router, "q") == []
+
+        with_time_enough(test, 0.05, tmp_path)
 
 
 class TestFinish:

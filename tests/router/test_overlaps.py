@@ -23,7 +23,7 @@ from ..contract.disk import eventually
 from .disk import Faults, bodies, config, take
 
 XID = anabranch.Xid(1, "global", "branch")
-SOON = 20.0
+SOON = 120.0
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from anabranch.policies.errors import (
 )
 from anabranch.router import stores as stores_module
 
+from ..contract.disk import PATIENCE
 from .disk import bodies, contents, said_in_a_child
 
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
@@ -60,7 +61,7 @@ class TestQueues:
         receipt = queue.send(b"1", {"h": 1}, "id")
         assert queue.send(b"1", None, "id").duplicate
         queue.send_many([b"2", Outgoing(b"3")])
-        assert queue.send_nowait(b"4").result(10).seq == receipt.seq + 3
+        assert queue.send_nowait(b"4").result(PATIENCE).seq == receipt.seq + 3
         assert [m.body for m in queue.browse(limit=2, after=receipt.seq)] == [b"2", b"3"]
         message = take(queue)
         assert (message.body, message.headers, len(queue)) == (b"1", {"h": 1}, 4)
@@ -101,9 +102,9 @@ class TestQueues:
 
     def test_a_receiver_waits_for_a_queue_that_is_not_there_yet(self, router: anabranch.Router) -> None:
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(router.queue("one.a").receive, 20)
+            waiting = pool.submit(router.queue("one.a").receive, PATIENCE)
             router.queue("one.a").send(b"x")
-            message = waiting.result(20)
+            message = waiting.result(PATIENCE)
         assert message is not None
         assert message.body == b"x"
 
@@ -379,7 +380,7 @@ class TestLifecycle:
         barrier = threading.Barrier(8)
 
         def work(number: int) -> None:
-            barrier.wait(20)
+            barrier.wait(PATIENCE)
             for n in range(20):
                 router.queue(f"each.{n}").send(f"{number}".encode())
                 router.queue(f"one.{n}").send(f"{number}".encode())

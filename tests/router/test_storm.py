@@ -17,7 +17,7 @@ import anabranch
 from anabranch.policies.errors import AnabranchError, TransactionInDoubt
 from anabranch.router import forgetting, settling
 
-from ..contract.disk import eventually
+from ..contract.disk import PATIENCE, eventually
 from .disk import Faults, bodies, config, drain
 
 SECONDS = float(os.environ.get("STORM_SECONDS", "2"))
@@ -117,7 +117,7 @@ def test_stores_and_log_fail_by_turns(
             finally:
                 stop.set()
             for worker in workers:
-                worker.result(60)
+                worker.result(PATIENCE)
         for xid in router.recover():
             router.rollback(xid)
         eventually(lambda: not router.in_doubt())

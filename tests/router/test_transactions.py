@@ -22,8 +22,8 @@ from anabranch.policies.errors import (
 from anabranch.router import forgetting
 from anabranch.router import stores as stores_module
 
-from ..contract.disk import Parallel, eventually
-from .disk import NEVER, OPTIONS, SYNCED, bodies, config, drain, said_in_a_child, take
+from ..contract.disk import PATIENCE, Parallel, eventually
+from .disk import NEVER, OPTIONS, SYNCED, bodies, config, drain, in_time, said_in_a_child, take, with_time_enough
 
 
 class TestManyStores:
@@ -215,7 +215,7 @@ class TestThreads:
 
         def work(worker: int) -> int:
             acked = 0
-            barrier.wait(20)
+            barrier.wait(PATIENCE)
             for number in range(rounds):
                 with cross.transaction() as tx:
                     for name in orders[worker]:
@@ -244,7 +244,7 @@ class TestThreads:
         barrier = threading.Barrier(4)
 
         def work(name: str) -> int:
-            barrier.wait(20)
+            barrier.wait(PATIENCE)
             for number in range(100):
                 try:
                     tx.send(name, b"x")
@@ -440,37 +440,45 @@ class TestLimits:
             assert bodies(router, "a.q", "b.q") == [[b"x", b"y"]] * 2
 
     def test_a_timeout_gives_back_what_it_held(self, tmp_path: Path) -> None:
-        with anabranch.open(config(tmp_path, timeout=0.5)) as router:
-            for name in ("a.q", "b.q"):
-                router.queue(name).send_many([b"1", b"2"])
-            abandoned = router.transaction()
-            with (
-                pytest.raises(TransactionError, match=r"timed out after 0.5 s and rolled back"),
-                router.transaction() as tx,
-            ):
+        def test(seconds: float, path: Path) -> None:
+            with anabranch.open(config(path, timeout=seconds)) as router:
                 for name in ("a.q", "b.q"):
-                    abandoned.ack(take(router, name))
-                    tx.ack(take(router, name))
-                tx.send("c.q", b"x")
-                eventually(lambda: tx.state.startswith("timed out"))
-            eventually(lambda: abandoned.state.startswith("timed out"))
-            for call in (tx.commit, tx.rollback, lambda: tx.send("a.q", b"x"), abandoned.commit):
-                with pytest.raises(TransactionError, match="timed out"):
-                    call()
-            assert [drain(router, "a.q"), drain(router, "b.q")] == [[b"1", b"2"]] * 2
-            assert bodies(router, "c.q") == [[]]
+                    router.queue(name).send_many([b"1", b"2"])
+                abandoned = router.transaction()
+                with (
+                    pytest.raises(TransactionError, match=rf"timed out after {seconds:g} s and rolled back"),
+                    router.transaction() as tx,
+                ):
+                    with in_time():
+                        for name in ("a.q", "b.q"):
+                            abandoned.ack(take(router, name))
+                            tx.ack(take(router, name))
+                        tx.send("c.q", b"x")
+                    eventually(lambda: tx.state.startswith("timed out"))
+                eventually(lambda: abandoned.state.startswith("timed out"))
+                for call in (tx.commit, tx.rollback, lambda: tx.send("a.q", b"x"), abandoned.commit):
+                    with pytest.raises(TransactionError, match="timed out"):
+                        call()
+                assert [drain(router, "a.q"), drain(router, "b.q")] == [[b"1", b"2"]] * 2
+                assert bodies(router, "c.q") == [[]]
+
+        with_time_enough(test, 0.2, tmp_path)
 
     def test_a_timeout_hides_no_error_of_the_block(self, tmp_path: Path) -> None:
-        with anabranch.open(config(tmp_path, timeout=0.05)) as router:
-            with pytest.raises(ZeroDivisionError), router.transaction() as tx:
-                eventually(lambda: tx.state.startswith("timed out"))
-                raise ZeroDivisionError
-            prepared = router.transaction(anabranch.Xid(1, "x"))
-            prepared.send("a.q,b.q", b"x")
-            prepared.prepare()
-            later = router.transaction()
-            eventually(lambda: later.state.startswith("timed out"))
-            assert router.recover() == [anabranch.Xid(1, "x")]  # a prepared one waits for its manager alone
+        def test(seconds: float, path: Path) -> None:
+            with anabranch.open(config(path, timeout=seconds)) as router:
+                with pytest.raises(ZeroDivisionError), router.transaction() as tx:
+                    eventually(lambda: tx.state.startswith("timed out"))
+                    raise ZeroDivisionError
+                prepared = router.transaction(anabranch.Xid(1, "x"))
+                with in_time():
+                    prepared.send("a.q,b.q", b"x")
+                    prepared.prepare()
+                later = router.transaction()
+                eventually(lambda: later.state.startswith("timed out"))
+                assert router.recover() == [anabranch.Xid(1, "x")]  # a prepared one waits for its manager alone
+
+        with_time_enough(test, 0.05, tmp_path)
 
     def test_a_full_participant(self, tmp_path: Path) -> None:
         """Rule T1: room is reserved in all stores before anything is prepared in one."""
@@ -551,7 +559,7 @@ class TestSyncs:
 
         def fdatasync(fd: int) -> None:
             if "/stores/" in str(Path(f"/proc/self/fd/{fd}").readlink()) and not met.is_set():
-                meeting.wait(20)
+                meeting.wait(PATIENCE)
             real(fd)
 
         met = threading.Event()

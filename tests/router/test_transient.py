@@ -10,7 +10,7 @@ import anabranch
 from anabranch.adapters.base import Message, Outgoing
 from anabranch.router import stores as open_stores
 
-from ..contract.disk import Parallel
+from ..contract.disk import PATIENCE, Parallel
 from .disk import SYNCED
 
 
@@ -78,13 +78,13 @@ def test_priorities_hold_over_both(tmp_path: Path) -> None:
 def test_who_waits_is_woken_by_the_first_one_that_is_not_persistent(tmp_path: Path) -> None:
     with anabranch.open(one(tmp_path)) as router:
         queue = router.queue("q")
-        with Parallel(lambda: queue.receive(timeout=20)) as parallel:
+        with Parallel(lambda: queue.receive(timeout=PATIENCE)) as parallel:
             queue.send(b"1", persistent=False)
             assert parallel.result().body == b"1"
-        with Parallel(lambda: queue.receive(timeout=20)) as parallel:
+        with Parallel(lambda: queue.receive(timeout=PATIENCE)) as parallel:
             queue.send(b"2", persistent=False)
             assert parallel.result().body == b"2"
-        with Parallel(lambda: queue.receive(timeout=20)) as parallel:
+        with Parallel(lambda: queue.receive(timeout=PATIENCE)) as parallel:
             queue.send(b"3")
             assert parallel.result().body == b"3"
         assert queue.receive(timeout=0.01) is None

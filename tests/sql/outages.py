@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anabranch
 from anabranch import AnabranchError
@@ -35,10 +35,11 @@ STOPS: Final[dict[str, tuple[Callable[[PostgresServer], None], Callable[[Postgre
     "freeze": (PostgresServer.freeze, PostgresServer.thaw),
 }
 """How it goes, and how it comes back. One that stood still goes on with what it had been told before."""
+Answer = TypeVar("Answer")
 RESPONSE: Final = 0.4
 """Seconds after which a server that stands still is given up."""
-SETTLED: Final = 60.0
-"""Seconds after which what is in doubt has to be settled once the server is back."""
+SETTLED: Final = 120.0
+"""Seconds after which what is in doubt has to be settled once the server is back, and all are at work again."""
 
 
 def configuration(directory: Path, url: str, **options: Any) -> anabranch.Config:
@@ -91,6 +92,15 @@ class Workload:
     def run(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def advance(self) -> None:
+        """Wait until transactions are committed and messages acked that were not before. Raises AssertionError."""
+        ledger, deadline = self.ledger, time.monotonic() + SETTLED
+        committed, acked = len(ledger.committed), len(ledger.acked)
+        while len(ledger.committed) == committed or len(ledger.acked) == acked:
+            assert not ledger.unclear, ledger.unclear
+            assert time.monotonic() < deadline, f"no work is done any more; raised so far: {dict(ledger.errors)}"
+            time.sleep(0.005)
 
     def finish(self) -> None:
         """Raises AssertionError if somebody hangs."""
@@ -282,6 +292,18 @@ def violations(router: anabranch.Router, ledger: Ledger) -> list[str]:
     return found
 
 
+def insist(call: Callable[[], Answer]) -> Answer:
+    """What it returns, once it is not cut off any more: with RESPONSE, a server that is merely busy can be."""
+    deadline = time.monotonic() + SETTLED
+    while True:
+        try:
+            return call()
+        except anabranch.StoreFailedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
 def outage(server: PostgresServer, how: str, seconds: float) -> None:
     """It goes down, stays down for so long, and comes back."""
     down, up = STOPS[how]
@@ -296,19 +318,22 @@ def a_round(
     """What was promised, how many outages there were, and what is wrong. `more`: options of the SQL store."""
     url = server.new_schema()
     outages = 0
-    patience = chance.choice([0.05, 10.0])  # whether an outcome is waited for
-    config = configuration(directory, url, outcome_timeout=patience, response_timeout=RESPONSE, **more)
-    with anabranch.open(config) as router:
+    with anabranch.open(configuration(directory, url, **more)) as router:
         router.queue("s.q").send(b"9.0", message_id="9.0")
+    if "freeze" in hows:  # all others are noticed at once
+        more["response_timeout"] = RESPONSE
+    patience = chance.choice([0.05, 10.0])  # whether an outcome is waited for
+    with insist(lambda: anabranch.open(configuration(directory, url, outcome_timeout=patience, **more))) as router:
         work = Workload(router, server.password)
         work.run()
         ends = time.monotonic() + seconds
         try:
             while outages < len(hows) or time.monotonic() < ends:
-                time.sleep(chance.uniform(0.05, 1.0))  # at work
+                work.advance()
+                time.sleep(chance.uniform(0.05, 0.5))  # in the midst of something
                 outage(server, hows[outages % len(hows)], chance.choice([0.05, chance.uniform(0, 1), 2 * RESPONSE]))
                 outages += 1
-            time.sleep(0.2)
+            work.advance()
         finally:
             if server.pid is None:
                 server.start()
@@ -316,9 +341,7 @@ def a_round(
             work.finish()
         work.ledger.sent.add("9.0")
         settled(router)
-        found = violations(router, work.ledger)
-        if not work.ledger.committed or not work.ledger.acked:
-            found.append("nothing was done at all")
+        found = insist(lambda: violations(router, work.ledger))
     with anabranch.open(configuration(directory, url)) as router:
         found += [f"opened again: {problem}" for problem in violations(router, work.ledger) if problem not in found]
     server.drop_schema(url)

@@ -30,7 +30,7 @@ from typing import Any, Final, Self
 import pytest
 
 ROLE: Final = "anabranch"
-PATIENCE: Final = 60.0
+PATIENCE: Final = 120.0
 """Seconds that the server gets to start or stop."""
 STOPS: Final = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 SETTINGS: Final = {
@@ -53,7 +53,7 @@ if pid:
     try:
         os.kill(pid, signal.SIGCONT)
         os.kill(pid, signal.SIGQUIT)
-        for _ in range(500):
+        for _ in range(3000):
             if not os.path.exists(directory + "/data/postmaster.pid"):
                 break
             time.sleep(0.02)

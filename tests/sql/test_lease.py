@@ -20,10 +20,14 @@ from anabranch.adapters.sql.schema import Schema, schema
 from anabranch.policies.errors import StoreFailedError, StoreLockedError
 from anabranch.policies.options import SqlOptions
 
-from ..contract.disk import Parallel, eventually
+from ..contract.disk import PATIENCE, Parallel, eventually
 
 ID = bytes(range(16))
 SPAN = 1.0
+LONG: dict[str, Any] = {"lease_expiration": 60}
+"""For a lease that does not end while the test runs."""
+RENEWED: dict[str, Any] = {"lease_expiration": 60, "lease_renewal": 0.05}
+"""The same, renewed all the while."""
 
 
 class Node:
@@ -88,11 +92,11 @@ def silent(node: Node) -> None:
 
 
 def test_one_at_a_time(shared: Shared) -> None:
-    first, second = shared.node(), shared.node()
+    first, second = shared.node(**LONG), shared.node(**LONG)
     first.lease.acquire()
     assert first.lease.held and shared.batch() == 8
     with pytest.raises(
-        StoreLockedError, match=rf"store 's' belongs to process {os.getpid()} on .* for [01]\.\d s more"
+        StoreLockedError, match=rf"store 's' belongs to process {os.getpid()} on .* for ([1-5]\d|60)\.\d s more"
     ):
         second.lease.acquire()
     assert not second.lease.held
@@ -102,7 +106,7 @@ def test_one_at_a_time(shared: Shared) -> None:
 
 
 def test_given_back_it_is_the_next_ones_at_once(shared: Shared) -> None:
-    first, second = shared.node(lease_expiration=60), shared.node(lease_expiration=60)
+    first, second = shared.node(**LONG), shared.node(**LONG)
     first.lease.acquire()
     first.lease.release()
     assert not first.lease.held
@@ -111,15 +115,20 @@ def test_given_back_it_is_the_next_ones_at_once(shared: Shared) -> None:
 
 
 def test_it_is_renewed_for_as_long_as_its_holder_lives(shared: Shared) -> None:
-    first = shared.node()
+    """Also when the time that it was first given for is over: three seconds, of which a busy machine may miss many."""
+    first = shared.node(lease_expiration=3 * SPAN, lease_renewal=0.05)
     first.lease.acquire()
+    until = first.lease._until
     with Parallel(shared.node(lease_wait=2 * SPAN).lease.acquire) as second, pytest.raises(StoreLockedError):
         second.result()
+    eventually(lambda: first.lease._until > until + 3 * SPAN)
+    with pytest.raises(StoreLockedError):
+        shared.node().lease.acquire()
     assert first.lease.held and first.lost == []
 
 
 def test_a_second_node_waits_until_it_is_given_back(shared: Shared) -> None:
-    first, second = shared.node(lease_expiration=60), shared.node(lease_expiration=60, lease_wait=20)
+    first, second = shared.node(**LONG), shared.node(**LONG, lease_wait=PATIENCE)
     first.lease.acquire()
     with Parallel(second.lease.acquire) as waiting:
         assert waiting.outlives(0.05)
@@ -129,24 +138,29 @@ def test_a_second_node_waits_until_it_is_given_back(shared: Shared) -> None:
 
 
 def test_who_cannot_renew_stops_before_anyone_else_can_have_it(shared: Shared) -> None:
-    """L3, seen from outside: never two at a time, and it takes no longer than the lease."""
-    first, second = shared.node(), shared.node(lease_wait=20)
+    """L3, seen from outside: never two at a time, and it takes no longer than the lease, and what a busy machine
+    adds to that."""
+    first, second = shared.node(), shared.node(lease_wait=PATIENCE)
     first.lease.acquire()
     silent(first)
-    began = time.monotonic()
-    with Parallel(second.lease.acquire) as waiting:
-        eventually(lambda: not first.lease.held)
-        ended, waits = time.monotonic(), not second.lease.held
-        waiting.result()
-        taken = time.monotonic()
-    assert waits and ended < taken, "two held it at one time"
-    assert taken - began < 2 * SPAN + 1
-    eventually(lambda: bool(first.lost))
+    began = ended = lease.clock()
+
+    def taken() -> float:
+        second.lease.acquire()
+        return lease.clock()
+
+    with Parallel(taken) as waiting:
+        while not first.lost:
+            ended = max(ended, first.lease._until)  # no more `held` from then on
+            time.sleep(0.001)
+        assert not first.lease.held
+        assert ended < waiting.result(), "two held it at one time"
+    assert waiting.result() - began < SPAN + PATIENCE / 4
     assert len(first.lost) == 1 and "could not be renewed in time" in first.lost[0]
 
 
 def test_a_hiccup_of_the_network_is_nothing(shared: Shared) -> None:
-    node = shared.node()
+    node = shared.node(**RENEWED)
     node.lease.acquire()
     failing = threading.Event()
     failing.set()
@@ -165,7 +179,7 @@ def test_a_hiccup_of_the_network_is_nothing(shared: Shared) -> None:
 
 def test_who_slept_through_its_end_is_told_and_cannot_write(shared: Shared) -> None:
     """L2: to the sleeper it is ours still, and its batch follows the one that it knows; that one is not the last."""
-    first, second = shared.node(lease_expiration=60), shared.node(lease_expiration=60)
+    first, second = shared.node(**LONG), shared.node(**LONG)
     first.lease.acquire()
     mine = shared.batch()
     with shared.engine.connect().execution_options(**{dialects.WRITES: True}) as connection:
@@ -184,7 +198,7 @@ def test_who_slept_through_its_end_is_told_and_cannot_write(shared: Shared) -> N
 
 def test_a_stranger_who_took_it_is_noticed_at_the_next_renewal(shared: Shared) -> None:
     """Someone's hand, or a database whose clock leapt ahead."""
-    node = shared.node()
+    node = shared.node(**RENEWED)
     node.lease.acquire()
     with shared.engine.connect().execution_options(**{dialects.WRITES: True}) as connection:
         connection.execute(update(shared.schema.lease).values(holder="a stranger"))
@@ -200,19 +214,19 @@ def test_a_lease_that_nobody_knows_any_more_ends(shared: Shared) -> None:
     shared.nodes[0] = shared.node()
     del shared.nodes[1], node
     eventually(lambda: not any(thread.name.startswith("anabranch-lease") for thread in threading.enumerate()))
-    shared.node(lease_wait=20).lease.acquire()
+    shared.node(lease_wait=PATIENCE).lease.acquire()
 
 
 def test_an_owner_whose_transaction_stands_still_holds_nobody_up(postgres_url: str, tmp_path: Path) -> None:
     """The database ends it; who comes next waits for its locks no longer than for the lease."""
     shared = Shared(tmp_path, postgres_url)
-    first, second = shared.node(), shared.node(lease_wait=20)
+    first, second = shared.node(), shared.node(lease_wait=PATIENCE)
     first.lease.acquire()
     silent(first)
     with shared.engine.connect() as connection:
         connection.execute(update(shared.schema.store).values(lastid=1))
         began = time.monotonic()
         second.lease.acquire()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < PATIENCE / 4
         connection.invalidate()
     shared.close()

@@ -196,14 +196,14 @@ def test_bodies_are_written_once(place: Place) -> None:
 def test_nobody_waits_for_what_is_prepared(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is done with the same queues meanwhile, also by the next process, which asks for another order."""
     monkeypatch.setattr(tables, "LOCKED_SECONDS", 0.1)
-    store = place.open(response_timeout=5)
+    store = place.open(response_timeout=PATIENCE)
     store.send_many(A, [b"1", b"2", b"3"])
     prepare(store)
     store.send(B, b"b")
     take(store).ack()
     take(store, B).ack()
     assert (store.purge(A), store.delete(B), store.depth(A)) == (1, 0, 1)
-    store = place.open(priorities=True, response_timeout=5)  # there is an index to be made, for which it does wait
+    store = place.open(priorities=True, response_timeout=PATIENCE)  # for the index that is to be made, it does wait
     store.send(B, b"b")
     store.commit_prepared(TRANSACTION).wait()
     assert (bodies(store), bodies(store, B)) == ([BIG], [b"sent", b"b"])

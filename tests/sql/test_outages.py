@@ -235,7 +235,7 @@ def test_while_it_is_down_calls_fail_clearly_and_then_go_on(opened: Open, wire: 
         lambda: store.prepare(TRANSACTION, [store.store_id], [(A, Outgoing(b"x"))], [], True).wait(),
         lambda: store.subscribe(anabranch.Subscription(anabranch.Destination.parse("topic://t"), "s")),
         lambda: store.purge(A),
-        lambda: store.send_nowait(A, b"x").result(10),
+        lambda: store.send_nowait(A, b"x").result(PATIENCE),
         lambda: held.ack(),
     ]
     for call in calls:
@@ -253,7 +253,7 @@ def test_while_it_is_down_calls_fail_clearly_and_then_go_on(opened: Open, wire: 
 
 def test_one_who_waits_for_messages_waits_on_or_is_told(opened: Open, wire: Wire) -> None:
     store = opened()
-    with Parallel(lambda: store.receive(A, 10)) as waiting:
+    with Parallel(lambda: store.receive(A, PATIENCE)) as waiting:
         assert waiting.outlives(0.05)
         wire.sever()
         wire.join()
