@@ -1,9 +1,11 @@
 # Two commands from a fresh clone, with Python 3.11 or newer and nothing else: make demo, make test.
 # PYTHON=/path/to/python3.13 chooses the interpreter; ARGS=... goes to pytest, the demo or the benchmarks.
+# make test runs tests side by side; ARGS="-n 0" runs them one after the other.
 
 PYTHON ?= python3
 VENV = .venv
 BIN = $(VENV)/bin
+PARALLEL = --numprocesses logical --maxprocesses 4 --dist worksteal
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test lint format bench clean
@@ -12,7 +14,7 @@ demo: $(VENV)/.installed-all
 	@$(BIN)/anabranch demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check

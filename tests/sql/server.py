@@ -29,6 +29,8 @@ from typing import Any, Final, Self
 
 import pytest
 
+from ..places import in_memory
+
 ROLE: Final = "anabranch"
 PATIENCE: Final = 120.0
 """Seconds that the server gets to start or stop."""
@@ -77,15 +79,15 @@ class PostgresServer:
     """One server. `start` and what stops it may be called in turn, by one thread at a time."""
 
     def __init__(self, base: Path | None = None, **settings: str) -> None:
-        """`base`: where its directory is made (default: the system's temporary directory); users of other names have
-        to be able to get there. `settings` are postgresql.conf's."""
+        """`base`: where its directory is made (default: in memory, where that has room: nobody cuts the power here);
+        users of other names have to be able to get there. `settings` are postgresql.conf's."""
         found = binaries()
         if found is None:
             raise FileNotFoundError("no PostgreSQL server is installed (on Debian: apt-get install postgresql)")
         self._bin = found
         self._settings = {**SETTINGS, **settings}
         self.password = secrets.token_hex(16)
-        self.directory = Path(tempfile.mkdtemp(prefix="anabranch-pg-", dir=base))
+        self.directory = Path(tempfile.mkdtemp(prefix="anabranch-pg-", dir=base or in_memory()))
         self._data = self.directory / "data"
         self._log = self.directory / "log"
         self._process: subprocess.Popen[bytes] | None = None
