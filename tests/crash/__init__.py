@@ -5,6 +5,7 @@
     mixed.py           the same over all kinds of stores               python -m tests.crash.sigkill --mixed
     sigint.py          storms of Ctrl-C; --across: over two stores     python -m tests.crash.sigint --signals 3000
     faults.py          one system call of a scripted workload fails    python -m tests.crash.faults
+    damage.py          one file of a directory of all kinds is damaged python -m tests.crash.damage
     transactions.py    the same, and all that a power failure may leave, of transactions over 2 to 4 stores
                                                                        python -m tests.crash.transactions
     steps.py           transactions over a journal and SQLite, spoiled at each statement and commit

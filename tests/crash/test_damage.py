@@ -19,6 +19,7 @@ import pytest
 
 import anabranch
 
+from .damage import STATES, campaign
 from .ledger import body_of, identity_of
 from .sigkill import reaped
 
@@ -191,3 +192,11 @@ def test_an_index_deleted_comes_back_whole(stores: dict[str, Path], tmp_path: Pa
     for index in (tmp_path / "data").rglob("index.mdb"):
         index.unlink()
     assert look(tmp_path / "data", stores["left"].read_text().split()) == "right"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_damage_in_a_directory_of_all_kinds_of_stores(tmp_path: Path, state: str) -> None:
+    """A share of `python -m tests.crash.damage`, the same each time."""
+    tally = campaign(tmp_path, print, positions=8, states=[state], every=61)
+    assert tally.bad == []
+    assert len(tally.table) > 5, "files of most kinds were damaged"
