@@ -160,7 +160,7 @@ class DecisionLog:
         self._applied = the_log.tail
 
     def _new_log(self) -> Log:
-        files = SegmentFiles(self._directory.journal, self._count_sync)
+        files = SegmentFiles(self._directory.journal, SEGMENT_BYTES, self._count_sync)
         return Log("decisions", self.id, files, self._options, DuplicateWindow(0), self._deliver, lambda: None)
 
     def _load_snapshot(self, found: recovery.Survey, files: SegmentFiles) -> int:
@@ -356,4 +356,4 @@ class DecisionLog:
             the_log.submit(ticket)
             the_log.wait(ticket)
             the_log.forget_segments({segment.number for segment in old})
-            the_log.files.release([(s.number, s.capacity) for s in old], SEGMENT_BYTES, self._options.pool_files, None)
+            the_log.files.release([(s.number, s.capacity) for s in old], self._options.pool_files, None)

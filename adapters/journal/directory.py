@@ -50,7 +50,7 @@ def first_segment(segment_size: int) -> Fill:
             prev_number=0, prev_end=0, prev_lsn=0, last_seq=0, snapshot_number=0, snapshot_offset=0,
             capacity=segment_size,
         )  # fmt: skip
-        SegmentFiles(journal, lambda: None).publish(header, segment_size, lambda: None)
+        SegmentFiles(journal, segment_size, lambda: None).publish(header, lambda: None)
         return store_id
 
     return fill

@@ -1,7 +1,8 @@
 """The journal's directory: segment files, the pool of files to use again, and what makes a change of names durable.
 
     <number>.seg      a published segment: its header is whole, its name is durable
-    pool-<n>.free     a released or prepared file, zero-filled or with void content, waiting to become a segment
+    pool-<n>.free     a released or prepared file of a segment's full size, zero-filled or with void content, waiting to
+                      become a segment
     *.tmp             unfinished; removed at open
 
 A segment is published by writing its header, fsync, rename, directory fsync (rule J1), and released by rename to the
@@ -11,6 +12,7 @@ pool or unlink, then directory fsync (rule J7).
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +22,8 @@ from typing import Final
 from ...policies.errors import CorruptionError
 from ..files import sync_directory
 from .format import HEADER_BYTES, SegmentHeader
+
+log = logging.getLogger(__name__)
 
 FILL_MIN: Final = 64 * 1024
 FILL_MAX: Final = 1024 * 1024
@@ -70,12 +74,19 @@ class SegmentFiles:
 
     One thread at a time publishes (the leader), one releases (the reclaimer), one prepares; these three may run
     beside each other: a file enters the pool when all is durable that makes it free, and only the leader takes it.
+
+    P1  A file in the pool is allocated up to `segment_size` at least: what counts on the pool for room (rules J10, T1)
+        finds it there also on a full disk.
     """
 
-    def __init__(self, directory: Path, count_sync: Callable[[], None]) -> None:
+    def __init__(self, directory: Path, segment_size: int, count_sync: Callable[[], None]) -> None:
         self.directory = directory
+        self.segment_size = segment_size
+        """Bytes of a segment, unless one message needs a larger one."""
         self.pool: list[tuple[Path, int]] = []
         """Files to use again and their sizes."""
+        self._short: list[Path] = []
+        """Files called as those of the pool are, and too short for it."""
         self._count_sync = count_sync
         self._pool_numbers = itertools.count(1)
 
@@ -98,7 +109,11 @@ class SegmentFiles:
                 highest = max(highest, read_header(path).number)
             except CorruptionError:
                 pass  # never was a segment, or was half way to be one again: nothing in it counts
-            self.pool.append((path, path.stat().st_size))
+            size = path.stat().st_size
+            if size >= self.segment_size:
+                self.pool.append((path, size))
+            else:
+                self._short.append(path)
             last = max(last, int(path.stem.partition("-")[2]))
         self._pool_numbers = itertools.count(last + 1)
         return highest
@@ -108,20 +123,23 @@ class SegmentFiles:
         return sum(size for _, size in list(self.pool))
 
     def clean(self) -> None:
-        """Remove what an interrupted creation left."""
+        """Remove what an interrupted creation left, and what is too short for the pool."""
         for path in self.directory.glob(f"*{UNFINISHED_SUFFIX}"):
             path.unlink()
+        while self._short:
+            self._short[-1].unlink(missing_ok=True)
+            self._short.pop()
 
-    def publish(self, header: SegmentHeader, standard_bytes: int, seal: Callable[[], None]) -> tuple[File, int]:
+    def publish(self, header: SegmentHeader, seal: Callable[[], None]) -> tuple[File, int]:
         """Make a segment, from the pool if it has a file and `capacity` is the standard one.
 
-        Returns the file and up to where it is allocated. `seal` is called just before the segment may be seen on
-        disk: after an OSError before that nothing has changed.
+        Returns the file and up to where it is allocated, which the file itself tells. `seal` is called just before
+        the segment may be seen on disk: after an OSError before that nothing has changed.
         """
         path = self.path(header.number)
         source, flags = path.with_suffix(UNFINISHED_SUFFIX), os.O_RDWR | os.O_CREAT | os.O_TRUNC
         pooled = None
-        if header.capacity == standard_bytes and self.pool:
+        if header.capacity == self.segment_size and self.pool:
             pooled = self.pool.pop()
             source, flags = pooled[0], os.O_RDWR
         try:
@@ -129,6 +147,7 @@ class SegmentFiles:
             write_all(file.fd, header.encode(), 0)
             self._count_sync()
             os.fsync(file.fd)
+            allocated = os.fstat(file.fd).st_size
         except OSError:
             if pooled:
                 self.pool.append(pooled)
@@ -138,10 +157,11 @@ class SegmentFiles:
         seal()
         source.rename(path)
         self.sync_names()
-        return file, pooled[1] if pooled else HEADER_BYTES
+        return file, allocated
 
-    def prepare(self, size: int) -> None:
+    def prepare(self) -> None:
         """Put a zero-filled file into the pool, ahead of need."""
+        size = self.segment_size
         target = self._pool_path()
         unfinished = target.with_suffix(UNFINISHED_SUFFIX)
         file = File(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -154,25 +174,28 @@ class SegmentFiles:
         unfinished.rename(target)
         self.pool.append((target, size))
 
-    def release(
-        self, segments: list[tuple[int, int]], standard_bytes: int, pool_files: int, archive: Path | None
-    ) -> None:
-        """Take segments (number, size) off the journal, oldest first: into the archive if there is one, else into the
-        pool while it has room, else away.
+    def release(self, segments: list[tuple[int, int]], pool_files: int, archive: Path | None) -> None:
+        """Take segments (number, capacity) off the journal, oldest first: into the archive if there is one, else into
+        the pool while it has room, else away. One that a kill has left shorter than its capacity goes away, unless it
+        lacks so little that it is filled up.
 
         The pool gets them only once the directory is synced: a header written before that into a file which after a
         power failure has its old name again would be damage to that segment.
         """
         adopted: list[tuple[Path, int]] = []
-        for number, size in segments:
+        for number, capacity in segments:
             path = self.path(number)
             if archive is not None:
                 archive.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, archive / path.name)
-            elif size == standard_bytes and len(self.pool) + len(adopted) < pool_files:
+            elif (
+                capacity == self.segment_size
+                and len(self.pool) + len(adopted) < pool_files
+                and _fill_up(path, self.segment_size)
+            ):
                 target = self._pool_path()
                 path.rename(target)
-                adopted.append((target, size))
+                adopted.append((target, self.segment_size))
             else:
                 path.unlink(missing_ok=True)
         if segments:
@@ -186,6 +209,23 @@ class SegmentFiles:
 
     def _pool_path(self) -> Path:
         return self.directory / f"pool-{next(self._pool_numbers)}{POOL_SUFFIX}"
+
+
+def _fill_up(path: Path, size: int) -> bool:
+    """Whether a file is allocated up to `size`. A little that is missing is made up for, if the disk has it: a segment
+    is not grown to its end when the batch after its last one does not fit."""
+    try:
+        missing = size - path.stat().st_size
+        if missing > FILL_MAX:
+            return False
+        if missing > 0:
+            file = File(path, os.O_RDWR)
+            zero_fill(file.fd, size - missing, size)
+            os.fsync(file.fd)
+    except OSError as error:
+        log.debug("%s is not used again: %s", path, error)
+        return False
+    return True
 
 
 def read_header(path: Path) -> SegmentHeader:

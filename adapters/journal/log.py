@@ -24,6 +24,7 @@ from ...policies.durability import Sync
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
+    CorruptionError,
     OutcomeUnknownError,
     StoreFailedError,
     StoreFullError,
@@ -416,13 +417,16 @@ class Log:
         files = -(-2 * owed // file_bytes)
         with self._prepare_lock:
             while len(self.files.pool) < files:
-                self.files.prepare(self.options.segment_size)
+                self.files.prepare()
 
     def _allocate(self, segment: Segment, end: int) -> None:
         """Zero-fill ahead of the appends, in chunks that grow (rule M1)."""
         if end <= segment.allocated or segment.file is None:
             return
-        assert segment.allocated >= self._tail.offset, "zeros would overwrite records"
+        if segment.allocated < self._tail.offset:
+            reason = f"the file ends before its records do, at {self._tail.offset}: zeros would overwrite some"
+            self.fail(CorruptionError(str(segment.path), segment.allocated, reason))
+            raise self._failure()
         chunk = min(max(segment.allocated, FILL_MIN), FILL_MAX)
         target = min(segment.capacity, max(end, segment.allocated + chunk))
         try:
@@ -454,7 +458,7 @@ class Log:
             prev_end=tail.offset, prev_lsn=tail.lsn, last_seq=tail.seq, snapshot_number=self.snapshot_at[0],
             snapshot_offset=self.snapshot_at[1], capacity=max(standard, f.HEADER_BYTES + size),
         )  # fmt: skip
-        file, allocated = self.files.publish(header, standard, self._seal)
+        file, allocated = self.files.publish(header, self._seal)
         segment = Segment(header, self.files.path(header.number), file)
         segment.allocated = allocated
         old = tail.segment
@@ -628,6 +632,6 @@ class Log:
         try:
             with self._prepare_lock:
                 if not self._closed and self.failed is None and not self.files.pool:
-                    self.files.prepare(self.options.segment_size)
+                    self.files.prepare()
         except OSError as error:  # one try a segment: on a full disk it would take the last space, again and again
             log.warning("store %s: no segment could be prepared ahead: %s", self.name, error)

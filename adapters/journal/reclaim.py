@@ -70,10 +70,7 @@ class Reclaimer:
             self._forget({segment.number for segment in empty})
             options = self._log.options
             try:
-                self._log.files.release(
-                    [(s.number, s.capacity) for s in empty], options.segment_size, options.pool_files,
-                    self._archive(),
-                )  # fmt: skip
+                self._log.files.release([(s.number, s.capacity) for s in empty], options.pool_files, self._archive())
             except OSError as error:
                 # The store is right without them; the next open removes what is left.
                 log.warning("store %s: released segments could not be removed: %s", self._log.name, error)

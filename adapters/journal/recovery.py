@@ -113,7 +113,8 @@ def _stretches(chain: list[Segment], found: _End) -> Iterator[tuple[Segment, int
     for link in range(found.unsynced.link, found.end.link + 1):
         start = found.unsynced.offset if link == found.unsynced.link else f.HEADER_BYTES
         end = found.end.offset if link == found.end.link else chain[link].end
-        assert end is not None
+        if end is None:
+            raise AssertionError(f"nothing says where {chain[link].path} ends, and it is not the last")
         yield chain[link], start, end
 
 

@@ -101,7 +101,7 @@ class JournalStore:
         self._index = Index(index, store_id, options.duplicate_window, options.priorities)
         self._delivery = Delivery(self.name, options.max_leases, options.max_deliveries)
         self._applier = Applier(self.name, self._index, options, self._delivery)
-        files = SegmentFiles(self._directory.journal, self._count_sync)
+        files = SegmentFiles(self._directory.journal, options.segment_size, self._count_sync)
         window = DuplicateWindow(options.duplicate_window)
         self._log = Log(self.name, store_id, files, options, window, self._applier.take, self._wake_all)
         self._applier.attach(self._log)

@@ -317,7 +317,8 @@ class Change:
     def apply(self) -> None:
         """Carry it out; again, if that was interrupted."""
         contents, delivery = self._contents, self._delivery
-        assert self._before is not None, "finish() comes first"
+        if self._before is None:
+            raise AssertionError("finish() comes first")
         for destination, of in self._destinations.items():
             of.apply()
             contents.states[destination] = of.state

@@ -156,7 +156,8 @@ class Swap:
         which = iter(zip(lengths, pieces, strict=True))
         for marked, piece in which:
             records.append((piece, next(which)[1]) if marked & PAIRED else piece)
-        assert len(records) == record_count
+        if len(records) != record_count:
+            raise _damaged(address, f"it holds {len(records)} records, not {record_count}")
         return records
 
     def release(self, address: Address) -> None:

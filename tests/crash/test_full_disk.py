@@ -12,6 +12,7 @@ import pytest
 
 import anabranch
 
+from ..router.disk import crashed
 from .ledger import body_of, contents, identity_of, violations
 
 SOON = 120.0
@@ -93,6 +94,41 @@ def test_a_store_opens_again_on_a_full_disk_once_there_is_some_room(disk: Path) 
     with anabranch.open(config(disk / "data")) as router:
         assert contents(router) == {"q": [f"s.{number}" for number in range(sent)]}
         assert violations(router) == []
+
+
+def test_a_segment_that_a_crash_left_short_is_not_counted_on_for_room(disk: Path) -> None:
+    """Its commit has its room since the prepare, in the pool if need be (rules J10, T1); and nobody who sends is told
+    later than before the first byte."""
+    journal = anabranch.JournalOptions(segment_size=1024 * 1024, pool_files=1)
+    stores = [anabranch.StoreConfig(name, [f"{name}.>"], journal=journal) for name in "ab"]
+    with anabranch.open(anabranch.Config(disk / "first", stores)) as router:
+        router.queue("a.q").send(b"x")
+        crashed(router, disk / "data")
+    shutil.rmtree(disk / "first")
+    with anabranch.open(anabranch.Config(disk / "data", stores)) as router:
+        queue = router.queue("a.q")
+        first = queue.receive()
+        assert first is not None
+        first.ack()
+        queue.send(b"stays")
+        router.reclaim()
+        router.queue("b.q").send(b"b")
+        segments = disk / "data" / "stores" / "a" / "journal"
+        while not (segments / "000000000003.seg").exists():
+            queue.send(bytes(8000))
+        transaction = router.transaction(anabranch.Xid(1, "x"))
+        transaction.send("a.q", bytes(200_000))
+        transaction.send("b.q", b"B")
+        transaction.prepare()
+        fill_up(disk / "filler")
+        with pytest.raises(anabranch.StoreFullError):
+            for _ in range(1000):
+                queue.send(bytes(8000))
+        router.commit(anabranch.Xid(1, "x"))
+        assert router.in_doubt() == []
+        assert router.stats().stores["a"].failed is None
+        assert [message.body for message in router.queue("b.q").browse()] == [b"b", b"B"]
+        assert [message.body for message in queue.browse()][-1] == bytes(200_000)
 
 
 @pytest.mark.parametrize("kind", ["sql", "memory"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,48 @@ def test_pooled_files_are_used_again(disk: JournalDisk) -> None:
     inodes = {path.stat().st_ino for path in (directory_of(store) / "journal").glob("*.free")}
     fill(store, 150)
     assert inodes & {path.stat().st_ino for path in segments_of(store)}
+
+
+@pytest.mark.parametrize(("segment_size", "pooled"), [(256 * 1024, [256 * 1024]), (4 * 1024 * 1024, [])])
+def test_a_segment_that_a_crash_left_short_is_pooled_at_its_full_size_or_not(
+    disk: JournalDisk, segment_size: int, pooled: list[int]
+) -> None:
+    """What counts on the pool for room finds it allocated; and 500 small stores do not take 500 whole segments."""
+    store = disk.create(segment_size=segment_size)
+    store.send(A, b"x")
+    store = disk.crash(store)
+    assert segments_of(store)[0].stat().st_size < segment_size
+    drain(store)
+    store.send(A, b"stays")
+    store.reclaim()
+    assert [path.stat().st_size for path in sorted((directory_of(store) / "journal").glob("*.free"))] == pooled
+    assert store.stats().pool_bytes == sum(pooled)
+    assert bodies(disk.reopen(store)) == [b"stays"]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("size", [0, 100, 5000])
+def test_a_pooled_file_that_was_cut_short_harms_nobody(disk: JournalDisk, opened: bool, size: int) -> None:
+    """Not even if that is shorter than a segment's header, and happens while the store is open."""
+    store = disk.create(pool_files=2)
+    fill(store, 400)
+    drain(store)
+    store.reclaim()
+    if not opened:
+        store.close()
+    files = list((directory_of(store) / "journal").glob("*.free"))
+    assert len(files) == 2
+    for file in files:
+        os.truncate(file, size)
+    if not opened:
+        store = disk.reopen(store)
+        assert store.stats().pool_bytes == 0
+        assert not any(file.exists() for file in files)
+    fill(store, 200, destination=B)
+    sent = bodies(store, B)
+    assert len(sent) == 200
+    assert_whole(store)
+    assert bodies(disk.reopen(store), B) == sent
 
 
 def test_segments_are_never_larger_than_asked_but_for_one_message(disk: JournalDisk) -> None:
