@@ -369,6 +369,8 @@ class Store(Protocol):
     """True: another process may own the same data next (a leased store of a shared database), so that a transaction
     whose outcome this process's decision log alone knows is refused (rule T6)."""
 
+    # `descriptors`, an int, may be there: how many files and sockets a store keeps open. 4 where it does not say.
+
     @property
     def last_seq(self) -> int:
         """The highest seq given out: what is sent from now on comes behind it. Known still when the store is closed."""

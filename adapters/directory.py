@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..policies.errors import ConfigError, PlacementError
-from .files import make_directory, sync_directory, unfinished
+from .files import FULL, make_directory, sync_directory, unfinished
 from .locking import DirectoryLock
 
 Fill = Callable[[Path, bytes], bytes]
@@ -76,8 +76,8 @@ class StoreDirectory:
         return store_id
 
     def lock(self) -> bytes:
-        """Returns the id. Raises StoreLockedError, PlacementError if there is no such store, and ConfigError if it
-        cannot be used."""
+        """Returns the id. Raises StoreLockedError, PlacementError if there is no such store, ConfigError if it cannot
+        be used, and OSError if there is no room for it now."""
         if not self.path.is_dir():
             raise PlacementError(f"{self.path}, the directory of store {self.name!r}, is missing; nothing was created")
         store_id = self.read_id()  # what is no store gets no lock file
@@ -86,6 +86,8 @@ class StoreDirectory:
             self._locked(store_id)
         except OSError as error:
             self._lock.release()
+            if error.errno in FULL:
+                raise
             raise ConfigError(
                 [f"store {self.name!r} cannot be opened in {self.path}: {error.strerror} ({error.filename})"]
             ) from error

@@ -14,20 +14,40 @@ from typing import Any, Final
 
 import lmdb
 
-from ..policies.errors import ConfigError, StoreFailedError, StoreFullError
+from ..policies.errors import ConfigError, OutOfDescriptorsError, StoreFailedError, StoreFullError
+from .descriptors import limit
 
 LMDB_ENGINE: Final = 0
 """The lmdb package bundles two engines whose files are mutually unreadable: 0 is LMDB 0.9."""
 
 
-FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-"""What the operating system says of a disk on which nothing more fits."""
+OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE))
+"""What the operating system says of a process, and of a machine, that can have no more files open."""
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILES
+"""And where nothing more fits for now, those included: what was asked for took no effect and may be tried again."""
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
 """And of a place that is the wrong one."""
 
 
 SHORT_WRITE_MAX: Final = 1 << 20
 """Bytes; LMDB writes a quarter of that at once."""
+
+
+def refused(what: str, error: OSError, after: str = "") -> StoreFullError:
+    """What to raise, `from` the error, for one that is in FULL. `what`: what was refused, and why. It says then what to
+    do before the same is tried again, and `after` that."""
+    if error.errno == errno.EMFILE:
+        step = f"raise `ulimit -n` (it is {limit()}) or have fewer files open, and try again"
+    elif error.errno == errno.ENFILE:
+        step = "raise the whole machine's limit (fs.file-max; `ulimit -n` is one process's), and try again"
+    else:
+        return StoreFullError(f"{what}; free some space and try again{after}")
+    return OutOfDescriptorsError(f"{what}; {step}{after}")
+
+
+def is_out_of_files(error: BaseException) -> bool:
+    """Whether no more files could be opened, and nothing else is wrong."""
+    return isinstance(error, OutOfDescriptorsError) or (isinstance(error, OSError) and error.errno in OUT_OF_FILES)
 
 
 @contextmanager
@@ -40,7 +60,9 @@ def disk_errors(what: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in DENIED:
             step = "give this user the right to write there, or choose another directory"
             raise ConfigError([f"{what}: {error}; {step}"]) from error
-        full = isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in FULL)
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise refused(f"{what}: {error}", error) from error
+        full = isinstance(error, lmdb.DiskError)
         step = "free some space and try again" if full else "see to the disk and try again"
         raise (StoreFullError if full else StoreFailedError)(f"{what}: {error}; {step}") from error
 
@@ -91,11 +113,18 @@ def sweep_unfinished(directory: Path, name: str | None = None) -> int:
 
 
 def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
-    """One file, no lock file: the directory's lock is the owner's."""
-    return lmdb.open(
-        str(path), map_size=map_bytes, subdir=False, lock=False, max_dbs=max_dbs, readahead=False,
-        lib_version=LMDB_ENGINE,
-    )  # fmt: skip
+    """One file, no lock file: the directory's lock is the owner's. Raises OSError if no file can be opened any more,
+    which says nothing about this one; lmdb.Error."""
+    try:
+        return lmdb.open(
+            str(path), map_size=map_bytes, subdir=False, lock=False, max_dbs=max_dbs, readahead=False,
+            lib_version=LMDB_ENGINE,
+        )  # fmt: skip
+    except lmdb.Error as error:
+        for number in OUT_OF_FILES:
+            if os.strerror(number) in str(error):
+                raise OSError(number, os.strerror(number), str(path)) from error
+        raise
 
 
 LMDB_MAGIC: Final = 0xBEEFC0DE

@@ -70,6 +70,11 @@ class StoreFullError(AnabranchError):
     """A limit was reached. The operation took no effect."""
 
 
+class OutOfDescriptorsError(StoreFullError):
+    """This process, or the machine, can have no more files and sockets open. The operation took no effect; raise
+    `ulimit -n`, or have fewer open, and try again."""
+
+
 class MessageTooLargeError(AnabranchError, ValueError):
     """The message is larger than its store takes. Nothing was sent."""
 

@@ -348,6 +348,8 @@ class DecisionLog:
             old = [s for s in the_log.table.segments if s.number < applied.segment.number]
             if not old:
                 return
+            with disk_errors("its directory cannot be opened"):
+                names = the_log.files.names()
             carried = [(f.EPOCH, _encode(epoch)) for epoch in sorted(self.epochs)]
             carried += [(f.XA_PREPARED, _encode(external)) for external in list(self.externals.values())]
             carried += [(f.DECISION, _encode(decision)) for decision in list(self.decisions.values())]
@@ -356,4 +358,4 @@ class DecisionLog:
             the_log.submit(ticket)
             the_log.wait(ticket)
             the_log.forget_segments({segment.number for segment in old})
-            the_log.files.release([(s.number, s.capacity) for s in old], self._options.pool_files, None)
+            the_log.files.release([(s.number, s.capacity) for s in old], self._options.pool_files, None, names)

@@ -166,7 +166,8 @@ class Places:
             if row is None and path.exists():
                 row = self._reconciler.adopt(config, name, path)
             elif row is None:
-                store_id = self._stores.adapter(config.kind).create(name, path, config.options)
+                adapter = self._stores.adapter(config.kind)
+                store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, config.options))
                 row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
                 self._placement.record_store(row)
             self._placement.record_destination(

@@ -23,7 +23,7 @@ from ..adapters.base import (
     StoreStats,
     Subscription,
 )
-from ..adapters.files import disk_errors, make_directory
+from ..adapters.files import FULL, disk_errors, make_directory, refused
 from ..adapters.locking import DirectoryLock
 from ..policies.config import Config, load
 from ..policies.destination import Destination
@@ -93,8 +93,8 @@ class Router:
     def open(self, progress: Progress | None = None) -> Router:
         """Take the data directory, which is made if it is not there, and compare it with the configuration.
 
-        Stores open on first use. Raises StoreLockedError, PlacementError (see invariant 6), CorruptionError, and
-        ConfigError for a directory that cannot be used.
+        Stores open on first use. Raises StoreLockedError, PlacementError (see invariant 6), CorruptionError,
+        ConfigError for a directory that cannot be used, and StoreFullError for one that has no room now.
         """
         directory = self.config.directory
         with self._lock:
@@ -102,6 +102,8 @@ class Router:
                 make_directory(directory)
                 self._directory_lock.acquire()
             except OSError as error:
+                if error.errno in FULL:
+                    raise refused(f"the data directory {directory} cannot be opened now: {error}", error) from error
                 raise ConfigError(
                     [
                         f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}); it must "

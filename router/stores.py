@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, TypeVar
+from weakref import WeakSet
 
 from ..adapters.base import Adapter, Progress, Store
+from ..adapters.descriptors import STORE, read_files, shares
+from ..adapters.files import is_out_of_files
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, ConfigError, PlacementError
 from ..policies.kinds import load_adapter
@@ -19,7 +23,31 @@ from .placement import StoreRow
 log = logging.getLogger(__name__)
 
 OPEN_STORES_MAX: Final = 256
-"""Stores kept open at once; beyond it an idle one is closed, of those not used since the last was closed the first."""
+"""Stores that a router keeps open at once, if the process may have so many files open; beyond either limit an idle one
+is closed, of those not used since the last was closed the first."""
+SHED: Final = 2
+"""Idle stores that are closed at once where the process can open no file any more."""
+
+T = TypeVar("T")
+
+_all: Final[WeakSet[OpenStores]] = WeakSet()
+"""Those of all routers of this process."""
+_all_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _all_lock
+    _all_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def descriptors_held() -> int:
+    """How many files and sockets the open stores of this process keep open, as they say."""
+    with _all_lock:
+        opened = list(_all)
+    return sum(getattr(store, "descriptors", STORE) for stores in opened for store in stores.values())
 
 
 class OpenStores:
@@ -44,6 +72,8 @@ class OpenStores:
         self.progress: Progress | None = None
         self.on_open: Callable[[Store], None] = lambda store: None
         """Called with each store that was opened, before anybody else has it."""
+        with _all_lock:
+            _all.add(self)
 
     def values(self) -> list[Store]:
         with self._lock:
@@ -70,6 +100,25 @@ class OpenStores:
                 self._open.move_to_end(row.path)
                 return store
         self._close_idle()
+        return self.with_descriptors(lambda: self._opened(row))
+
+    def with_descriptors(self, call: Callable[[], T]) -> T:
+        """What `call`, which opens or makes a store, returns. If it could open no file any more, since the application
+        has more open than is left for it, some idle stores are closed, and it is called once more."""
+        try:
+            return call()
+        except (AnabranchError, OSError) as error:
+            if not is_out_of_files(error) or not self._shed():
+                raise
+        return call()
+
+    def _shed(self) -> bool:
+        """Close files and some idle stores, whatever the limits; returns whether there were any."""
+        files = read_files.let_go()
+        closed = sum(self._close_one() for _ in range(SHED))
+        return files or closed > 0
+
+    def _opened(self, row: StoreRow) -> Store:
         with self.exclusive(row.path):
             self._require_accepting()
             store = self._open.get(row.path)
@@ -162,10 +211,18 @@ class OpenStores:
             self._open.pop(path, None)
 
     def _close_idle(self) -> None:
-        """Keep the number of open stores bounded: close the least recently used one that nobody needs open."""
+        """Keep the number of open stores, and of what they have open, bounded: close those that nobody needs open, the
+        least recently used first."""
         with self._lock:
-            if len(self._open) < OPEN_STORES_MAX:
-                return
+            count = len(self._open)
+        if count >= OPEN_STORES_MAX:
+            self._close_one()
+        while descriptors_held() + STORE > shares().stores and self._close_one():
+            pass
+
+    def _close_one(self) -> bool:
+        """Close the least recently used store that nobody needs open; returns whether there was one."""
+        with self._lock:
             candidates = list(self._open.items())
             locks = [self._exclusive[path] for path, _ in candidates]
         self.by_destination.clear()
@@ -175,12 +232,13 @@ class OpenStores:
             try:
                 if self._open.get(path) is store and self._retired(store):
                     self._close(path)
-                    return
+                    return True
             except (AnabranchError, OSError) as error:
                 log.warning("store %s failed while it was closed for being idle: %s", store.name, error)
-                return
+                return True
             finally:
                 lock.release()
+        return False
 
     @staticmethod
     def _retired(store: Store) -> bool:

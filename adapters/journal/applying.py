@@ -21,7 +21,7 @@ from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
 from ..background import shared
 from ..delivery import Delivery
-from ..files import is_for_room
+from ..files import disk_errors, is_for_room
 from . import format as f
 from . import recovery, snapshot
 from .batch import Entry, Flight, Tail
@@ -226,7 +226,11 @@ class Applier:
         assert checkpoint is not None
         self.index.load(self._log.table.segments)
         replayer = Replayer(self.index, str(self._log.files.directory), live=True)
-        recovery.replay_between(self._log.table, self.index, checkpoint, self.applied, replayer)
+        try:
+            recovery.replay_between(self._log.table, self.index, checkpoint, self.applied, replayer)
+        except OSError as error:
+            with disk_errors(f"store {self._name!r}: the journal cannot be read to bring the index up to it"):
+                raise error
         self._interrupted = False
 
     # Checkpoints

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from ...policies.errors import CorruptionError
 from ..base import Message, Store
 from ..delivery import Feed, Note
+from ..files import is_out_of_files, refused
 from . import messages
 from .applying import Applier
 from .destinations import LENGTH, LSN, OFFSET, SEQ, DestinationState, Place
@@ -18,8 +17,9 @@ from .segment import Segment
 
 log = logging.getLogger(__name__)
 
-OPEN_FILES_MAX: Final = 32
-"""Sealed segments that are kept open for reading, a store."""
+
+class UnreadableError(CorruptionError):
+    """The disk did not give a message's bytes, which may be whole: the same may be tried again."""
 
 
 class Bodies:
@@ -28,12 +28,10 @@ class Bodies:
 
     def __init__(self, store: Store, the_log: Log, applier: Applier) -> None:
         self._store, self._log, self._applier = store, the_log, applier
-        self._lock = threading.Lock()  # guards _recent
-        self._recent: list[Segment] = []
-        """Sealed segments that are open, oldest first."""
 
     def one(self, state: DestinationState, place: Place, note: Note | None, deliveries: int = 0) -> Message | None:
-        """The message at a place, leased for `note`; None if it has died meanwhile. Raises CorruptionError."""
+        """The message at a place, leased for `note`; None if it has died meanwhile. Raises CorruptionError,
+        UnreadableError, OutOfDescriptorsError."""
         segment = self._log.table.find(place[LSN])
         if segment is not None:
             try:
@@ -41,11 +39,12 @@ class Bodies:
             except FileNotFoundError:
                 record = b""
             except OSError as error:
-                raise CorruptionError(str(segment.path), place[OFFSET], f"the disk cannot read it: {error}") from error
+                if is_out_of_files(error):
+                    what = f"message {place[SEQ]} of {state.destination} cannot be read now"
+                    raise refused(f"store {self._log.name!r}: {what}: {error}", error) from error
+                raise UnreadableError(str(segment.path), place[OFFSET], f"the disk cannot read it: {error}") from error
             message = messages.decode(self._store, state, segment.seed, place, record, note, deliveries)
             if message is not None:
-                if segment.end is not None:
-                    self._opened(segment)
                 return message
         self._applier.check()
         with self._applier.lock:
@@ -116,16 +115,5 @@ class Bodies:
             except OSError as error:
                 log.debug("segment %s cannot be read ahead: %s", segment.path, error)
             else:
-                self._opened(segment)
                 return span
         return 0, b""
-
-    def _opened(self, segment: Segment) -> None:
-        """Keep the number of open files bounded."""
-        if segment.end is None or segment in self._recent:
-            return
-        with self._lock:
-            self._recent = [s for s in self._recent if s.file is not None]
-            self._recent.append(segment)
-            if len(self._recent) > OPEN_FILES_MAX:
-                self._recent.pop(0).file = None

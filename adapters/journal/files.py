@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..files import sync_directory
 from .format import HEADER_BYTES, SegmentHeader
 
 log = logging.getLogger(__name__)
@@ -93,9 +92,18 @@ class SegmentFiles:
     def path(self, number: int) -> Path:
         return self.directory / f"{number:012d}{SEGMENT_SUFFIX}"
 
+    def _named(self, start: str, end: str) -> list[Path]:
+        """The files whose names begin and end so, in no order; none if there is no directory. Path.glob would find none
+        either where the directory cannot be read. Raises OSError."""
+        try:
+            paths = list(self.directory.iterdir())
+        except FileNotFoundError:
+            return []
+        return [path for path in paths if path.name.startswith(start) and path.name.endswith(end)]
+
     def headers(self) -> Iterator[SegmentHeader]:
         """Of all published segments, in no order. Raises CorruptionError for one that has no valid header."""
-        for path in self.directory.glob(f"*{SEGMENT_SUFFIX}"):
+        for path in self._named("", SEGMENT_SUFFIX):
             header = read_header(path)
             if self.path(header.number) != path:
                 raise CorruptionError(str(path), 16, f"the header says that this is segment {header.number}")
@@ -104,7 +112,7 @@ class SegmentFiles:
     def load_pool(self) -> int:
         """Take stock of the pool at open; returns the highest segment number that a pooled file ever was (rule I1)."""
         highest, last = 0, 0
-        for path in self.directory.glob(f"pool-*{POOL_SUFFIX}"):
+        for path in self._named("pool-", POOL_SUFFIX):
             try:
                 highest = max(highest, read_header(path).number)
             except CorruptionError:
@@ -124,7 +132,7 @@ class SegmentFiles:
 
     def clean(self) -> None:
         """Remove what an interrupted creation left, and what is too short for the pool."""
-        for path in self.directory.glob(f"*{UNFINISHED_SUFFIX}"):
+        for path in self._named("", UNFINISHED_SUFFIX):
             path.unlink()
         while self._short:
             self._short[-1].unlink(missing_ok=True)
@@ -148,6 +156,7 @@ class SegmentFiles:
             self._count_sync()
             os.fsync(file.fd)
             allocated = os.fstat(file.fd).st_size
+            names = self.names()
         except OSError:
             if pooled:
                 self.pool.append(pooled)
@@ -156,7 +165,7 @@ class SegmentFiles:
             raise
         seal()
         source.rename(path)
-        self.sync_names()
+        self.sync_names(names)
         return file, allocated
 
     def prepare(self) -> None:
@@ -174,13 +183,13 @@ class SegmentFiles:
         unfinished.rename(target)
         self.pool.append((target, size))
 
-    def release(self, segments: list[tuple[int, int]], pool_files: int, archive: Path | None) -> None:
+    def release(self, segments: list[tuple[int, int]], pool_files: int, archive: Path | None, names: File) -> None:
         """Take segments (number, capacity) off the journal, oldest first: into the archive if there is one, else into
         the pool while it has room, else away. One that a kill has left shorter than its capacity goes away, unless it
         lacks so little that it is filled up.
 
-        The pool gets them only once the directory is synced: a header written before that into a file which after a
-        power failure has its old name again would be damage to that segment.
+        `names` is what names() returned. The pool gets them only once the directory is synced: a header written before
+        that into a file which after a power failure has its old name again would be damage to that segment.
         """
         adopted: list[tuple[Path, int]] = []
         for number, capacity in segments:
@@ -199,13 +208,18 @@ class SegmentFiles:
             else:
                 path.unlink(missing_ok=True)
         if segments:
-            self.sync_names()
+            self.sync_names(names)
             self.pool.extend(adopted)
 
-    def sync_names(self) -> None:
+    def names(self) -> File:
+        """The directory, open for sync_names. Who changes names when there is no way back opens it before, when running
+        out of descriptors does no harm."""
+        return File(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+
+    def sync_names(self, names: File) -> None:
         """Make what was renamed or removed durable."""
         self._count_sync()
-        sync_directory(self.directory)
+        os.fsync(names.fd)
 
     def _pool_path(self) -> Path:
         return self.directory / f"pool-{next(self._pool_numbers)}{POOL_SUFFIX}"

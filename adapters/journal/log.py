@@ -30,8 +30,9 @@ from ...policies.errors import (
     StoreFullError,
 )
 from ..background import shared
+from ..descriptors import shares, unsynced_files
 from ..duplicates import DuplicateWindow
-from ..files import FULL
+from ..files import FULL, refused
 from ..locking import fork_generation
 from . import format as f
 from .batch import Branch, Flight, Outcome, Subscribed, Tail, Ticket, encode
@@ -184,7 +185,8 @@ class Log:
         with self._prepare_lock:
             pass
         for segment in self.table.segments:
-            segment.file = None
+            segment.close()
+        unsynced_files.difference_update(self._unsynced)
         self._unsynced.clear()
 
     @property
@@ -201,7 +203,7 @@ class Log:
             gone = [segment for segment in self.table.segments if segment.number in numbers]
             self.table = self.table.without(numbers)
         for segment in gone:
-            segment.file = None  # an open file keeps its space on the disk
+            segment.close()  # an open file keeps its space on the disk
 
     # Submitting
 
@@ -368,7 +370,8 @@ class Log:
 
     def _make_room(self, tickets: list[Ticket], size: int, owed: int = 0) -> bool:
         """See that the batch fits into the segment and its space is allocated, with `owed` bytes behind it here or in
-        the pool; on a full disk the tickets get StoreFullError before any byte of the batch is written (invariant 7).
+        the pool; on a full disk, or where the process can open no file any more, the tickets get StoreFullError before
+        any byte of the batch is written (invariant 7).
         """
         try:
             self._grow(size, owed)
@@ -380,10 +383,8 @@ class Log:
                 self.fail(error)
                 self._dismiss(tickets, self._failure())
                 return False
-            full = StoreFullError(
-                f"store {self.name!r} cannot grow: {error.strerror} ({self.files.directory}); free some space and "
-                "try again. Nothing was written"
-            )
+            what = f"store {self.name!r} cannot grow: {error.strerror} ({self.files.directory})"
+            full = refused(what, error, ". Nothing was written")
             full.__cause__ = error
             self._dismiss(tickets, full)
             return False
@@ -449,7 +450,7 @@ class Log:
         tail, standard = self._tail, self.options.segment_size
         if base_lsn is None:
             base_lsn = tail.lsn + 1
-        if len(self._unsynced) >= UNSYNCED_FILES_MAX:
+        if len(self._unsynced) >= UNSYNCED_FILES_MAX or len(unsynced_files) >= shares().unsynced:
             self._sync_through(tail)
         self._last_number += 1
         header = f.SegmentHeader(
@@ -464,6 +465,7 @@ class Log:
         old = tail.segment
         if old.file is not None and self.durable_lsn < tail.lsn:
             self._unsynced.append(old.file)
+            unsynced_files.add(old.file)
         old.file = None  # whoever reads it opens it again, and is counted
         old.end, old.last_lsn = tail.offset, tail.lsn
         old.changed = True
@@ -573,6 +575,7 @@ class Log:
                 raise
             for file in earlier:
                 self._unsynced.remove(file)  # in place: the leader may be adding one
+                unsynced_files.discard(file)
             self.durable_lsn = max(self.durable_lsn, tail.lsn)
             self._dirty_since = None if self._tail.lsn <= tail.lsn else monotonic()
 

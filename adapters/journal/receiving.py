@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from ...policies.destination import Destination, Kind
-from ...policies.errors import CorruptionError, DestinationError
+from ...policies.errors import AnabranchError, CorruptionError, DestinationError
 from ..base import EXPIRED, Message, SubscriptionKey, Undelivered
 from ..delivery import Delivery, Feed, Lost, order_of
 from ..subscriptions import require_topic, unknown
 from .applying import Applier
-from .bodies import Bodies
+from .bodies import Bodies, UnreadableError
 from .destinations import SEQ, DestinationState, Place, SubscriptionState
 from .log import Log
 
@@ -51,15 +52,20 @@ class Receiving:
                 try:
                     deliveries = self._deliveries(feed, place[SEQ]) if self._applier.index.rows.counted else 0
                     message = self._bodies.one(feed.owner, place, feed, deliveries)
-                except KeyboardInterrupt:
-                    with self._applier.lock:
-                        self._delivery.unlease((feed,), place[SEQ], self._applier.current().rows)
+                except BaseException as error:
+                    if not _is_damage(error):
+                        self._give_back((feed,), place)
                     raise
                 if message is not None:
                     return message
                 self._delivery.acked(feed, place[SEQ])  # it was purged after it had been fetched
             elif timeout == 0 or not self._delivery.wait(feed, deadline, lambda: self._has_ready(feed)):
                 return None
+
+    def _give_back(self, feeds: Sequence[Feed], place: Place) -> None:
+        """A message that could not be read is free again; in a store that has stopped nobody holds anything."""
+        with suppress(AnabranchError), self._applier.lock:
+            self._delivery.unlease(feeds, place[SEQ], self._applier.current(drained=False).rows)
 
     def _feed(self, destination: Destination, subscription: SubscriptionKey | None, make: bool) -> Feed | None:
         """What one receives from there draws from. None for a queue that is new here, unless `make`."""
@@ -143,8 +149,10 @@ class Receiving:
                 note = feeds if state.is_topic and reason == EXPIRED else feeds[0]
                 try:
                     message = self._bodies.one(state, place, note, count)
-                except CorruptionError as error:  # it stays leased, as one that receive has met: others go on
+                except CorruptionError as error:  # others go on
                     log.error("store %s: %s", self._log.name, error)
+                    if not _is_damage(error):
+                        self._give_back(feeds, place)
                     continue
                 if message is not None:
                     found.append(Undelivered(message, reason))
@@ -203,3 +211,9 @@ class Receiving:
                 yield message
                 left -= 1
             after = places[-1][:2]
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Whether a message's bytes were read and are damaged: it stays leased, for receivers to go on behind it. What the
+    disk did not give may be tried again."""
+    return isinstance(error, CorruptionError) and not isinstance(error, UnreadableError)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...policies.errors import AnabranchError
 from ..background import shared
+from ..files import disk_errors
 from . import format as f
 from .batch import Ticket
 from .log import Log
@@ -62,6 +63,8 @@ class Reclaimer:
             freed = sum(segment.capacity for segment in empty)
             if not empty:
                 return 0
+            with disk_errors(f"store {self._log.name!r}: no segment can be released"):
+                names = self._log.files.names()
             size = f.RECORD_HEADER.size + len(document)
             ticket = Ticket([(f.SNAPSHOT, document)], size, sync=True)
             ticket.frees = True
@@ -70,7 +73,9 @@ class Reclaimer:
             self._forget({segment.number for segment in empty})
             options = self._log.options
             try:
-                self._log.files.release([(s.number, s.capacity) for s in empty], options.pool_files, self._archive())
+                self._log.files.release(
+                    [(s.number, s.capacity) for s in empty], options.pool_files, self._archive(), names
+                )
             except OSError as error:
                 # The store is right without them; the next open removes what is left.
                 log.warning("store %s: released segments could not be removed: %s", self._log.name, error)

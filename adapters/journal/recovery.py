@@ -338,9 +338,10 @@ def take_over(found: Survey, the_log: Log, seq: int, snapshot_at: tuple[int, int
     else:
         the_log.begin_segment(found.highest_lsn + 1)
     if found.void:
+        names = the_log.files.names()
         for path in found.void:
             path.unlink(missing_ok=True)
-        the_log.files.sync_names()
+        the_log.files.sync_names(names)
 
 
 def replay(found: Survey, index: Index, checkpoint: Checkpoint, replayer: Replayer) -> None:

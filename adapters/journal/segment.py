@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..descriptors import read_files
+from ..files import is_out_of_files
 from .files import File
 from .format import HEADER_BYTES, SegmentHeader
 
@@ -19,8 +21,8 @@ class Segment:
     """
 
     __slots__ = (
-        "allocated", "base_lsn", "capacity", "changed", "dead", "end", "file", "last_lsn", "live", "live_bytes",
-        "nonce", "number", "path", "seed",
+        "__weakref__", "allocated", "base_lsn", "capacity", "changed", "dead", "end", "file", "last_lsn", "live",
+        "live_bytes", "nonce", "number", "path", "seed",
     )  # fmt: skip
 
     def __init__(self, header: SegmentHeader, path: Path, file: File | None = None) -> None:
@@ -44,11 +46,23 @@ class Segment:
         """The index does not yet know of the last change of live or dead."""
 
     def open(self) -> File:
-        """The file, for reading; kept open until `file` is set to None. Hold what it returns while you use its fd."""
+        """The file, for reading; kept open for a while. Hold what it returns while you use its fd. Raises OSError."""
         file = self.file
         if file is None:
-            file = self.file = File(self.path, os.O_RDONLY)
+            try:
+                file = File(self.path, os.O_RDONLY)
+            except OSError as error:
+                if not is_out_of_files(error) or not read_files.let_go():
+                    raise
+                file = File(self.path, os.O_RDONLY)
+            self.file = file
+        if self.end is not None:  # else the log writes to it, and has it open anyway
+            read_files.used(self)
         return file
+
+    def close(self) -> None:
+        """Keep the file open no more; whoever reads it goes on. Idempotent."""
+        read_files.forget(self)
 
     def reading(self) -> File:
         """The file, for one pass over all of it: not kept open for that."""

@@ -45,6 +45,7 @@ from ..base import (
     Undelivered,
 )
 from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, order_of
+from ..descriptors import STORE
 from ..duplicates import DuplicateWindow
 from ..files import create_lmdb, disk_errors
 from ..room import Amount, Reservation, Room
@@ -83,6 +84,7 @@ class JournalStore:
     options_model: ClassVar[type[BaseModel]] = JournalOptions
     volatile = False
     shared = False
+    descriptors = STORE
 
     def __init__(
         self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None

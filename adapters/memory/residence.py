@@ -19,7 +19,7 @@ from typing import Final
 
 from ...policies.errors import StoreFailedError, StoreFullError
 from ...policies.units import KIB
-from ..files import FULL
+from ..files import FULL, is_out_of_files, refused
 from .changes import Change, Steps
 from .chunks import Chunk
 from .contents import DESTINATION_COST, Contents
@@ -148,6 +148,8 @@ class Residence:
     def swap_error(self, error: OSError) -> StoreFullError | StoreFailedError:
         """What is told to who needed the room. The store goes on: nothing is lost, and it may be emptied."""
         what = f"store {self._name!r}: max_bytes, {self._max_bytes}, are in memory and a swap file in"
+        if is_out_of_files(error):
+            return refused(f"{what} {self._swap.directory} cannot be written: {error}", error)
         if error.errno in FULL:
             return StoreFullError(f"{what} {self._swap.directory} cannot grow: {error}; free some space or ack some")
         return StoreFailedError(
@@ -185,7 +187,7 @@ class Residence:
 
     def records(self, chunk: Chunk) -> Sequence[Record | None]:
         """Those of a chunk, dead ones too unless they are gone, without keeping them. Raises CorruptionError,
-        StoreFailedError."""
+        StoreFailedError, OutOfDescriptorsError."""
         if not chunk.out:
             return chunk.records
         found: list[Record | None] = []
@@ -193,9 +195,10 @@ class Residence:
             try:
                 found += self._swap.read(address)
             except OSError as error:
-                raise StoreFailedError(
-                    f"store {self._name!r}: the swap file {address.file.path} cannot be read: {error}; see to the disk"
-                ) from error
+                what = f"store {self._name!r}: the swap file {address.file.path} cannot be read now: {error}"
+                if is_out_of_files(error):
+                    raise refused(what, error) from error
+                raise StoreFailedError(f"{what}; see to the disk") from error
         return found + chunk.records[chunk.written - chunk.out :]
 
     def load(self, chunk: Chunk) -> Sequence[Record | None]:

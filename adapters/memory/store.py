@@ -69,6 +69,7 @@ class MemoryStore:
         self.name = name
         self.options = options
         self.store_id = b""
+        self.descriptors = 1
         self._directory: StoreDirectory | TransientDirectory = StoreDirectory(name, directory)
         self._core = Core(name, directory, options, position)
         self._receiving = Receiving(self, self._core)

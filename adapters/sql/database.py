@@ -9,6 +9,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
+from ..files import refused
 from . import dialects
 from .pool import scrubbed, shown_url
 
@@ -39,6 +40,9 @@ class Database:
     def error(self, error: SQLAlchemyError) -> AnabranchError:
         """What to raise for it. Without its cause: a driver may have put a password there."""
         said = self.said(error)
+        out_of_files = dialects.out_of_files(error)
+        if out_of_files is not None:
+            return refused(f"store {self.name!r}: {said}", out_of_files)
         if dialects.is_full(error):
             return StoreFullError(f"store {self.name!r}: its database is full: {said}; free some space")
         where = shown_url(self.engine.url)

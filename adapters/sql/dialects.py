@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +13,13 @@ from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalErr
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from ..files import OUT_OF_FILES
+
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
 """An execution option of connections: its transactions write."""
+SQLITE_FILES: Final = 4
+"""What SQLite has open at once for one connection: the database, its directory, the write-ahead log and its index."""
 BUSY_SECONDS: Final = 10.0
 """How long SQLite waits for another one's lock: a backup tool's, say."""
 
@@ -138,6 +144,29 @@ def is_full(error: SQLAlchemyError) -> bool:
     """Whether nothing more fits into the database. What was asked took no effect."""
     name, state = _codes(error)
     return name == "SQLITE_FULL" or state == "53100"
+
+
+def out_of_files(error: SQLAlchemyError) -> OSError | None:
+    """The operating system's error, if this process could open no more files or sockets. Where a server answered, it is
+    the server's own trouble."""
+    name, state = _codes(error)
+    if name == "SQLITE_CANTOPEN":
+        return _try_files(SQLITE_FILES)
+    if not state and not name:
+        said = str(getattr(error, "orig", None) or "")
+        return next((OSError(n, os.strerror(n)) for n in OUT_OF_FILES if os.strerror(n) in said), None)
+    return None
+
+
+def _try_files(count: int) -> OSError | None:
+    """The error, if this process cannot open so many files now: SQLite tells only that one could not be opened."""
+    with ExitStack() as opened:
+        try:
+            for _ in range(count):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            return error if error.errno in OUT_OF_FILES else None
+    return None
 
 
 def is_operational(error: SQLAlchemyError) -> bool:

@@ -90,6 +90,15 @@ SEND_MANY: Final = 500
 """Messages of send_many that are stored together."""
 
 
+def _descriptors(options: SqlOptions) -> int:
+    """How many a store keeps open: its lock, its lease's connection, and those that one thread writes and another reads
+    on: each of SQLite's is a file and a write-ahead log, and all of them share a third."""
+    leased = options.lease_expiration is not None
+    if options.url is None:
+        return 1 + 2 * (2 + leased) + 1
+    return 1 + max(2, options.pool_min) + leased
+
+
 class SqlStore:
     """A store in tables of its own. Threads: all. Forks: a child's calls raise ClosedError (rule D4)."""
 
@@ -102,6 +111,7 @@ class SqlStore:
         self.store_id = b""
         self.volatile = False
         self.shared = options.lease_expiration is not None
+        self.descriptors = _descriptors(options)
         self._directory = StoreDirectory(name, directory)
         self._opened = False
         self._state_: State | None = None

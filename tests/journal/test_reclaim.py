@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -259,6 +260,16 @@ def test_archive_directory(disk: JournalDisk, tmp_path: Path) -> None:
     assert all(path.read_bytes()[:8] == b"ANBRSEG\n" for path in archived)
 
 
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """`ulimit -n 200`"""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+@pytest.mark.usefixtures("few_descriptors")
 def test_files_open_at_a_time_are_bounded(disk: JournalDisk) -> None:
     """Invariant 10: not one for each segment, whether it is written, read, checked or recovered."""
 
