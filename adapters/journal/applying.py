@@ -74,6 +74,7 @@ class Applier:
     def start(self) -> None:
         """Take over from recovery, which has filled the index up to the log's tail."""
         self.applied: Tail = self._log.tail
+        self.index.rows.on_damage = self._damaged
         self._write_checkpoint(clean=False)
 
     def close(self, clean: bool) -> None:
@@ -183,12 +184,17 @@ class Applier:
             self._restore()
 
     def _fail(self, error: lmdb.Error) -> None:
-        """The store stops. After damage or a failed sync the index's file must not be believed again (it has no
-        checksums): the next open rebuilds it."""
+        """The store stops. After damage or a failed sync the index's file must not be believed again: the next open
+        rebuilds it."""
         self._log.fail(error)
         if not isinstance(error, lmdb.DiskError):
             with suppress(OSError):
                 remove_file(self.index.path)
+
+    def _damaged(self, error: lmdb.Error) -> None:
+        """Stop, and raise StoreFailedError."""
+        self._fail(error)
+        self._log.ensure_usable()
 
     def _apply_some(self) -> int:
         """Apply the first pending batches, all of one segment; returns how many.

@@ -2,6 +2,7 @@
 
 journal/        the segments
 index.mdb       the index, here or in `index_directory`
+index.sums      the checksums of its pages, beside it
 """
 
 from __future__ import annotations

@@ -27,9 +27,10 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
 from ..base import Subscription
-from ..files import fill_lmdb, is_cut_short, open_lmdb
+from ..files import create_lmdb, fill_lmdb, is_cut_short, open_lmdb
 from . import format as f
 from .batch import Entry
+from .checksums import IndexBrokenError, PageChecksums, path_of
 from .destinations import DestinationState, SubscriptionState
 from .rows import ID, KEY, PLACE, SEQ_END, TABLES, Rows
 from .segment import Segment, SegmentTable
@@ -69,10 +70,6 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     """The store's option: the index is made for it."""
 
 
-class IndexBrokenError(Exception):
-    """The index file is missing, damaged, of another version or another store: rebuild it."""
-
-
 class Index:
     """One index file, open. Every method is called under the store's index lock."""
 
@@ -83,7 +80,10 @@ class Index:
         self._duplicate_limit = duplicate_limit
         self._env: Any = None
         self._txn: Any = None
+        self._checksums = PageChecksums(path)
         self.checkpointed: Checkpoint | None = None
+        self.is_undone = False
+        """The file's last checkpoint had no checksums yet when the process was killed: it is the one before."""
         self.states: dict[int, DestinationState] = {}
         self.by_destination: dict[Destination, DestinationState] = {}
         self.next_destination = 1
@@ -101,21 +101,28 @@ class Index:
 
     # Opening
 
-    def open(self) -> Checkpoint | None:
-        """Open the file; None if it is new and empty. Raises IndexBrokenError."""
+    def create(self) -> None:
+        """Make the file anew, empty, and open it."""
+        remove_file(self.path)
+        create_lmdb(self.path, MAP_BYTES)
+        self.checkpointed, self.is_undone = None, False
+        self._open_file()
+
+    def open(self) -> Checkpoint:
+        """Verify the file and open it. Raises IndexBrokenError."""
         if not self.path.exists():
             raise IndexBrokenError("it is missing")
+        self.is_undone = self._checksums.verify()
         if is_cut_short(self.path):
             raise IndexBrokenError("its file is cut short")
         try:
-            self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=TABLES + 6)
-            self._begin()
+            self._open_file()
             packed = self._txn.get(b"checkpoint", db=self._state_db)
         except lmdb.Error as error:
             self.close()
             raise IndexBrokenError(str(error)) from error
         if packed is None:
-            return None
+            raise IndexBrokenError("it has no checkpoint")
         try:
             checkpoint = msgspec.msgpack.decode(packed, type=Checkpoint)
         except msgspec.MsgspecError as error:
@@ -124,8 +131,14 @@ class Index:
             raise IndexBrokenError("it is of another version or of another store")
         if checkpoint.priorities != self.priorities:
             raise IndexBrokenError("the store's option `priorities` has changed")
+        if self.is_undone:  # the checkpoint that was undone began to write
+            checkpoint = msgspec.structs.replace(checkpoint, clean=False)
         self.checkpointed = checkpoint
         return checkpoint
+
+    def _open_file(self) -> None:
+        self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=TABLES + 6)
+        self._begin()
 
     def _begin(self) -> None:
         env = self._env
@@ -419,6 +432,7 @@ class Index:
                 txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
         txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)
         self.commit_partial()
+        self._checksums.write()  # before the next transaction can write any page
         self.checkpointed = checkpoint
 
     def commit_partial(self) -> None:
@@ -461,14 +475,13 @@ def _subscription_row(known: SubscriptionState) -> bytes:
 
 
 def is_of_index(error: Exception) -> bool:
-    """Whether opening a store failed for what its index file says. LMDB has no checksums: damage shows as an error of
-    LMDB or as bytes that decode to nonsense, and whatever that makes Python raise."""
+    """Whether opening a store failed for what its index file says: its pages are as they were written, but what was
+    written may be wrong. That shows as an error of LMDB, or as whatever nonsense makes Python raise."""
     cause = error.__cause__ if isinstance(error, AnabranchError) else error
     return cause is not None and not isinstance(cause, (OSError, AnabranchError, lmdb.DiskError))
 
 
 def remove_file(path: Path) -> None:
     """Take a broken index away."""
-    for name in (path, path.with_name(path.name + "-lock"), path.with_name(path.name + ".tmp")):
-        if name.exists():
-            name.unlink()
+    for name in (path, path_of(path), path.with_name(path.name + "-lock"), path.with_name(path.name + ".tmp")):
+        name.unlink(missing_ok=True)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
+import lmdb
+
 from ..delivery import PLAIN_ORDERS, PRIORITY_ORDERS, Feed
 from .destinations import SEQ, DestinationState, Place, SubscriptionState
 from .segment import Segment, SegmentTable
@@ -78,6 +80,9 @@ class Rows:
         """Of all destinations."""
         self.counted = 0
         """Rows in `deliveries`: nothing is looked up there while there are none."""
+        self.on_damage: Callable[[lmdb.Error], None] = lambda error: None
+        """Called when what is read cannot be right, before the error is raised: the file was damaged after it had been
+        verified."""
 
     def open(self, env: Any) -> None:
         self._messages_db = env.open_db(b"messages")
@@ -235,11 +240,18 @@ class Rows:
         return [read_row(KEY_SEQ.unpack(key)[0], value) for key, value in rows]
 
     def _raw(self, db: Any, start: bytes, prefix_bytes: int, count: int) -> list[tuple[bytes, bytes]]:
-        """Up to `count` rows from `start` on that share its prefix."""
-        with self._txn.cursor(db=db) as cursor:
-            if not cursor.set_range(start):
-                return []
-            rows = list(islice(cursor.iternext(), count))
+        """Up to `count` rows from `start` on that share its prefix. Who asks again goes on behind the last, so that one
+        which lies before `start` would make him ask for ever."""
+        try:
+            with self._txn.cursor(db=db) as cursor:
+                if not cursor.set_range(start):
+                    return []
+                rows = list(islice(cursor.iternext(), count))
+            if rows and not start <= rows[0][0] <= rows[-1][0]:
+                raise lmdb.CorruptedError(f"the index's rows are out of order at key {rows[-1][0].hex()}")
+        except lmdb.Error as error:
+            self.on_damage(error)
+            raise
         prefix = start[:prefix_bytes]
         while rows and not rows[-1][0].startswith(prefix):
             rows.pop()  # of the next one
@@ -251,8 +263,13 @@ class Rows:
         lane = self._raw(self._lanes_db, LANE_KEY.pack(state.id, order, first), prefix_bytes, count)
         rows = []
         for key, _ in lane:
-            seq = LANE_KEY.unpack(key)[2]
-            rows.append(read_row(seq, self._txn.get(KEY.pack(state.id, seq), db=self._messages_db)))
+            _, its_order, seq = LANE_KEY.unpack(key)
+            row = self._row(state, seq)
+            if row is None or row[0][0] != its_order:  # who asks again goes on behind the order that the row says
+                error = lmdb.CorruptedError(f"the index's row of message {seq} is missing or of another order")
+                self.on_damage(error)
+                raise error
+            rows.append(row)
         return rows
 
     def look(self, state: DestinationState, bit: int, after: tuple[int, int], count: int, across: bool) -> list[Place]:
@@ -303,7 +320,11 @@ class Rows:
             first = rows[-1][0][SEQ] + 1
 
     def _row(self, state: DestinationState, seq: int) -> Row | None:
-        value = self._txn.get(KEY.pack(state.id, seq), db=self._messages_db)
+        try:
+            value = self._txn.get(KEY.pack(state.id, seq), db=self._messages_db)
+        except lmdb.Error as error:
+            self.on_damage(error)
+            raise
         return None if value is None else read_row(seq, value)
 
     def find(self, state: DestinationState, seq: int) -> Place | None:

@@ -24,6 +24,7 @@ from ...policies.config import JournalOptions
 from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
+    CorruptionError,
     OutcomeUnknownError,
     StoreFullError,
     UnknownMessageError,
@@ -47,7 +48,7 @@ from ..base import (
 from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, Feed, order_of
 from ..descriptors import STORE
 from ..duplicates import DuplicateWindow
-from ..files import create_lmdb, disk_errors
+from ..files import disk_errors
 from ..room import Amount, Reservation, Room
 from ..subscriptions import require_same, require_unclaimed, shown, unknown
 from . import format as f
@@ -57,11 +58,12 @@ from .applying import APPLY_AT, Applier
 from .batch import Branch, Operation, Outcome, Ticket, room_for
 from .bodies import Bodies
 from .check import violations
+from .checksums import IndexBrokenError
 from .destinations import DestinationState
 from .directory import StoreDirectory, first_segment
 from .files import SegmentFiles
 from .holds import acks_of, come_back, delivered_of, free_ranges
-from .index import MAP_BYTES, Checkpoint, Index, IndexBrokenError, is_of_index, remove_file
+from .index import Checkpoint, Index, is_of_index, remove_file
 from .log import Log
 from .reader import Replayer
 from .receiving import PAGE, Receiving
@@ -176,18 +178,18 @@ class JournalStore:
         """The index if it can be used, else an empty one (None), and what the journal says."""
         try:
             checkpoint = index.open()
-            if checkpoint is None:
-                raise IndexBrokenError("it has no checkpoint")
-            return checkpoint, recovery.survey(files, self.store_id, checkpoint, index)
+            try:
+                return checkpoint, recovery.survey(files, self.store_id, checkpoint, index)
+            except CorruptionError as error:
+                if not index.is_undone:
+                    raise
+                raise IndexBrokenError(f"its last checkpoint is undone, and {error}") from error
         except (IndexBrokenError, recovery.IndexMismatchError) as error:
             index.close()
             found = recovery.survey(files, self.store_id, None, None)
             if found.end.offset > f.HEADER_BYTES or len(found.chain) > 1:
                 log.warning("store %s: the index is rebuilt from the journal: %s", self.name, error)
-            remove_file(self._directory.index)
-            create_lmdb(self._directory.index, MAP_BYTES)
-            index.checkpointed = None
-            index.open()
+            index.create()
             return None, found
 
     def _take_over(self, found: recovery.Survey, index: Index, replayer: Replayer) -> None:

@@ -10,6 +10,7 @@
                                                                        python -m tests.crash.transactions
     steps.py           transactions over a journal and SQLite, spoiled at each statement and commit
                                                                        python -m tests.crash.steps
+    index.py           every bit and page of a journal store's index     python -m tests.crash.index --step 1
     power/             workloads and a checker for a power-failure simulator; see its docstring
 
 What they are made of: calls.py (system calls, counted and spoiled), disk.py (what a power failure may leave of them),

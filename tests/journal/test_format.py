@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.adapters.duplicates import DuplicateWindow
-from anabranch.adapters.files import create_lmdb
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import messages, snapshot
 from anabranch.adapters.journal.batch import Branch, Flight, Operation, Tail, Ticket, encode
 from anabranch.adapters.journal.destinations import DestinationState
 from anabranch.adapters.journal.files import File
-from anabranch.adapters.journal.index import MAP_BYTES, Index
+from anabranch.adapters.journal.index import Index
 from anabranch.adapters.journal.reader import BatchReader
 from anabranch.adapters.journal.segment import Segment, SegmentTable
 from anabranch.adapters.journal.transactions import branch_of, new_branch
@@ -184,9 +183,8 @@ class TestSnapshot:
         active = Segment(header_of(6, 200, nonce=9), Path("y"))
         window = DuplicateWindow(10)
         window.add({(1, b"x"): 3, (1, b"y"): 4})
-        create_lmdb(tmp_path / "index.mdb", MAP_BYTES)
         index = Index(tmp_path / "index.mdb", bytes(16), 10)
-        index.open()
+        index.create()
         index.declare(1, Destination.parse("a"))
         index.next_destination = 3
         index.states[2] = DestinationState(2, Destination.parse("ü"), False)

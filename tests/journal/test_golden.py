@@ -6,6 +6,7 @@ import json
 import os
 import tarfile
 import zlib
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 import anabranch
 from anabranch.adapters.base import DEFAULT_PRIORITY, Subscription
 from anabranch.adapters.duplicates import DuplicateWindow
+from anabranch.adapters.journal import checksums, snapshot
 from anabranch.adapters.journal import format as f
-from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.batch import Operation, Tail, Ticket, encode
 from anabranch.adapters.journal.destinations import DestinationState
 from anabranch.adapters.journal.files import File
@@ -327,6 +328,12 @@ def test_index_checkpoint() -> None:
     data = golden("index-checkpoint")
     assert msgspec.msgpack.encode(CHECKPOINT) == data
     assert msgspec.msgpack.decode(data, type=Checkpoint) == CHECKPOINT
+
+
+def test_the_checksums_of_an_index() -> None:
+    data = golden("index-sums")
+    assert checksums.encode(77, 4096, array("I", [1, 0, 0xDEADBEEF])) == data
+    assert checksums.decode(data) == (77, 4096, array("I", [1, 0, 0xDEADBEEF]))
 
 
 @pytest.mark.parametrize("with_index", [True, False])

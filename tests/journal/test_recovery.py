@@ -189,7 +189,8 @@ class TestIndex:
 
     def test_the_index_of_another_store(self, disk: JournalDisk, caplog: pytest.LogCaptureFixture) -> None:
         one, two = sent(disk), sent(disk, 200)
-        shutil.copy(directory_of(one) / "index.mdb", directory_of(two) / "index.mdb")
+        for name in ("index.mdb", "index.sums"):
+            shutil.copy(directory_of(one) / name, directory_of(two) / name)
         again = disk.reopen(two)
         assert "of another store" in caplog.text
         assert len(bodies(again)) == 200
@@ -198,14 +199,15 @@ class TestIndex:
     def test_an_older_index_of_the_same_store(self, disk: JournalDisk) -> None:
         """A backup put back: the journal goes on from there."""
         store = sent(disk)
-        old = (directory_of(store) / "index.mdb").read_bytes()
+        old = {name: (directory_of(store) / name).read_bytes() for name in ("index.mdb", "index.sums")}
         again = disk.reopen(store)
         for _ in range(100):
             again.send(B, bytes(1000))
         for _ in range(20):
             take(again).ack()
         again.close()
-        (directory_of(store) / "index.mdb").write_bytes(old)
+        for name, data in old.items():
+            (directory_of(store) / name).write_bytes(data)
         last = disk.reopen(store)
         assert (last.depth(A), last.depth(B)) == (280, 100)
         assert_whole(last)
