@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -50,6 +51,18 @@ class Background:
             self._start()
             if self._jobs[0][2] is job:
                 self._condition.notify()
+
+    def schedule_while_alive(self, delay: float, method: Callable[[], None]) -> None:
+        """As `schedule`, for a bound method; passed over if nobody holds its object any more by then. For what an
+        object does for its holders alone: a timer must not keep alive, and locked, what they have let go of."""
+        alive = weakref.WeakMethod(method)
+
+        def run() -> None:
+            method = alive()
+            if method is not None:
+                method()
+
+        self.schedule(delay, run)
 
     def resolve(self, outcomes: list[tuple[Future[Any], Any, BaseException | None]]) -> None:
         """Resolve futures on the notifier thread, where their callbacks may do what they like (rule G4)."""

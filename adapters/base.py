@@ -368,6 +368,9 @@ class Store(Protocol):
     shared: bool
     """True: another process may own the same data next (a leased store of a shared database), so that a transaction
     whose outcome this process's decision log alone knows is refused (rule T6)."""
+    owner: object
+    """Set by the router that opens it, which the store keeps alive and never looks at: while anything can reach the
+    store, a message say, the router's directory is locked (invariant 8)."""
 
     # `descriptors`, an int, may be there: how many files and sockets a store keeps open. 4 where it does not say.
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from ..policies.errors import ConfigError, PlacementError
-from .files import FULL, make_directory, sync_directory, unfinished
+from ..policies.errors import ConfigError, PlacementError, StoreFailedError
+from .files import FILE_MODE, FULL, make_directory, new_directory, open_file, sync_directory, unfinished
 from .locking import DirectoryLock
 
 Fill = Callable[[Path, bytes], bytes]
@@ -26,28 +26,42 @@ def nothing(path: Path, store_id: bytes) -> bytes:
     return store_id
 
 
+def is_empty(path: Path) -> bool:
+    """Whether a directory is there, with nothing in it."""
+    return path.is_dir() and next(path.iterdir(), None) is None
+
+
 class StoreDirectory:
     """One store's. The constructor touches nothing."""
 
     advice: ClassVar[str]
     """What to do where store.id is lost."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        file_mode: int | None = None,
+        on_lost: Callable[[StoreFailedError], None] | None = None,
+    ) -> None:
+        """`file_mode` is that of all files here, None the usual one. `on_lost` as of DirectoryLock."""
         self.name, self.path = name, path
-        self._lock_file = path / "store.lock"
-        self._lock = DirectoryLock(self._lock_file, f"store {name!r}")
+        self.file_mode = file_mode or FILE_MODE
+        self._lock = DirectoryLock(path / "store.lock", f"store {name!r}", self.file_mode, on_lost)
 
     def create(self, fill: Fill = nothing) -> bytes:
-        """Make it under another name, whole and durable, then rename it (rule D2). Returns the store id."""
-        if self.path.exists():
+        """Make it under another name, whole and durable, then rename it (rule D2). Returns the store id. An empty
+        directory may be there already."""
+        if self.path.exists() and not is_empty(self.path):
             raise PlacementError(f"{self.path} exists already; store {self.name!r} cannot be made there")
         store_id = os.urandom(16)
-        make_directory(self.path.parent)
+        make_directory(self.path.parent, self.file_mode)
         making = unfinished(self.path, store_id)
         try:
-            making.mkdir()
+            new_directory(making, self.file_mode)
             store_id = fill(making, store_id)
-            with (making / "store.id").open("w") as file:
+            fd = open_file(making / "store.id", os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.file_mode)
+            with os.fdopen(fd, "w") as file:
                 file.write(store_id.hex() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -95,6 +109,10 @@ class StoreDirectory:
 
     def _locked(self, store_id: bytes) -> None:
         """It has just been locked."""
+
+    def require_lock(self) -> None:
+        """Raise StoreFailedError if the lock was lost: see DirectoryLock."""
+        self._lock.require()
 
     def unlock(self) -> None:
         """Idempotent."""

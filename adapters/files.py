@@ -6,14 +6,16 @@ import errno
 import os
 import re
 import shutil
+import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
+from ..policies.config_options import FILE_MODE as FILE_MODE
 from ..policies.errors import ConfigError, OutOfDescriptorsError, StoreFailedError, StoreFullError
 from .descriptors import limit
 
@@ -88,12 +90,57 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def make_directory(path: Path) -> None:
-    """Make a directory and what is missing above it, durably."""
+def directory_mode(file_mode: int) -> int:
+    """The mode of a directory whose files have `file_mode`: who may read them may enter it, and list it."""
+    return file_mode | (file_mode & 0o444) >> 2
+
+
+def new_directory(path: Path, file_mode: int) -> None:
+    """Make one directory for files of this mode, whatever the umask. Raises OSError."""
+    path.mkdir(mode=0o700)
+    found, mode = stat.S_IMODE(path.stat().st_mode), directory_mode(file_mode)
+    if found & 0o777 != mode:
+        with suppress(PermissionError):  # a file system without modes
+            path.chmod(found & 0o7000 | mode)
+
+
+def make_directory(path: Path, file_mode: int = FILE_MODE) -> None:
+    """Make a directory for files of this mode, and what is missing above it likewise, durably. What is there is left as
+    it is."""
     missing = [p for p in (path, *path.parents) if not p.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        with suppress(FileExistsError):  # another thread or process was faster
+            new_directory(made, file_mode)
+    path.mkdir(mode=0o700, exist_ok=True)  # raises FileExistsError for what is no directory
     for made in reversed(missing):
         sync_directory(made.parent)
+
+
+def open_file(path: Path, flags: int, file_mode: int = FILE_MODE) -> int:
+    """Open a file as os.open does, for this process alone; returns the descriptor. One that is made, with O_CREAT, has
+    this mode whatever the umask; one that is there keeps its own. Raises OSError."""
+    flags |= os.O_CLOEXEC
+    if not flags & os.O_CREAT:
+        return os.open(path, flags)
+    while True:
+        try:
+            fd = os.open(path, flags | os.O_EXCL, 0o600)
+            break
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+        try:
+            return os.open(path, flags & ~os.O_CREAT)
+        except FileNotFoundError:
+            pass  # it went between the two
+    try:
+        if stat.S_IMODE(os.fstat(fd).st_mode) != file_mode:
+            with suppress(PermissionError):  # a file system without modes
+                os.fchmod(fd, file_mode)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def unfinished(path: Path, store_id: bytes) -> Path:
@@ -118,7 +165,7 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
     try:
         return lmdb.open(
             str(path), map_size=map_bytes, subdir=False, lock=False, max_dbs=max_dbs, readahead=False,
-            lib_version=LMDB_ENGINE,
+            lib_version=LMDB_ENGINE, mode=FILE_MODE,
         )  # fmt: skip
     except lmdb.Error as error:
         for number in OUT_OF_FILES:
@@ -163,11 +210,12 @@ def fill_lmdb(env: Any, path: Path, pages_ahead: int = 0) -> None:
         os.truncate(path, size)
 
 
-def create_lmdb(path: Path, map_bytes: int) -> None:
+def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
     """A new, empty file. Made under another name and renamed, since LMDB refuses a file that a power failure met
     before its first commit (rule X5)."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)
+    os.close(open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, file_mode))  # LMDB heeds the umask
     env = open_lmdb(unfinished, map_bytes, 1)
     env.sync(True)
     env.close()

@@ -24,7 +24,7 @@ from pydantic import SecretStr, ValidationError
 from . import config_yaml
 from .config_checks import Outline, disagreements
 from .config_models import Config, StoreConfig, validated_options
-from .config_options import Base, Duration, Options, Size
+from .config_options import FILE_MODE, Base, Duration, Options, Size
 from .config_problems import Located, describe_value, did_you_mean, explain
 from .config_schema import json_schema
 from .config_yaml import Document
@@ -85,6 +85,8 @@ def dump_yaml(config: Config) -> str:
         for key in ("directory", "index_directory"):
             if getattr(store, key) is not None:
                 fields[key] = str(getattr(store, key))
+        if store.create_directory is not None:
+            fields["create_directory"] = store.create_directory
         for key, value in store.options:
             if isinstance(value, SecretStr):
                 raise ConfigError([f"store {store.name!r}: {key} is a secret; write {key}_env by hand instead"])
@@ -96,6 +98,10 @@ def dump_yaml(config: Config) -> str:
     transactions = config.transactions.model_dump(mode="json", exclude_defaults=True)
     if transactions:
         data["transactions"] = transactions
+    if not config.create_directory:
+        data["create_directory"] = False
+    if config.file_mode != FILE_MODE:
+        data["file_mode"] = f"{config.file_mode:04o}"
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -25,8 +25,10 @@ from pydantic import (
 
 from .config_checks import Outline, disagreements
 from .config_options import (
+    FILE_MODE,
     Base,
     Directory,
+    FileMode,
     Model,
     Options,
     from_environment,
@@ -82,6 +84,8 @@ class StoreConfig(Model):
     """Where it keeps its files, if not in stores/<name> in the data directory."""
     index_directory: Directory | None = None
     """Where it keeps its index, if not beside its journal: a faster disk, say."""
+    create_directory: Annotated[bool, Field(strict=True)] | None = None
+    """Whether `directory` is made if it is not there. None: as the whole file says."""
     kind: str = Field(default=DEFAULT_KIND, validation_alias=KIND_ALIAS)
     """Which adapter it is. In the file and in the constructor, the name of the key that holds the options."""
     options: SerializeAsAny[BaseModel] = Field(validation_alias=OPTIONS_ALIAS)
@@ -95,6 +99,7 @@ class StoreConfig(Model):
         per_destination: bool = False,
         directory: str | Path | None = None,
         index_directory: str | Path | None = None,
+        create_directory: bool | None = None,
         **kind: BaseModel | Mapping[str, Any] | None,
     ) -> None:
         """At most one further keyword, the kind: `journal=JournalOptions(...)`. None is a journal with defaults.
@@ -107,6 +112,7 @@ class StoreConfig(Model):
             per_destination=per_destination,
             directory=directory,
             index_directory=index_directory,
+            create_directory=create_directory,
             **kind,
         )
 
@@ -162,16 +168,26 @@ class Config(Model):
     """The stores. Their order means nothing."""
     transactions: TransactionOptions = TransactionOptions()
     """What holds for all transactions."""
+    create_directory: Annotated[bool, Field(strict=True)] = True
+    """Whether the data directory, and the directories that stores name, are made if they are not there. With `false` a
+    missing one is an error: a disk that is not mounted looks just like that, and like an empty queue if it is made."""
+    file_mode: Annotated[int, FileMode()] = FILE_MODE
+    """Who may read and write the files that are made, in octal; of a directory, who may read it may enter it too."""
 
     def __init__(
         self,
         directory: str | Path,
         stores: Iterable[StoreConfig],
         transactions: TransactionOptions | Mapping[str, Any] | None = None,
+        *,
+        create_directory: bool = True,
+        file_mode: int | str = FILE_MODE,
     ) -> None:
         """Relative directories start from the working directory. Raises ConfigError."""
         given = {} if transactions is None else {"transactions": transactions}
-        super().__init__(directory=directory, stores=tuple(stores), **given)
+        super().__init__(
+            directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **given
+        )
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
@@ -189,6 +205,12 @@ class Config(Model):
     def directory_of(self, store: StoreConfig) -> Path:
         """Where this store keeps its files."""
         return store.directory or self.directory / "stores" / store.name
+
+    def may_create(self, store: StoreConfig) -> bool:
+        """Whether this store's directory is made if it is not there. One in the data directory always is."""
+        if store.directory is None or store.create_directory is not None:
+            return store.directory is None or bool(store.create_directory)
+        return self.create_directory
 
     def routes(self) -> RouteTable[StoreConfig]:
         """The table that routes destinations to these stores."""

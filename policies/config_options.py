@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Final, get_args
 
 from pydantic import (
     AfterValidator,
@@ -110,6 +111,39 @@ class Duration:
             limits = f"at least {format_duration(self.least)} and at most {format_duration(self.most)}"
             raise ValueError(f"expected {limits}")
         return seconds
+
+
+FILE_MODE: Final = 0o600
+"""What files are made with where nothing else is said: their owner alone reads and writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMode:
+    """`Annotated[int, FileMode()]`: who may read and write files, written in octal as `0640` or `"0o640"`."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        to_text = core_schema.plain_serializer_function_ser_schema(_octal, when_used="json")
+        return core_schema.no_info_plain_validator_function(self._parse, serialization=to_text)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        # An editor that knows YAML 1.2 alone reads 0640 as the decimal 640.
+        number = {"type": "integer", "minimum": FILE_MODE, "maximum": 666}
+        return {"anyOf": [number, {"type": "string", "pattern": "^0?o?6[0246][0246]$"}]}
+
+    def _parse(self, value: object) -> int:
+        mode = value if isinstance(value, int) and not isinstance(value, bool) else -1
+        if isinstance(value, str) and re.fullmatch("0?o?[0-7]{3}", value):
+            mode = int(value.removeprefix("0").removeprefix("o"), 8)
+        if mode & ~0o666 or mode & FILE_MODE != FILE_MODE:
+            raise ValueError(
+                "expected the mode of files in octal with a 0 in front, such as 0600 or 0640: the owner reads and "
+                "writes, nobody executes"
+            )
+        return mode
+
+
+def _octal(mode: int) -> str:
+    return f"{mode:04o}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from .config_options import Directory, Duration, Options, Positive, Size
+from .config_options import Directory, Duration, FileMode, Options, Positive, Size
 from .destination import Destination
 from .durability import Sync
 from .units import GIB, KIB, MIB
@@ -55,6 +55,8 @@ class StoreOptions(Options):
     """The largest message, headers included. A larger one is refused before anything is written."""
     max_messages: Positive | None = None
     """The most messages that the store holds; a send beyond it fails. None: no limit."""
+    file_mode: Annotated[int, FileMode()] | None = None
+    """Who may read and write the files that the store makes, in octal. None: as the whole file says."""
 
     @field_validator("max_deliveries")
     @classmethod

@@ -71,8 +71,9 @@ def _plain(subscription: Subscription) -> Subscription:
 class Companions:
     """Threads: all. `lock` guards the making of one; who looks one up takes none."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, owner: object = None) -> None:
+        """`owner` as of Places."""
+        self._directory, self._owner = directory, owner
         self.lock = threading.RLock()
         """Held while one is made with the subscriptions that its durable store has: who has begun or ended one there
         takes it before he looks whether there is a companion."""
@@ -129,6 +130,7 @@ class Companions:
             MemoryOptions(**shared),
             last_seq,
         )
+        store.owner = self._owner
         for subscription in durable.subscriptions():
             store.subscribe(_plain(subscription))
         return Companion(store, common.priorities)

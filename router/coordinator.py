@@ -22,7 +22,7 @@ from typing import Any
 
 from ..adapters.background import shared
 from ..adapters.base import TRANSACTION_BYTES, Pending, Receipt, Store
-from ..adapters.files import disk_errors
+from ..adapters.files import FILE_MODE, disk_errors
 from ..policies.config import TransactionOptions
 from ..policies.durability import Sync
 from ..policies.errors import (
@@ -50,13 +50,15 @@ log = logging.getLogger(__name__)
 class Coordinator:
     """Threads: all, once open. What is decided, the decision log says; the fields here are memory alone."""
 
-    def __init__(self, directory: Path, options: TransactionOptions, places: Places) -> None:
+    def __init__(
+        self, directory: Path, options: TransactionOptions, places: Places, file_mode: int = FILE_MODE
+    ) -> None:
         self._options = options
         self._places = places
         self._closed = True
         self._active: dict[bytes, Work] = {}
         """From before the first prepare until the outcome is carried out or left to be."""
-        self.log = DecisionLog(directory, options.sync)
+        self.log = DecisionLog(directory, options.sync, file_mode)
         self.forgetting = Forgetting(self.log, places)
         self.settling = Settling(self.log, places, self._active, self.forgetting)
         self.externals = Externals(self.log, places, self.settling)

@@ -25,7 +25,7 @@ import msgspec
 from ..adapters.background import shared
 from ..adapters.base import TRANSACTION_BYTES
 from ..adapters.duplicates import DuplicateWindow
-from ..adapters.files import disk_errors, sweep_unfinished, sync_directory
+from ..adapters.files import FILE_MODE, disk_errors, sweep_unfinished, sync_directory
 from ..adapters.journal import format as f
 from ..adapters.journal import recovery
 from ..adapters.journal.batch import Flight, Ticket
@@ -86,8 +86,8 @@ class DecisionLog:
     """Threads: all, once open. `decisions` and `externals` change in the order of the log, only after their records
     are as durable as `sync` says; reading them takes no lock."""
 
-    def __init__(self, path: Path, sync: Sync) -> None:
-        self._directory = StoreDirectory("decisions", path, None)
+    def __init__(self, path: Path, sync: Sync, file_mode: int = FILE_MODE) -> None:
+        self._directory = StoreDirectory("decisions", path, None, file_mode, self._lose)
         self._options = JournalOptions(sync=sync, segment_size=SEGMENT_BYTES)
         self._lock = threading.RLock()  # guards opening, making and closing it, and beginning an epoch
         self._opened = False
@@ -134,13 +134,17 @@ class DecisionLog:
 
     def _open(self) -> None:
         sync_directory(self._directory.path.parent)  # who made it may have been killed, or failed, before that (D2)
-        self.id = self._directory.read_id()
-        the_log = self._new_log()
+        self.id = self._directory.lock()
         try:
+            the_log = self._new_log()
             self._read(the_log)
         except CorruptionError as error:
+            self._directory.unlock()
             step = WAY_OUT if error.step in ("", recovery.RESTORE) else error.step  # a backup would be an older copy
             raise CorruptionError(error.path, error.offset, error.reason, step) from error
+        except BaseException:
+            self._directory.unlock()
+            raise
         self._log = the_log  # last: who has been waiting to decide must not write to one that is half read
 
     def _read(self, the_log: Log) -> None:
@@ -160,7 +164,7 @@ class DecisionLog:
         self._applied = the_log.tail
 
     def _new_log(self) -> Log:
-        files = SegmentFiles(self._directory.journal, SEGMENT_BYTES, self._count_sync)
+        files = SegmentFiles(self._directory.journal, SEGMENT_BYTES, self._count_sync, self._directory.file_mode)
         return Log("decisions", self.id, files, self._options, DuplicateWindow(0), self._deliver, lambda: None)
 
     def _load_snapshot(self, found: recovery.Survey, files: SegmentFiles) -> int:
@@ -182,10 +186,21 @@ class DecisionLog:
             the_log, self._log = self._log, None
         if the_log is not None:
             try:
-                the_log.close()
-            finally:
-                with self._reclaiming:  # nothing of ours changes the directory any more
-                    the_log.let_go()
+                try:
+                    the_log.close()
+                finally:
+                    with self._reclaiming:  # nothing of ours changes the directory any more
+                        the_log.let_go()
+            except Exception:
+                self._directory.unlock()
+                raise
+        self._directory.unlock()  # not after Ctrl-C: then close() may be called again
+
+    def _lose(self, error: StoreFailedError) -> None:
+        """The lock's file is gone, or is another's: so may the directory be."""
+        the_log = self._log
+        if the_log is not None:
+            the_log.fail(error)
 
     def _count_sync(self) -> None:
         if self._log is not None:
@@ -242,7 +257,7 @@ class DecisionLog:
         with disk_errors("the decision log, which transactions over several stores need, cannot be made"):
             if self._log is None:
                 if not self._directory.path.exists():  # it may: made by a call that could not go on
-                    self._directory.create(first_segment(SEGMENT_BYTES))
+                    self._directory.create(first_segment(SEGMENT_BYTES, self._directory.file_mode))
                 self._open()
         epoch = max(time.time_ns() // 1000, max(self.epochs, default=0) + 1)
         self._write(f.EPOCH, _encode(epoch), sync=True)
@@ -289,6 +304,8 @@ class DecisionLog:
         the_log = self._log
         if the_log is None or not still():  # in this order: asked of the log that is written to, or of a later one
             raise StoreFailedError("the decision log is being read again; nothing was written")
+        if not lazy:
+            self._directory.require_lock()
         ticket = Ticket([(kind, payload, said)], f.RECORD_HEADER.size + len(payload), sync)
         ticket.lazy = lazy
         the_log.submit(ticket)

@@ -43,7 +43,7 @@ class Forgetting:
             self._finished[decision.transaction] = decision
             now = len(self._finished) == FORGET_MAX
             if now or not self._due:
-                shared().schedule(0 if now else FORGET_SECONDS, self._run_in_background)
+                shared().schedule_while_alive(0 if now else FORGET_SECONDS, self._run_in_background)
                 self._due = True  # not before: Ctrl-C between the two would leave it due for ever
 
     def drop_all(self) -> None:
@@ -62,7 +62,7 @@ class Forgetting:
             log.debug("decisions are kept: %s", error)
         with self._lock:
             if self._finished and not self._due:
-                shared().schedule(FORGET_SECONDS, self._run_in_background)
+                shared().schedule_while_alive(FORGET_SECONDS, self._run_in_background)
                 self._due = True
 
     def run(self) -> None:

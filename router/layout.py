@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
 from .names import directory_name
@@ -63,6 +65,12 @@ class Layout:
                 return config
         defaults: dict[str, Any] = {row.kind: None}
         return StoreConfig("unconfigured", [">"], **defaults)
+
+    def options(self, store: StoreConfig) -> BaseModel:
+        """A store's options, with the mode of its files where it gives none itself."""
+        if getattr(store.options, "file_mode", self.config.file_mode) is not None:
+            return store.options
+        return store.options.model_copy(update={"file_mode": self.config.file_mode})
 
     def places(self) -> Iterator[Place]:
         """Every directory that exists and may be a store's: the configured ones, then what else lies among them."""

@@ -6,13 +6,20 @@ records the stores anew that lie where the configuration has them.
 
     stores         store id                ->  path, kind, the configuration's name for it
     destinations   hash of the destination ->  kind, name, store id, pattern
+    meta           "version"               ->  the version, in digits
+                   "sum"                   ->  the transaction that wrote this row, the sum of all rows' digests
+
+LMDB has no checksums, and a damaged file may kill the process that opens it. So what the file holds is read without
+LMDB (lmdb_file.py), compared with its sum, and given to LMDB only if all of it is right. The last commit and the one
+before it are: of one that was lost by a flipped bit in a meta page, the other one tells.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,17 +27,24 @@ from typing import Any, Final
 import lmdb
 import msgspec
 
-from ..adapters.files import create_lmdb, fill_lmdb, is_cut_short, open_lmdb
+from ..adapters.files import FILE_MODE, create_lmdb, fill_lmdb, open_lmdb
+from ..adapters.lmdb_file import Commit, LmdbDamagedError, Rows, read_commits
 from ..policies.destination import Destination, Kind
-from ..policies.errors import ClosedError, CorruptionError, PlacementError
+from ..policies.errors import ClosedError, CorruptionError, PlacementError, StoreLockedError
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 had no sum."""
 MAP_BYTES: Final = 1 << 30
 PAGES_AHEAD: Final = 64
 """More than the change of one row takes."""
+SUM: Final = struct.Struct(">QQ")
+"""Transaction, sum."""
+assert SUM.size == 16
+_SUM_END: Final = 1 << 64
+_TABLES: Final = (b"stores", b"destinations", b"meta")
 _WAY_OUT: Final = (
-    "restore it from a backup, or, if there is none, put it aside and open again: the stores that lie where the "
-    "configuration has them are then recorded anew"
+    "put the file aside and open again: the stores that lie where the configuration has them are then recorded anew, "
+    "with all they hold. Where one was moved since, a backup of the file is better"
 )
 
 
@@ -60,43 +74,75 @@ class Placement:
     """The record, open. `_lock` guards the file; the two tables are read by anybody, and never changed but after the
     commit. The constructor touches nothing."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, file_mode: int = FILE_MODE, require_lock: Callable[[], None] = lambda: None) -> None:
+        """`require_lock` raises StoreFailedError if the file may be another's."""
+        self._path, self._file_mode, self._require_lock = path, file_mode, require_lock
         self._env: Any = None
         self._lock = threading.Lock()
+        self._sum = 0
         self.stores: dict[bytes, StoreRow] = {}
         self.destinations: dict[Destination, DestinationRow] = {}
 
     def open(self) -> None:
         """Read all rows. Raises CorruptionError, and PlacementError for a record of another version."""
         if not self._path.exists():
-            create_lmdb(self._path, MAP_BYTES)
-        if is_cut_short(self._path):
-            size = self._path.stat().st_size
-            raise CorruptionError(str(self._path), size, f"the placement record is cut short; {_WAY_OUT}")
+            create_lmdb(self._path, MAP_BYTES, self._file_mode)
         try:
-            self._env = open_lmdb(self._path, MAP_BYTES, max_dbs=3)
+            version = self._read()
+            self._env = self._open_env()
             fill_lmdb(self._env, self._path, PAGES_AHEAD)
-            self._stores_db = self._env.open_db(b"stores")
-            self._destinations_db = self._env.open_db(b"destinations")
-            self._meta_db = self._env.open_db(b"meta")
-            with self._env.begin(write=True) as txn:
-                version = txn.get(b"version", db=self._meta_db)
-                if version is None:
-                    txn.put(b"version", str(VERSION).encode(), db=self._meta_db)
-                stores = [msgspec.msgpack.decode(v, type=StoreRow) for _, v in txn.cursor(db=self._stores_db)]
-                rows = [msgspec.msgpack.decode(v, type=DestinationRow) for _, v in txn.cursor(db=self._destinations_db)]
-        except (lmdb.Error, msgspec.MsgspecError) as error:
-            raise CorruptionError(
-                str(self._path), 0, f"the placement record does not read: {error}; {_WAY_OUT}"
-            ) from error
-        if version not in (None, str(VERSION).encode()):
+            if version != VERSION:
+                self._begin()
+            self._dbs = {name: self._env.open_db(name, create=False) for name in _TABLES}
+        except LmdbDamagedError as error:
+            raise self._damaged(str(error), error.offset) from error
+        except (lmdb.Error, msgspec.MsgspecError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+
+    def _damaged(self, reason: str, offset: int = 0) -> CorruptionError:
+        return CorruptionError(str(self._path), offset, f"the placement record is damaged: {reason}", _WAY_OUT)
+
+    def _read(self) -> int:
+        """Set the rows to those of the file; returns its version, 0 for a new one."""
+        last, before = read_commits(self._path)
+        version = _version(last)
+        if version > VERSION:
             raise PlacementError(
-                f"{self._path} has format version {version.decode(errors='replace')}; this program reads {VERSION}: "
-                "use the version that wrote it"
+                f"{self._path} has format version {version}; this program reads {VERSION}: use the version that wrote "
+                "it"
             )
+        for commit in (last, before):
+            if _version(commit) == VERSION:
+                _require_sum(commit)
+        if _version(before) > version:
+            raise LmdbDamagedError(0, "the commit before the last is of a later version")
+        stores = [msgspec.msgpack.decode(row, type=StoreRow) for _, row in last.tables.get(b"stores", [])]
+        rows = [msgspec.msgpack.decode(row, type=DestinationRow) for _, row in last.tables.get(b"destinations", [])]
         self.stores = {row.store_id: row for row in stores}
         self.destinations = {row.destination: row for row in rows}
+        for row in rows:
+            if row.store_id not in self.stores:
+                raise LmdbDamagedError(0, f"{row.destination} is in store {row.store_id.hex()}, which it does not have")
+        self._sum = _sum(last)
+        return version
+
+    def _open_env(self) -> Any:
+        try:
+            return open_lmdb(self._path, MAP_BYTES, max_dbs=len(_TABLES))
+        except lmdb.Error as error:
+            if "already open in this process" in str(error):  # nothing is wrong with it
+                raise StoreLockedError(
+                    f"{self._path} is open already, by this process; close the router that has it, and whatever it "
+                    "gave out, first"
+                ) from error
+            raise
+
+    def _begin(self) -> None:
+        """Make the tables, where there are none, and the sum."""
+        with self._env.begin(write=True) as txn:
+            meta = [self._env.open_db(name, txn=txn) for name in _TABLES][-1]
+            txn.put(b"version", str(VERSION).encode(), db=meta)
+            txn.put(b"sum", SUM.pack(txn.id(), self._sum), db=meta)
 
     def close(self) -> None:
         """Idempotent."""
@@ -111,41 +157,104 @@ class Placement:
 
     def record_store(self, row: StoreRow, destinations: Sequence[DestinationRow] = ()) -> None:
         """The store, and what it holds already, as one. Durable on return."""
-        with self._changing(1 + len(destinations)) as txn:
-            txn.put(row.store_id, msgspec.msgpack.encode(row), db=self._stores_db)
+        with self._changing(1 + len(destinations)) as change:
+            change.put(b"stores", row.store_id, msgspec.msgpack.encode(row))
             for held in destinations:
-                txn.put(_key(held.destination), msgspec.msgpack.encode(held), db=self._destinations_db)
+                change.put(b"destinations", _key(held.destination), msgspec.msgpack.encode(held))
         self.destinations.update((held.destination, held) for held in destinations)
         self.stores[row.store_id] = row
 
     def forget_store(self, store_id: bytes) -> None:
         """Durable on return. Only for a store that no destination is recorded in."""
-        with self._changing() as txn:
-            txn.delete(store_id, db=self._stores_db)
+        with self._changing() as change:
+            change.delete(b"stores", store_id)
         self.stores.pop(store_id, None)
 
     def record_destination(self, row: DestinationRow) -> None:
         """Durable on return."""
-        with self._changing() as txn:
-            txn.put(_key(row.destination), msgspec.msgpack.encode(row), db=self._destinations_db)
+        with self._changing() as change:
+            change.put(b"destinations", _key(row.destination), msgspec.msgpack.encode(row))
         self.destinations[row.destination] = row
 
     def forget_destination(self, destination: Destination) -> None:
         """Durable on return."""
-        with self._changing() as txn:
-            txn.delete(_key(destination), db=self._destinations_db)
+        with self._changing() as change:
+            change.delete(b"destinations", _key(destination))
         self.destinations.pop(destination, None)
 
     @contextmanager
-    def _changing(self, rows: int = 1) -> Iterator[Any]:
+    def _changing(self, rows: int = 1) -> Iterator[_Change]:
         with self._lock:
             if self._env is None:
                 raise ClosedError("the router is closed; open it with anabranch.open(...)")
+            self._require_lock()
             if rows > 1:
                 fill_lmdb(self._env, self._path, PAGES_AHEAD + 2 * rows)
             with self._env.begin(write=True) as txn:
-                yield txn
+                change = _Change(txn, self._dbs, self._sum)
+                yield change
+                change.end()
+            self._sum = change.sum
             fill_lmdb(self._env, self._path, PAGES_AHEAD)
+
+
+class _Change:
+    """Rows that change together, and the sum with them."""
+
+    def __init__(self, txn: Any, dbs: dict[bytes, Any], total: int) -> None:
+        self._txn, self._dbs, self.sum = txn, dbs, total
+
+    def put(self, table: bytes, key: bytes, row: bytes) -> None:
+        self._drop(table, key)
+        self._txn.put(key, row, db=self._dbs[table])
+        self.sum = (self.sum + _digest(table, key, row)) % _SUM_END
+
+    def delete(self, table: bytes, key: bytes) -> None:
+        self._drop(table, key)
+        self._txn.delete(key, db=self._dbs[table])
+
+    def _drop(self, table: bytes, key: bytes) -> None:
+        before = self._txn.get(key, db=self._dbs[table])
+        if before is not None:
+            self.sum = (self.sum - _digest(table, key, before)) % _SUM_END
+
+    def end(self) -> None:
+        """Before the commit."""
+        self._txn.put(b"sum", SUM.pack(self._txn.id(), self.sum), db=self._dbs[b"meta"])
+
+
+def _digest(table: bytes, key: bytes, row: bytes) -> int:
+    """64 bits of one row; the sum of all tells whether any is another one, without reading the others."""
+    digest = hashlib.blake2b(b"%b %d %b" % (table, len(key), key) + row, digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _sum(commit: Commit) -> int:
+    return sum(_digest(table, *row) for table in _TABLES[:2] for row in commit.tables.get(table, [])) % _SUM_END
+
+
+def _meta(commit: Commit) -> dict[bytes, bytes]:
+    rows: Rows = commit.tables.get(b"meta", [])
+    return dict(rows)
+
+
+def _version(commit: Commit) -> int:
+    """0 where nothing was committed yet that counts."""
+    text = _meta(commit).get(b"version")
+    if text is None:
+        if any(commit.tables.values()):
+            raise LmdbDamagedError(0, "it says no version")
+        return 0
+    if not text.isdigit():
+        raise LmdbDamagedError(0, f"its version is {text!r}")
+    return int(text)
+
+
+def _require_sum(commit: Commit) -> None:
+    """Raise unless the rows are those that were written, in the transaction that the file says."""
+    written = _meta(commit).get(b"sum", b"")
+    if set(commit.tables) != set(_TABLES) or written != SUM.pack(commit.transaction, _sum(commit)):
+        raise LmdbDamagedError(0, f"the rows of transaction {commit.transaction} do not have the sum that is written")
 
 
 def _key(destination: Destination) -> bytes:

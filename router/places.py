@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from ..adapters.base import Message, Progress, Store, Subscription
+from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors, sweep_unfinished
 from ..adapters.locking import fork_generation
 from ..policies.config import Config, StoreConfig
@@ -17,6 +19,7 @@ from ..policies.errors import (
     ConfigError,
     NoRouteError,
     PlacementError,
+    StoreFailedError,
     UnknownMessageError,
 )
 from ..policies.wildcard import Match
@@ -39,18 +42,22 @@ class Places:
     stores.py says which are taken while one opens.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, owner: object = None, require_lock: Callable[[], None] = lambda: None) -> None:
+        """`owner` is kept alive by all that keeps this or one of its stores alive. `require_lock` raises
+        StoreFailedError if the data directory may be another's."""
+        self._owner = owner
         self._config = config
         self._routes = config.routes()
         self._layout = Layout(config)
-        self._placement = Placement(config.directory / "placement.mdb")
-        self._stores = OpenStores(self._layout)
+        self._placement = Placement(config.directory / "placement.mdb", config.file_mode, require_lock)
+        self._stores = OpenStores(self._layout, owner, require_lock)
         self._by_destination = self._stores.by_destination
-        self._companions = Companions(config.directory / "transient")
+        self._companions = Companions(config.directory / "transient", owner)
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._stores)
         self._generation = fork_generation()
         self.opened = False
         """Set by the router, once all is compared: whether users may come."""
+        self._stopped: StoreFailedError | None = None
 
     def on_open(self, call: Callable[[Store], None]) -> None:
         """Call this with each store that is opened, before anybody else has it."""
@@ -61,6 +68,7 @@ class Places:
     def open(self, progress: Progress | None) -> None:
         """Read the placement record; stores open on first use from now on. Raises PlacementError, CorruptionError."""
         self._generation = fork_generation()
+        self._stopped = None
         self._sweep()
         self._companions.sweep()
         self._placement.open()
@@ -88,6 +96,11 @@ class Places:
         self._companions.close()
         self._stores.close_all()
 
+    def stop(self, error: StoreFailedError) -> None:
+        """Refuse all from now on: the data directory may be another's."""
+        self._stopped = error
+        self._by_destination.clear()  # after it: a call that finds its store there asks nothing else
+
     def let_go(self) -> None:
         """Close the record. Idempotent."""
         self._placement.close()
@@ -107,6 +120,9 @@ class Places:
             )
         if not self.opened:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
+        if self._stopped is not None:
+            self._by_destination.clear()  # what another thread was just putting there when it stopped
+            raise StoreFailedError(f"the router has stopped: {self._stopped}") from self._stopped
 
     # By destination
 
@@ -163,17 +179,25 @@ class Places:
         ):
             self.require_open()
             row = self._placement.store_at(self._layout.recorded(path))
-            if row is None and path.exists():
+            if row is None and path.exists() and (self._config.may_create(config) or not is_empty(path)):
                 row = self._reconciler.adopt(config, name, path)
             elif row is None:
-                adapter = self._stores.adapter(config.kind)
-                store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, config.options))
+                self._require_directory(config)
+                adapter, options = self._stores.adapter(config.kind), self._layout.options(config)
+                store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
                 row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
                 self._placement.record_store(row)
             self._placement.record_destination(
                 DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
             )
         return row
+
+    def _require_directory(self, config: StoreConfig) -> None:
+        """Raise ConfigError if the store's directory must be there and is not: since the router was opened, its disk
+        may have been unmounted."""
+        directory = self._config.directory_of(config)
+        if not self._config.may_create(config) and not directory.is_dir():
+            raise ConfigError([missing_directory(f"the directory of store {config.name!r}", directory)])
 
     def for_store(self, destination: Destination, call: Callable[[Store], T], persistent: bool = True) -> T:
         """Call with the store of a destination, or with the one for what is not persistent there; once more if it had
@@ -208,7 +232,7 @@ class Places:
         companion = self._companions.get(store.store_id)
         if companion is None:
             row = self._placement.stores[store.store_id]
-            options = self._layout.options_of(row).options
+            options = self._layout.options(self._layout.options_of(row))
             companion = self._companions.made_for(store, options, lambda: self._stores.last_seq(row.path))
         return companion.store
 
@@ -324,3 +348,11 @@ class Places:
         for row in sorted(self._placement.stores.values(), key=lambda row: (row.name, row.path)):
             rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
         return rows
+
+
+def missing_directory(what: str, path: Path) -> str:
+    """What is said of a directory that is not there and must not be made."""
+    return (
+        f"{what}, {path}, is not there, and create_directory is false. A disk that is not mounted looks just like "
+        "that: mount it. If the directory is new, make it by hand once"
+    )

@@ -32,6 +32,7 @@ from ..policies.errors import (
     ClosedError,
     ConfigError,
     MissingExtraError,
+    StoreFailedError,
     TransactionError,
 )
 from .addresses import Address, queue_of, resolve, topic_of
@@ -40,7 +41,7 @@ from .decision_log import COMMIT, ROLLBACK
 from .doubt import Heuristic, InDoubt
 from .endpoint import Endpoint, SendOptions
 from .open_transactions import OpenTransactions
-from .places import Places
+from .places import Places, missing_directory
 from .queue import Queue
 from .topic import Topic
 from .tpc import Connection
@@ -72,16 +73,23 @@ class RouterStats:
 class Router:
     """Threads: all may use it. Forks: a child must open its own (rule D4).
 
+    It is open until `close`, or until nothing is held any more that can reach one of its stores: whatever it gives out
+    (a queue, a subscription, a message, a transaction) keeps it, and so its directory's lock, alive (invariant 8).
+
     `_lock` is held while the router is opened and closed; places.py says which locks are taken while a store opens.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._lock = threading.RLock()
-        self._directory_lock = DirectoryLock(config.directory / "router.lock", "the router")
-        self.places = Places(config)
+        self._directory_lock = DirectoryLock(
+            config.directory / "router.lock", "the router", config.file_mode, self._lose
+        )
+        self.places = Places(config, self, self._directory_lock.require)
         """Where destinations live. For what users hold, which goes through it; not for users."""
-        self.coordinator = Coordinator(config.directory / "decisions", config.transactions, self.places)
+        self.coordinator = Coordinator(
+            config.directory / "decisions", config.transactions, self.places, config.file_mode
+        )
         """Of transactions over several stores; likewise."""
         self.places.on_open(self.coordinator.settling.settle)
         self.sweeper = Sweeper(self.places, self._unlimited)
@@ -99,7 +107,8 @@ class Router:
         directory = self.config.directory
         with self._lock:
             try:
-                make_directory(directory)
+                self._require_directories()
+                make_directory(directory, self.config.file_mode)
                 self._directory_lock.acquire()
             except OSError as error:
                 if error.errno in FULL:
@@ -112,8 +121,8 @@ class Router:
                 ) from error
             try:
                 with disk_errors(f"the stores of {directory} cannot be looked at"):
+                    self.coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
                     self.places.open(progress)
-                    self.coordinator.open()
                     self.places.reconcile()
                     self.coordinator.require_participants(self.places.store_ids())
                 self.places.opened = True
@@ -123,6 +132,25 @@ class Router:
                 self.close()
                 raise
         return self
+
+    def _require_directories(self) -> None:
+        """Raise ConfigError for those that are not there and must not be made."""
+        config = self.config
+        wanted = [] if config.create_directory else [("the data directory", config.directory)]
+        wanted += [
+            (f"the directory of store {store.name!r}", config.directory_of(store))
+            for store in config.stores
+            if not config.may_create(store)
+        ]
+        missing = [(what, path) for what, path in wanted if not path.is_dir()]
+        if missing:
+            raise ConfigError([missing_directory(what, path) for what, path in missing])
+
+    def _lose(self, error: StoreFailedError) -> None:
+        """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
+        log.error("the router has stopped: %s", error)
+        self.sweeper.closed = True
+        self.places.stop(error)
 
     def close(self) -> None:
         """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all."""

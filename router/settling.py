@@ -155,7 +155,7 @@ class Settling:
             if self._retry_due or self.closed:
                 return
             seconds = self._retry_seconds
-            shared().schedule(seconds, self._retry)
+            shared().schedule_while_alive(seconds, self._retry)
             self._retry_due = True  # not before, as in done_with
             self._retry_seconds = min(2 * seconds, RETRY_SECONDS_MAX)
 

@@ -57,8 +57,9 @@ class OpenStores:
     it is made, opened or closed, so that one that rebuilds its index for minutes holds up nobody else (invariant 7).
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, owner: object = None, require_lock: Callable[[], None] = lambda: None) -> None:
+        """As of Places."""
+        self._layout, self._owner, self._require_lock = layout, owner, require_lock
         self._lock = threading.Lock()
         self._open: OrderedDict[str, Store] = OrderedDict()
         self._exclusive: dict[str, threading.RLock] = {}
@@ -123,6 +124,7 @@ class OpenStores:
             self._require_accepting()
             store = self._open.get(row.path)
             if store is None:
+                self._require_lock()
                 store = self.load(row)
                 try:
                     self.on_open(store)
@@ -136,7 +138,8 @@ class OpenStores:
     def load(self, row: StoreRow) -> Store:
         """A store by its row, opened for the caller, who has to close it."""
         config, path = self._layout.options_of(row), self._layout.path(row)
-        store = self.adapter(row.kind)(row.name, path, config.options, config.index_directory)
+        store = self.adapter(row.kind)(row.name, path, self._layout.options(config), config.index_directory)
+        store.owner = self._owner
         store.open(self.progress)
         if self.accepting and store.store_id == row.store_id:
             return store

@@ -55,7 +55,7 @@ class Sweeper:
         self._schedule(self._turn)
 
     def _schedule(self, turn: int) -> None:
-        alive = weakref.ref(self)  # a timer must not keep alive, and locked, a router that nobody got hold of
+        alive = weakref.ref(self)  # a timer must not keep alive, and locked, a router that nobody holds
 
         def look() -> None:
             sweeper = alive()

@@ -56,6 +56,9 @@ class Applier:
         self.pending_operations = 0
         self.on_empty: Callable[[], None] = lambda: None
         """Called when a sealed segment has lost its last live message."""
+        self.before_checkpoint: Callable[[], None] = lambda: None
+        """Called before the index is written out, and so before a segment is released: raises AnabranchError where the
+        directory may be another's."""
         self._name, self._options, self._delivery = name, options, delivery
         self.lock = threading.RLock()
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
@@ -170,7 +173,7 @@ class Applier:
                 shared().schedule(0, self._background_checkpoint)
         elif operations and not self._checkpoint_due:
             self._checkpoint_due = True
-            shared().schedule(self._options.checkpoint_interval, self._background_checkpoint)
+            shared().schedule_while_alive(self._options.checkpoint_interval, self._background_checkpoint)
         if self.index.emptied:
             self.index.emptied = False
             self.on_empty()
@@ -260,6 +263,7 @@ class Applier:
         self, clean: bool, table: SegmentTable | None = None, dropped: frozenset[int] = frozenset()
     ) -> None:
         """With the lock held and nothing pending. `dropped` segments leave the index; `table` is without them."""
+        self.before_checkpoint()
         self._log.sync()
         applied, index = self.applied, self.index
         self._interrupted = True

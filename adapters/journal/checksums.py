@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 import lmdb
 
+from ..files import FILE_MODE
 from .files import File, write_all
 
 log = logging.getLogger(__name__)
@@ -100,9 +101,9 @@ def checksum(page: bytes) -> int:
 class PageChecksums:
     """Of one index file. Every method is called under the store's index lock."""
 
-    def __init__(self, index: Path) -> None:
+    def __init__(self, index: Path, file_mode: int = FILE_MODE) -> None:
         self.path = path_of(index)
-        self._index = index
+        self._index, self._file_mode = index, file_mode
         self._commit = -1
         """The commit that `_sums` are of; -1 if of none."""
         self._sums = array("I")
@@ -147,7 +148,7 @@ class PageChecksums:
             file = File(self._index, os.O_RDONLY)
             commit, page_bytes, sums = self._of_last_commit(file.fd)
             data = encode(commit, page_bytes, sums)
-            target = File(self.path, os.O_RDWR | os.O_CREAT)
+            target = File(self.path, os.O_RDWR | os.O_CREAT, self._file_mode)
             write_all(target.fd, data, 0)
             os.ftruncate(target.fd, len(data))
             os.fdatasync(target.fd)

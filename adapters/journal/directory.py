@@ -8,10 +8,13 @@ index.sums      the checksums of its pages, beside it
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from ...policies.errors import StoreFailedError
 from .. import directory
 from ..directory import Fill
+from ..files import FILE_MODE, make_directory, new_directory
 from . import format as f
 from .files import SegmentFiles
 
@@ -24,8 +27,15 @@ class StoreDirectory(directory.StoreDirectory):
         "hold the same id)"
     )
 
-    def __init__(self, name: str, path: Path, index_directory: Path | None) -> None:
-        super().__init__(name, path)
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        index_directory: Path | None,
+        file_mode: int | None = None,
+        on_lost: Callable[[StoreFailedError], None] | None = None,
+    ) -> None:
+        super().__init__(name, path, file_mode, on_lost)
         self.journal = path / "journal"
         self._index_directory = index_directory
 
@@ -37,21 +47,22 @@ class StoreDirectory(directory.StoreDirectory):
 
     def _locked(self, store_id: bytes) -> None:
         if self._index_directory is not None:
-            self._index_directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._index_directory, self.file_mode)
 
 
-def first_segment(segment_size: int) -> Fill:
+def first_segment(segment_size: int, file_mode: int | None = None) -> Fill:
     """What a new store's directory holds: an empty segment."""
 
     def fill(path: Path, store_id: bytes) -> bytes:
         journal = path / "journal"
-        journal.mkdir()
+        new_directory(journal, file_mode or FILE_MODE)
         header = f.SegmentHeader(
             store_id=store_id, number=1, nonce=int.from_bytes(os.urandom(8), "little"), base_lsn=1, durable_lsn=0,
             prev_number=0, prev_end=0, prev_lsn=0, last_seq=0, snapshot_number=0, snapshot_offset=0,
             capacity=segment_size,
         )  # fmt: skip
-        SegmentFiles(journal, segment_size, lambda: None).publish(header, lambda: None)
+        files = SegmentFiles(journal, segment_size, lambda: None, file_mode or FILE_MODE)
+        files.publish(header, lambda: None)
         return store_id
 
     return fill

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
+from ..files import FILE_MODE, make_directory, open_file
 from .format import HEADER_BYTES, SegmentHeader
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,9 @@ class File:
 
     __slots__ = ("__weakref__", "_close", "fd")
 
-    def __init__(self, path: Path, flags: int) -> None:
+    def __init__(self, path: Path, flags: int, file_mode: int = FILE_MODE) -> None:
         self._close = os.close  # os may be gone when the interpreter goes
-        self.fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self.fd = open_file(path, flags, file_mode)
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
@@ -78,10 +79,13 @@ class SegmentFiles:
         finds it there also on a full disk.
     """
 
-    def __init__(self, directory: Path, segment_size: int, count_sync: Callable[[], None]) -> None:
+    def __init__(
+        self, directory: Path, segment_size: int, count_sync: Callable[[], None], file_mode: int = FILE_MODE
+    ) -> None:
         self.directory = directory
         self.segment_size = segment_size
         """Bytes of a segment, unless one message needs a larger one."""
+        self._file_mode = file_mode
         self.pool: list[tuple[Path, int]] = []
         """Files to use again and their sizes."""
         self._short: list[Path] = []
@@ -151,7 +155,7 @@ class SegmentFiles:
             pooled = self.pool.pop()
             source, flags = pooled[0], os.O_RDWR
         try:
-            file = File(source, flags)
+            file = File(source, flags, self._file_mode)
             write_all(file.fd, header.encode(), 0)
             self._count_sync()
             os.fsync(file.fd)
@@ -173,7 +177,7 @@ class SegmentFiles:
         size = self.segment_size
         target = self._pool_path()
         unfinished = target.with_suffix(UNFINISHED_SUFFIX)
-        file = File(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        file = File(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, self._file_mode)
         try:
             zero_fill(file.fd, 0, size)
             os.fsync(file.fd)
@@ -195,7 +199,7 @@ class SegmentFiles:
         for number, capacity in segments:
             path = self.path(number)
             if archive is not None:
-                archive.mkdir(parents=True, exist_ok=True)
+                make_directory(archive, self._file_mode)
                 shutil.move(path, archive / path.name)
             elif (
                 capacity == self.segment_size

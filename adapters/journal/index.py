@@ -27,7 +27,7 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
 from ..base import Subscription
-from ..files import create_lmdb, fill_lmdb, is_cut_short, open_lmdb
+from ..files import FILE_MODE, create_lmdb, fill_lmdb, is_cut_short, open_lmdb
 from . import format as f
 from .batch import Entry
 from .checksums import IndexBrokenError, PageChecksums, path_of
@@ -73,14 +73,22 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 class Index:
     """One index file, open. Every method is called under the store's index lock."""
 
-    def __init__(self, path: Path, store_id: bytes, duplicate_limit: int, priorities: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        store_id: bytes,
+        duplicate_limit: int,
+        priorities: bool = False,
+        file_mode: int = FILE_MODE,
+    ) -> None:
         self.path = path
+        self._file_mode = file_mode
         self.priorities = priorities
         self._store_id = store_id
         self._duplicate_limit = duplicate_limit
         self._env: Any = None
         self._txn: Any = None
-        self._checksums = PageChecksums(path)
+        self._checksums = PageChecksums(path, file_mode)
         self.checkpointed: Checkpoint | None = None
         self.is_undone = False
         """The file's last checkpoint had no checksums yet when the process was killed: it is the one before."""
@@ -104,7 +112,7 @@ class Index:
     def create(self) -> None:
         """Make the file anew, empty, and open it."""
         remove_file(self.path)
-        create_lmdb(self.path, MAP_BYTES)
+        create_lmdb(self.path, MAP_BYTES, self._file_mode)
         self.checkpointed, self.is_undone = None, False
         self._open_file()
 

@@ -26,6 +26,7 @@ from ...policies.errors import (
     AnabranchError,
     CorruptionError,
     OutcomeUnknownError,
+    StoreFailedError,
     StoreFullError,
     UnknownMessageError,
 )
@@ -93,7 +94,8 @@ class JournalStore:
     ) -> None:
         self.name = name
         self.options = options
-        self._directory = StoreDirectory(name, directory, index_directory)
+        self._directory = StoreDirectory(name, directory, index_directory, options.file_mode, self._lose)
+        self.owner: object = None
         self._opened = False
         self._declare_lock = threading.RLock()
         self._begin(b"", directory / "index.mdb")
@@ -102,10 +104,11 @@ class JournalStore:
         """The state of a store that is not open yet."""
         options = self.options
         self.store_id = store_id
-        self._index = Index(index, store_id, options.duplicate_window, options.priorities)
+        file_mode = self._directory.file_mode
+        self._index = Index(index, store_id, options.duplicate_window, options.priorities, file_mode)
         self._delivery = Delivery(self.name, options.max_leases, options.max_deliveries)
         self._applier = Applier(self.name, self._index, options, self._delivery)
-        files = SegmentFiles(self._directory.journal, options.segment_size, self._count_sync)
+        files = SegmentFiles(self._directory.journal, options.segment_size, self._count_sync, file_mode)
         window = DuplicateWindow(options.duplicate_window)
         self._log = Log(self.name, store_id, files, options, window, self._applier.take, self._wake_all)
         self._applier.attach(self._log)
@@ -113,6 +116,7 @@ class JournalStore:
         self._receiving = Receiving(self._log, self._applier, self._delivery, self._bodies, self._state)
         self._reclaimer = Reclaimer(self._log, self._applier.snapshot, self._applier.forget)
         self._applier.on_empty = self._reclaimer.notice
+        self._applier.before_checkpoint = self._directory.require_lock
         self._sends = self._acks = 0
         self._priorities = options.priorities
         self._room = Room(self.name, options.max_messages, options.max_bytes, self._count_held)
@@ -121,7 +125,8 @@ class JournalStore:
     def create(cls, name: str, directory: Path, options: JournalOptions) -> bytes:
         """Make an empty store, whole or not at all (rule D2); returns its id. The directory must not exist."""
         with disk_errors(f"store {name!r} cannot be created"):
-            return StoreDirectory(name, directory, None).create(first_segment(options.segment_size))
+            made = StoreDirectory(name, directory, None, options.file_mode)
+            return made.create(first_segment(options.segment_size, options.file_mode))
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
@@ -237,6 +242,10 @@ class JournalStore:
             self._directory.unlock()
         self._opened = False
         self._wake_all()
+
+    def _lose(self, error: StoreFailedError) -> None:
+        """The lock's file is gone, or is another's: so may the directory be."""
+        self._log.fail(error)
 
     def _count_sync(self) -> None:
         self._log.syncs += 1
@@ -573,6 +582,7 @@ class JournalStore:
         changes: Sequence[Change] = (),
     ) -> Pending[None]:
         self._log.ensure_usable()
+        self._directory.require_lock()
         operations, size = self._changes(changes)
         sending, more = self._send_operations(sends)
         operations += sending

@@ -49,6 +49,8 @@ class Core:
         """Taken by `with` itself, so that Ctrl-C cannot leak it. Guards all that `begin` makes."""
         self.accepting = False
         """Whether the store is open."""
+        self.failed: StoreFailedError | None = None
+        """Why it has stopped, if it has."""
         self.generation = fork_generation()
         """Of the process that opened it."""
         self.begin()
@@ -59,7 +61,7 @@ class Core:
         self.contents = Contents(options.priorities, options.duplicate_window)
         self.delivery = Delivery(self.name, options.max_leases, options.max_deliveries)
         self.steps = Steps()
-        self.swap = Swap(self._path, options.roll_over_size)
+        self.swap = Swap(self._path, options.roll_over_size, options.file_mode)
         self.residence = Residence(self.name, self.contents, self.swap, self.steps, options.max_bytes)
         self.room = Room(
             self.name, options.max_messages, options.max_stored_bytes, self._held, "max_stored_bytes"
@@ -74,8 +76,7 @@ class Core:
         """Before taking the lock: in a forked child another thread's hold on it would last for ever."""
         if self.generation != fork_generation():
             raise ClosedError(f"store {self.name!r} was opened by the parent process; a forked child cannot use it")
-        if not self.accepting:
-            raise ClosedError(f"store {self.name!r} is closed")
+        self._require_accepting()
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(
                 f"store {self.name!r} was called from a signal handler that interrupted it in the same thread"
@@ -83,9 +84,16 @@ class Core:
 
     def enter(self) -> None:
         """With the lock held, first of all."""
+        self._require_accepting()
+        self.steps.finish()
+
+    def _require_accepting(self) -> None:
         if not self.accepting:
             raise ClosedError(f"store {self.name!r} is closed")
-        self.steps.finish()
+        if self.failed is not None:
+            raise StoreFailedError(
+                f"store {self.name!r} has stopped after an error: {self.failed}; close it and open it again"
+            ) from self.failed
 
     def asked(self, question: Callable[[], T]) -> T:
         self.require_open()

@@ -20,12 +20,9 @@ class StoreDirectory(directory.StoreDirectory):
     advice = "Nothing is lost with it, since a memory store keeps nothing: remove the directory, and it is made anew"
 
     def unlock(self) -> None:
-        """Idempotent. The lock's file goes while it is locked: who has it open by then finds that it has no name any
-        more, and tries again."""
-        if self._lock.held:
-            with suppress(OSError):
-                self._lock_file.unlink(missing_ok=True)
-        super().unlock()
+        """Idempotent. The lock's file goes too."""
+        with suppress(OSError):
+            self._lock.release(remove=True)
 
 
 class TransientDirectory:
@@ -38,6 +35,9 @@ class TransientDirectory:
     def lock(self) -> bytes:
         """Returns the id. Its owner sees to it that there is one only."""
         return self._store_id
+
+    def require_lock(self) -> None:
+        """Its owner holds one."""
 
     def unlock(self) -> None:
         """Idempotent. It goes if it is empty."""

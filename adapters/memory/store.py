@@ -70,7 +70,10 @@ class MemoryStore:
         self.options = options
         self.store_id = b""
         self.descriptors = 1
-        self._directory: StoreDirectory | TransientDirectory = StoreDirectory(name, directory)
+        self.owner: object = None
+        self._directory: StoreDirectory | TransientDirectory = StoreDirectory(
+            name, directory, options.file_mode, self._lose
+        )
         self._core = Core(name, directory, options, position)
         self._receiving = Receiving(self, self._core)
         self._settling = Settling(self, self._core)
@@ -80,7 +83,7 @@ class MemoryStore:
     def create(cls, name: str, directory: Path, options: MemoryOptions) -> bytes:
         """Make its directory, whole or not at all (rule D2); returns its id. The directory must not exist."""
         with disk_errors(f"store {name!r} cannot be created"):
-            return StoreDirectory(name, directory).create()
+            return StoreDirectory(name, directory, options.file_mode).create()
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
@@ -114,6 +117,7 @@ class MemoryStore:
                 core.contents.seq = max(last, time.time_ns() // 1000)
                 self.store_id = store_id
                 core.generation = fork_generation()
+                core.failed = None
                 self._opened = core.accepting = True
             except BaseException:
                 self._opened = core.accepting = False
@@ -129,13 +133,20 @@ class MemoryStore:
             last = core.contents.seq
             self._wake_all()
             try:
-                core.swap.wipe()
+                if core.failed is None:  # else the files there may be another's
+                    core.swap.wipe()
             except OSError as error:
                 log.warning("store %s: its swap files cannot be removed now, the next open does: %s", self.name, error)
             self._directory.unlock()
             core.begin()
             core.contents.seq = last
             self._opened = False
+
+    def _lose(self, error: StoreFailedError) -> None:
+        """The lock's file is gone, or is another's: so may the swap files be."""
+        log.error("store %s has failed: %s", self.name, error)
+        self._core.failed = error
+        self._wake_all()
 
     def _wake_all(self) -> None:
         for state in list(self._core.contents.states.values()):
@@ -314,6 +325,7 @@ class MemoryStore:
         changes: Sequence[Change] = (),
     ) -> Pending[None]:
         self._core.require_open()
+        self._directory.require_lock()
         for change in changes:
             checked(change.subscription)
         taken = cast("Sequence[StoredMessage]", list(acks))
@@ -404,7 +416,11 @@ class MemoryStore:
         return 0
 
     def stats(self) -> StoreStats:
-        return self._core.asked(self._stats)
+        core = self._core
+        if core.failed is None:
+            return core.asked(self._stats)
+        with core.lock:
+            return self._stats()
 
     def _stats(self) -> StoreStats:
         core = self._core
@@ -422,6 +438,7 @@ class MemoryStore:
             subscriptions={some.subscription: some.count for some in contents.subscriptions()},
             memory_bytes=contents.memory + core.residence.prepared,
             swap_bytes=core.swap.bytes,
+            failed=str(core.failed) if core.failed is not None else None,
         )
 
     def check(self) -> Iterator[str]:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
+from ..files import FILE_MODE, make_directory, open_file
 from .records import Record
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,10 @@ class Address(NamedTuple):
 class Swap:
     """The swap files of one store. Under the store's lock. The constructor touches nothing."""
 
-    def __init__(self, directory: Path, roll_over_bytes: int) -> None:
+    def __init__(self, directory: Path, roll_over_bytes: int, file_mode: int | None = None) -> None:
         self.directory = directory / "swap"
         self._roll_over_bytes = roll_over_bytes
+        self._file_mode = file_mode or FILE_MODE
         self._files: dict[int, SwapFile] = {}
         self._last = 0
         self._current: SwapFile | None = None
@@ -110,7 +112,7 @@ class Swap:
             crc = crc32c(crc, piece)
         start = MAGIC + PIECE.pack(crc) + tail
         length = len(start) + sum(map(len, pieces))
-        _write_all(file.path, offset, [start, *pieces])
+        _write_all(file.path, offset, [start, *pieces], self._file_mode)
         address = Address(file, offset, length)
         file.entries.add(offset)
         file.end = offset + length
@@ -120,7 +122,7 @@ class Swap:
         """The one that is written to."""
         file = self._current
         if file is None or file.end >= self._roll_over_bytes or file.number not in self._files:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory, self._file_mode)
             self._last += 1
             file = SwapFile(self._last, self.directory / f"{self._last}.swap")
             self._files[file.number] = file
@@ -183,10 +185,10 @@ def _damaged(address: Address, reason: str) -> CorruptionError:
     )  # fmt: skip
 
 
-def _write_all(path: Path, offset: int, pieces: list[bytes]) -> None:
+def _write_all(path: Path, offset: int, pieces: list[bytes], file_mode: int) -> None:
     """Raises OSError; what was written until then lies beyond the file's end (W1)."""
     left = sum(map(len, pieces))
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
+    with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT, file_mode), "wb", buffering=0) as file:
         views = [memoryview(piece) for piece in pieces if piece]
         while left:
             written = os.pwritev(file.fileno(), views[:512], offset)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalErr
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from ..files import OUT_OF_FILES
+from ..files import OUT_OF_FILES, open_file
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
@@ -42,6 +42,13 @@ def connect_args(url: URL) -> dict[str, Any]:
     if url.get_backend_name() == "postgresql" and url.get_driver_name() in ("psycopg", "psycopg2"):
         return {name: value for name, value in LIBPQ.items() if name not in url.query}
     return {}
+
+
+def make_sqlite_file(url: URL, file_mode: int) -> None:
+    """Make SQLite's file before SQLite would, whose own heeds the umask alone; the files that it makes beside it get
+    the mode of this one. Nothing for a server, for a file that is there, and for a `file:` URI. Raises OSError."""
+    if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith("file:"):
+        os.close(open_file(Path(url.database), os.O_RDWR | os.O_CREAT, file_mode))
 
 
 def configure(engine: Engine) -> None:

@@ -47,7 +47,7 @@ from ..base import (
     Undelivered,
 )
 from ..delivery import CLAIMED, LEASED, LEAVING, Delivery, feeds_of
-from ..files import disk_errors
+from ..files import FILE_MODE, disk_errors
 from ..subscriptions import checked
 from . import dialects, native, tables
 from .branches import Branch
@@ -59,7 +59,7 @@ from .lease import Lease
 from .lease import statements as lease_statements
 from .loading import Loader
 from .messages import Sending, sending
-from .pool import cut_off, open_engine, open_single, shown_url
+from .pool import cut_off, database_url, open_engine, open_single, shown_url
 from .receiving import Receiving, durable_of
 from .room import Room
 from .schema import schema
@@ -109,10 +109,11 @@ class SqlStore:
         self.name = name
         self.options = options
         self.store_id = b""
+        self.owner: object = None
         self.volatile = False
         self.shared = options.lease_expiration is not None
         self.descriptors = _descriptors(options)
-        self._directory = StoreDirectory(name, directory)
+        self._directory = StoreDirectory(name, directory, options.file_mode, self._lose_directory)
         self._opened = False
         self._state_: State | None = None
         self._writer_: Writer | None = None
@@ -132,6 +133,7 @@ class SqlStore:
         Statements(found, options.statements)
 
         def fill(path: Path, store_id: bytes) -> bytes:
+            dialects.make_sqlite_file(database_url(options, path), options.file_mode or FILE_MODE)
             engine = open_engine(options, path)
             try:
                 database = Database(name, engine)
@@ -142,7 +144,7 @@ class SqlStore:
                 engine.dispose()
 
         with disk_errors(f"store {name!r} cannot be created"):
-            return StoreDirectory(name, directory).create(fill)
+            return StoreDirectory(name, directory, options.file_mode).create(fill)
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
@@ -223,8 +225,12 @@ class SqlStore:
             engine.dispose()
         self._directory.unlock()
 
+    def _lose_directory(self, error: StoreFailedError) -> None:
+        """The lock's file is gone, or is another's: so may the directory be."""
+        self._lose(str(error))
+
     def _lose(self, reason: str) -> None:
-        """The lease has ended against our will."""
+        """The lease, or the directory, is ours no more against our will."""
         if self._writer_ is not None:
             self._writer_.fail(StoreFailedError(reason))
             cut_off(self._engine)  # or those whom the database keeps waiting would hear of it much later
@@ -463,6 +469,7 @@ class SqlStore:
         changes: Sequence[Change] = (),
     ) -> Pending[None]:
         self._usable()
+        self._directory.require_lock()
         prepared = self._sendings(sends)
         checked = [_checked_change(change) for change in changes]
         taken = self._delivery.take(self, acks, CLAIMED, CLAIMED)

@@ -9,6 +9,7 @@ import click
 from ...policies.config import StoreConfig, load
 from ...policies.errors import AnabranchError, ConfigError, Problem
 from ...policies.kinds import load_adapter
+from .modes import too_open
 from .output import echo_json, json_option
 
 
@@ -19,7 +20,8 @@ from .output import echo_json, json_option
 def command(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Say what is wrong with a configuration file.
 
-    All of it at once, of PATH or stores.yaml. Opens no store and creates nothing.
+    All of it at once, of PATH or stores.yaml. Opens no store and creates nothing. Warns of files that more users may
+    read than the configuration says.
 
     \b
     Example:
@@ -37,9 +39,13 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
         problems = [{"line": problem.line, "message": problem.message} for problem in error.problems]
         echo_json({"path": str(path), "valid": False, "problems": problems})
         ctx.exit(2)
+    warnings = too_open(config)
     if as_json:
-        echo_json({"path": str(path), "valid": True, "problems": [], "stores": [store.name for store in config.stores]})
+        names = [store.name for store in config.stores]
+        echo_json({"path": str(path), "valid": True, "problems": [], "warnings": warnings, "stores": names})
         return
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
     click.echo(f"{path} is valid. Data directory: {config.directory}")
     for store in config.stores:
         own = ", one for each destination" if store.per_destination else ""

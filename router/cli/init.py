@@ -14,6 +14,8 @@ TEMPLATE = """\
 # `anabranch check` says what is wrong with this file, `anabranch route NAME` where a destination goes and why.
 
 directory: data                          # relative to this file; stores live in data/stores/<name>
+# create_directory: false                # once it is there: a disk that is not mounted is an error then, no empty queue
+# file_mode: 0640                        # who may read the files; 0600 where nothing is said: this user alone
 
 # Options for all stores that do not give them themselves:
 # defaults:

@@ -48,9 +48,11 @@ def test_init_writes_a_file_that_check_and_route_like() -> None:
 
 def test_the_templates_comments_are_good_when_uncommented() -> None:
     text = TEMPLATE
-    for line in ("# defaults:\n#   journal", "# per_destination"):
+    for line in ("# defaults:\n#   journal", "# per_destination", "# create_directory", "# file_mode"):
         text = text.replace(line, line.replace("# ", "").replace("#   ", "   "))
-    assert loads(text, Path("/")).stores[2].per_destination
+    config = loads(text, Path("/"))
+    assert config.stores[2].per_destination
+    assert (config.create_directory, config.file_mode) == (False, 0o640)
 
 
 def test_init_overwrites_nothing() -> None:
@@ -107,7 +109,7 @@ def test_check_says_every_error_with_file_and_line() -> None:
     assert result.stderr == (
         "bad.yaml:3: store 'a': jurnal: neither a key of a store nor an installed kind of store; "
         "did you mean 'journal'?\n"
-        "bad.yaml:4: x: unknown key; allowed: directory, stores, transactions, defaults\n"
+        "bad.yaml:4: x: unknown key; allowed: directory, stores, transactions, create_directory, file_mode, defaults\n"
     )
     as_json = run("check", "--json", "bad.yaml")
     found = json.loads(as_json.stdout)
@@ -118,7 +120,7 @@ def test_check_says_every_error_with_file_and_line() -> None:
 def test_check_as_json() -> None:
     run("init")
     stores = ["orders", "telemetry", "rest"]
-    wanted = {"path": "stores.yaml", "valid": True, "problems": [], "stores": stores}
+    wanted = {"path": "stores.yaml", "valid": True, "problems": [], "warnings": [], "stores": stores}
     assert json.loads(run("check", "--json").stdout) == wanted
 
 

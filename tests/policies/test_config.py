@@ -267,7 +267,7 @@ def test_all_errors_of_a_file_at_once() -> None:
             "store 'X': index_directory: /srv/app/data is where the stores without a directory of their own are; "
             "choose another",
         ),
-        (19, "extra: unknown key; allowed: directory, stores, transactions, defaults"),
+        (19, "extra: unknown key; allowed: directory, stores, transactions, create_directory, file_mode, defaults"),
     ]
 
 
@@ -435,7 +435,8 @@ def test_kinds_that_cannot_be() -> None:
     assert "the adapter 'broken' (vault_adapter_missing:Broken) cannot be loaded: No module" in one(text % "broken")[1]
     assert one(text % "plain")[1] == "store 'a': plain.x: unknown key; allowed: nothing"
     assert one(text % "mongo")[1].endswith(
-        "allowed: name, match, per_destination, directory, index_directory, broken, journal, memory, plain, sql, vault"
+        "allowed: name, match, per_destination, directory, index_directory, create_directory, broken, journal, memory, "
+        "plain, sql, vault"
     )
 
 

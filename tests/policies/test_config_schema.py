@@ -83,10 +83,11 @@ def test_the_documentation_says_every_option_with_its_default(model: type[Model]
 
 
 def test_the_documentations_examples_are_good() -> None:
-    stores, transactions = (code.partition("```")[0] for code in DOCUMENTATION.split("```yaml\n")[1:])
+    stores, mounted, transactions = (code.partition("```")[0] for code in DOCUMENTATION.split("```yaml\n")[1:])
+    assert not loads(mounted, Path("/")).create_directory
     assert [store.name for store in loads(stores, Path("/")).stores] == ["custom", "telemetry", "rest"]
     assert loads(transactions, Path("/")).transactions.timeout == 60
-    for example in (stores, transactions):
+    for example in (stores, mounted, transactions):
         validator().validate(yaml.safe_load(example))
     for code in DOCUMENTATION.split("```python\n")[2:]:
         exec(code.partition("```")[0], {"__name__": "example"})

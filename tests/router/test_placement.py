@@ -63,9 +63,9 @@ class TestRecord:
         placement.close()
         env = lmdb.open(str(path), subdir=False, lock=False, max_dbs=3, lib_version=LMDB_ENGINE)
         with env.begin(write=True, db=env.open_db(b"meta")) as txn:
-            txn.put(b"version", b"2")
+            txn.put(b"version", b"3")
         env.close()
-        with pytest.raises(PlacementError, match="version 2; this program reads 1"):
+        with pytest.raises(PlacementError, match="version 3; this program reads 2"):
             placement.open()
         placement.close()
 

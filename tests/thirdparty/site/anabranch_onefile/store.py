@@ -123,6 +123,7 @@ class OneFileStore:
     ) -> None:
         self.name, self.directory, self.options = name, directory, options
         self.store_id = b""
+        self.owner: object = None
         self._lock = threading.RLock()
         self._contents = Contents(b"")
         self._encoded = b""
