@@ -367,13 +367,14 @@ class Router:
         Raises the first error of a store after trying all.
         """
         self.places.require_open()
-        freed, errors = 0, []
+        freed = 0
+        errors: list[Exception] = []
         for store in self.places.open_stores():
             try:
                 freed += store.reclaim()
             except ClosedError:
                 continue  # it was closed for being idle
-            except AnabranchError as error:
+            except Exception as error:  # whatever it is: it holds up no other store
                 errors.append(error)
         self.places.require_open()
         if errors:

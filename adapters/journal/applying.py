@@ -186,7 +186,7 @@ class Applier:
             log.warning("%s", error)
             self._restore()
 
-    def _fail(self, error: lmdb.Error) -> None:
+    def _fail(self, error: lmdb.Error | OSError) -> None:
         """The store stops. After damage or a failed sync the index's file must not be believed again: the next open
         rebuilds it."""
         self._log.fail(error)
@@ -280,8 +280,10 @@ class Applier:
                 ),
                 (table or self._log.table).segments,
             )  # fmt: skip
-        except lmdb.Error as error:
-            if is_for_room(error, index.path):  # the index goes back to its last checkpoint, the journal has all of it
+        except (lmdb.Error, OSError) as error:
+            # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which
+            # comes once LMDB has committed.
+            if isinstance(error, lmdb.Error) and is_for_room(error, index.path):
                 self._full_until = time.monotonic() + FULL_PAUSE
                 raise StoreFullError(
                     f"store {self._name!r}: there is no room to write the index out: {error}; free some space"

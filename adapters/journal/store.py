@@ -778,7 +778,7 @@ class JournalStore:
 
     def check(self) -> Iterator[str]:
         self._applier.check()
-        with self._applier.lock:
+        with self._applier.lock, disk_errors(f"store {self.name!r} cannot be checked"):
             index = self._applier.current()
             found = list(violations(index, self._log.table, self._applier.applied))
         yield from found

@@ -52,6 +52,11 @@ class Database:
             f"store {self.name!r}: the database {where} cannot be used now: {said}; each call tries again"
         )
 
+    def disk_failed(self, error: SQLAlchemyError) -> StoreFailedError:
+        """What the store fails for if the database says that the disk has failed, or that its file is damaged."""
+        where = shown_url(self.engine.url)
+        return StoreFailedError(f"its database {where} is damaged, or its disk has failed: {self.said(error)}")
+
     def said(self, error: BaseException) -> str:
         """The driver's words, on one line."""
         original = getattr(error, "orig", None) or error

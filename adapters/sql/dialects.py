@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, event, text
-from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ..files import OUT_OF_FILES, open_file
+from .keeping import KeptPool
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
 """An execution option of connections: its transactions write."""
 SQLITE_FILES: Final = 4
 """What SQLite has open at once for one connection: the database, its directory, the write-ahead log and its index."""
+BARE: Final = "anabranch_bare"
+"""Likewise: what runs there runs outside of any transaction. SQLite alone asks for it."""
 BUSY_SECONDS: Final = 10.0
 """How long SQLite waits for another one's lock: a backup tool's, say."""
 
@@ -56,6 +59,7 @@ def configure(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
+        event.listen(engine, "handle_error", _sqlite_error)
     elif engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _postgresql_connect)
 
@@ -70,8 +74,27 @@ def _sqlite_connect(connection: Any, _record: Any) -> None:
 
 def _sqlite_begin(connection: Connection) -> None:
     # A transaction that begins as a reader and then writes fails at once when another one has written meanwhile.
-    writes = connection.get_execution_options().get(WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    options = connection.get_execution_options()
+    if not options.get(BARE, False):
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(WRITES, False) else "BEGIN")
+
+
+def _sqlite_error(context: ExceptionContext) -> None:
+    # What SQLite cannot open for writing once, after an I/O error say, it opens for reading, and the connection stays
+    # so: it is given up as one that broke, and the next one opens the files anew. The index of the log (store.db-shm)
+    # is opened once for all connections of the process, so those that idle have to go too; and a cursor that is not
+    # closed, which SQLAlchemy leaves where the connection broke, would keep its connection's files open.
+    if _is_read_only(context.original_exception):
+        context.is_disconnect = True
+        execution = context.execution_context
+        if execution is not None and execution.cursor is not None:
+            execution.cursor.close()
+        if context.engine is not None and isinstance(context.engine.pool, KeptPool):
+            context.engine.pool.drop_idle()
+
+
+def _is_read_only(error: BaseException) -> bool:
+    return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_READONLY")
 
 
 def _postgresql_connect(connection: Any, _record: Any) -> None:
@@ -205,12 +228,21 @@ def is_of_the_disk(error: SQLAlchemyError) -> bool:
 # Space ---------------------------------------------------------------------------------------------------------------
 
 
-def reclaim(engine: Engine) -> int:
-    """Give back space that the database does not need; returns bytes. A server sees to that by itself."""
-    if engine.dialect.name != "sqlite" or not engine.url.database:
+def reclaim(connection: Connection) -> int:
+    """Give back space that the database does not need; returns bytes. A server sees to that by itself. Raises
+    SQLAlchemyError, OSError. The connection has not been used before."""
+    database = connection.engine.url.database
+    if connection.dialect.name != "sqlite" or not database:
         return 0
-    wal = Path(f"{engine.url.database}-wal")
-    before = wal.stat().st_size if wal.exists() else 0
-    with engine.connect() as connection:
-        connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return max(0, before - (wal.stat().st_size if wal.exists() else 0))
+    wal = Path(f"{database}-wal")
+    before = _size(wal)
+    connection.execution_options(**{BARE: True}).exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
+    return max(0, before - _size(wal))
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file that may not be there: SQLite removes its log with the last connection."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -171,7 +171,7 @@ class KeptPool(Pool):
             return
         if not self._answers(record):
             record.invalidate()
-            self._drop_idle()
+            self.drop_idle()
 
     def _answers(self, record: ConnectionPoolEntry, statement: str = "") -> bool:
         connection: Any = record.dbapi_connection
@@ -188,7 +188,8 @@ class KeptPool(Pool):
             return False
         return connection is not None and not getattr(connection, "closed", False)
 
-    def _drop_idle(self) -> None:
+    def drop_idle(self) -> None:
+        """Close those that idle: one of them has told that none is good any more. Those in use stay."""
         with self._lock:
             idle = list(self._idle)
             self._idle.clear()
@@ -254,7 +255,7 @@ class KeptPool(Pool):
         for record in asked:
             if not self._answers(record, self._statement):
                 record.invalidate()
-                self._drop_idle()
+                self.drop_idle()
             else:
                 _about(record)["asked"] = time.monotonic()
             self._put_first(record)

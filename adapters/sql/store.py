@@ -604,10 +604,8 @@ class SqlStore:
     def reclaim(self) -> int:
         """What the database can give back by itself."""
         self._usable()
-        try:
-            return dialects.reclaim(self._engine)
-        except SQLAlchemyError as error:
-            raise self._database.error(error) from None
+        with disk_errors(f"store {self.name!r} cannot give back space"):
+            return self._database.read(dialects.reclaim)
 
     def stats(self) -> StoreStats:
         writer = self._writer

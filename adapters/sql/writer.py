@@ -357,7 +357,7 @@ class Writer:
     def _failed(self, tickets: Sequence[Ticket], error: SQLAlchemyError) -> None:
         """The batch took no effect."""
         if dialects.is_of_the_disk(error):
-            self.fail(self._database.error(error))
+            self.fail(self._database.disk_failed(error))
             self._refuse(tickets, self._failure)
         elif dialects.is_data(error) and len(tickets) > 1:
             for ticket in tickets:  # one of them has something that the database does not take
@@ -375,7 +375,7 @@ class Writer:
         """Find out whether it took effect (W2). Raises _NotDone if not."""
         of_the_disk = dialects.is_of_the_disk(error)
         if of_the_disk:
-            self.fail(self._database.error(error))
+            self.fail(self._database.disk_failed(error))
         elif self.failed is not None:  # its lease is lost: who asks now is asked by another owner too
             self._refuse(tickets, lambda: self._unknown(error))
             return
