@@ -92,12 +92,17 @@ def unsubscribe(batch: Batch, subscription: Subscription) -> int:
     durable = view.get(subscription.key)
     if durable is None:
         return 0
-    for name in ("delete.durable", "delete.durable.acks", "delete.durable.redeliveries"):
-        batch.run(name, {"subscription": durable.number})
+    _delete_durable(batch, durable)
     finish(batch, state)
     batch.views[state] = {key: other for key, other in view.items() if other is not durable}
     batch.removed.append(durable)
     return durable.count
+
+
+def _delete_durable(batch: Batch, durable: Durable) -> None:
+    """With all that is its own."""
+    for name in ("delete.durable", "delete.durable.acks", "delete.durable.redeliveries"):
+        batch.run(name, {"subscription": durable.number})
 
 
 def finish(batch: Batch, state: DestinationState) -> None:
@@ -117,9 +122,11 @@ def purge(batch: Batch, state: DestinationState, durable: Durable | None) -> int
             feed.purging += 1  # nobody shall receive what is about to go
             batch.purging.append(feed)
         held = sorted(batch.state.held_of(feeds))
+    # What lies before its start is not the subscription's to ack (S2): its rows in ACKS would outlive the messages.
+    first = 0 if durable is None else batch.start(durable)
     ranges = [
         {"topic": state.number, "first": after + 1, "last": before - 1}
-        for after, before in zip([-1, *held], [*held, LAST + 1], strict=True)
+        for after, before in zip([first - 1, *held], [*held, LAST + 1], strict=True)
         if after + 1 < before
     ]
     before = durable.count if durable is not None else state.count
@@ -147,7 +154,7 @@ def delete(batch: Batch, state: DestinationState) -> int:
     for what in ("chunks", "acks", "redeliveries", "messages"):
         batch.run(f"delete.range.{what}", everything)
     for durable in state.durables.values():
-        batch.run("delete.durable", {"subscription": durable.number})
+        _delete_durable(batch, durable)
         batch.removed.append(durable)
     batch.run("delete.duplicates.destination", {"topic": state.number})
     batch.run("delete.destination", {"destination": state.number})

@@ -433,9 +433,9 @@ class Batch:
             durables = self.view(feed.owner).values()
             if any(durable.redelivered or durable.feed.base + seq in self.delivered for durable in durables):
                 redelivered.add(seq)
-            entitled = sum(self.start(durable) <= seq for durable in durables)
-            if entitled > 1:
+            if len(durables) > 1:
                 shared.add(seq)
+            entitled = sum(self.start(durable) <= seq for durable in durables)
             if seq in self.dead:
                 continue
             if entitled == 1:

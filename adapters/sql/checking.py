@@ -72,11 +72,14 @@ class _Check:
             ]
             if there != durable.count:
                 problems.append(f"{durable.subscription} counts {durable.count} to ack; the tables say {there}")
-        for name, what in (("select.orphans.acks", "ACKS"), ("select.orphans.redeliveries", "REDELIVERIES"),
-                           ("select.orphans.chunks", "CHUNKS")):  # fmt: skip
+        for name, what in (
+            ("select.orphans.acks", "ACKS has rows of what is not there, or lies before the subscription's start"),
+            ("select.orphans.redeliveries", "REDELIVERIES has rows of what is not there"),
+            ("select.orphans.chunks", "CHUNKS has rows of what is not there"),
+        ):
             orphans = self._all(name, most=10)
             if orphans:
-                problems.append(f"{what} has rows of what is not there: {[tuple(row) for row in orphans]}")
+                problems.append(f"{what}: {[tuple(row) for row in orphans]}")
         for (seq,) in self._all("select.finished", most=10):
             problems.append(f"message {seq} of a topic was acked by all, and is still in MESSAGES")
 

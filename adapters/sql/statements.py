@@ -61,7 +61,8 @@ def _reading(s: Schema) -> dict[str, Executable]:
     expiring = func.sum(case((m.expirationtime > 0, 1), else_=0))
     counts = (m.priority, func.count(), func.sum(m.size), expiring, func.max(m.id))
     r = s.redeliveries.c
-    dangling = ~exists().where(m.id == s.acks.c.id) | ~exists().where(s.durables.c.number == s.acks.c.durable)
+    entitled = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.startid <= s.acks.c.id)
+    dangling = ~exists().where(m.id == s.acks.c.id) | ~entitled
     no_message = ~exists().where(m.id == r.id) | ~exists().where(s.durables.c.number == r.durable)
     nowhere = ~exists().where(m.id == s.chunks.c.id) & ~exists().where(s.xalog.c.id == s.chunks.c.id)
     return {

@@ -406,6 +406,20 @@ class TopicsContract:
         assert store.depth(T) == 0
         assert_whole(store)
 
+    def test_purge_of_one_that_began_late_leaves_nothing_behind(self, disk: Disk, store: Store, place: str) -> None:
+        """What was sent before it began is not its own, and goes without a trace once the others have acked it."""
+        subscribed(store, DESK)
+        store.send_many(T, [b"1", b"2", b"3"])
+        subscribed(store, BOOK)
+        assert store.purge(T, BOOK.key) == 0
+        assert_whole(store)
+        store.send(T, b"4")
+        assert store.purge(T, BOOK.key) == 1
+        store = disk.later(store, place)
+        assert drain(store, T, DESK.key) == [b"1", b"2", b"3", b"4"]
+        assert store.depth(T) == 0
+        assert_whole(store)
+
     def test_purge_for_all(self, disk: Disk, store: Store) -> None:
         subscribed(store)
         store.send_many(T, [b"1", b"2", b"3"])

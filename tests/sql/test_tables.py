@@ -177,6 +177,46 @@ def test_a_topics_message_is_stored_once(disk: SqliteDisk) -> None:
         assert execute(path, f"SELECT COUNT(*) FROM {table}") == [(0,)], table
 
 
+def test_acks_of_what_was_sent_before_a_subscription_began_go_with_the_message(disk: SqliteDisk) -> None:
+    """Earlier versions wrote such rows when a subscription was purged, and left them behind; check() names them."""
+    store = disk.create()
+    path = directory_of(store) / "store.db"
+    early, late = Subscription(T, "early"), Subscription(T, "late")
+    store.subscribe(early)
+    store.send_many(T, [b"x"] * 3)
+    store.subscribe(late)
+    store.close()
+    number = execute(path, "SELECT number FROM durables WHERE durablename = 'late'")[0][0]
+    execute(path, f"INSERT INTO acks SELECT {number}, id FROM messages")
+    store = disk.open(directory_of(store))
+    assert [violation for violation in store.check() if "ACKS" in violation]
+    take(store, T, 0, early.key).ack()
+    assert execute(path, "SELECT COUNT(*) FROM acks") == [(2,)]
+    assert len(drain(store, T, early.key)) == 2
+    assert execute(path, "SELECT COUNT(*) FROM acks") == [(0,)]
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("remove", ["purge", "unsubscribe", "delete"])
+def test_acks_of_messages_that_are_gone_are_cleared_away(disk: SqliteDisk, remove: str) -> None:
+    store = disk.create()
+    path = directory_of(store) / "store.db"
+    subscription = Subscription(T, "s")
+    store.subscribe(subscription)
+    store.close()
+    execute(path, "INSERT INTO acks SELECT number, 77 FROM durables")
+    store = disk.open(directory_of(store))
+    assert "ACKS" in "".join(store.check())
+    if remove == "purge":
+        store.purge(T, subscription.key)
+    elif remove == "unsubscribe":
+        store.unsubscribe(T, subscription.key)
+    else:
+        store.delete(T)
+    assert execute(path, "SELECT COUNT(*) FROM acks") == [(0,)]
+    assert_whole(store)
+
+
 def test_the_public_columns(disk: SqliteDisk) -> None:
     """What a program that knows SwiftMQ's tables reads there."""
     store = disk.create(priorities=True)
