@@ -106,7 +106,8 @@ class Companions:
         return next((durable for durable, companion in known if companion.store.store_id == store_id), None)
 
     def made_for(self, durable: Store, options: object, last_seq: Callable[[], int]) -> Companion:
-        """That of a durable store, made if need be. `last_seq` tells how far the durable store has come."""
+        """That of a durable store, made if need be. `last_seq` tells how far the durable store has come. Raises
+        ClosedError if it has to be made and the durable store is closed."""
         companion = self._by_store.get(durable.store_id)
         if companion is None:
             with self.lock:
@@ -124,6 +125,7 @@ class Companions:
     def _make(self, durable: Store, options: object, last_seq: Callable[[], int]) -> Companion:
         common = options if isinstance(options, StoreOptions) else StoreOptions()
         shared = {name: getattr(common, name) for name in StoreOptions.model_fields}
+        subscriptions = durable.subscriptions()  # before anything is made: it may have been closed for being idle
         store = open_companion(
             f"{durable.name} (not persistent)",
             self._directory / durable.store_id.hex(),
@@ -131,7 +133,7 @@ class Companions:
             last_seq,
         )
         store.owner = self._owner
-        for subscription in durable.subscriptions():
+        for subscription in subscriptions:
             store.subscribe(_plain(subscription))
         return Companion(store, common.priorities)
 

@@ -296,7 +296,7 @@ class Coordinator:
         try:
             return tell(store, decision)
         except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
-            return tell(self._places.store_by_id(store.store_id), decision)
+            return self._places.with_id(store.store_id, lambda store: tell(store, decision))
 
     def _leave(self, decision: Decision, left: Sequence[tuple[Store, AnabranchError]]) -> None:
         for store, error in left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from ..adapters.background import shared
@@ -84,13 +85,12 @@ class Forgetting:
         for decision in decisions:
             for store_id in decision.participants:
                 by_store.setdefault(store_id, []).append(decision)
-        stores: dict[bytes, Store] = {}
+        stores: set[bytes] = set()
         missing: set[bytes] = set()
         for store_id, told in by_store.items():
             try:
-                store = self._places.store_by_id(store_id)
-                _sync_outcomes(store, told)
-                stores[store_id] = store
+                self._places.with_id(store_id, partial(_sync_outcomes, decisions=told))
+                stores.add(store_id)
             except PlacementError:
                 missing.add(store_id)
             except (AnabranchError, OSError) as error:
@@ -101,12 +101,19 @@ class Forgetting:
             if all(id_ in stores or (decision.by_hand and id_ in missing) for id_ in decision.participants)
         ]
         forgotten = {decision.transaction for decision in durable}
-        for store_id, store in stores.items():
+        for store_id, told in by_store.items():
+            if store_id not in stores:
+                continue
+            known = [decision.transaction for decision in told if decision.transaction in forgotten]
             try:
-                store.forget([told.transaction for told in by_store[store_id] if told.transaction in forgotten])
-            except AnabranchError as error:  # it only remembers more than it needs to
-                log.debug("store %s: %s", store.name, error)
+                self._places.with_id(store_id, partial(_forget, transactions=known))
+            except (AnabranchError, OSError) as error:  # it only remembers more than it needs to
+                log.debug("store %s: %s", self._places.name_of(store_id), error)
         return durable
+
+
+def _forget(store: Store, transactions: Sequence[bytes]) -> None:
+    store.forget(transactions)
 
 
 def _sync_outcomes(store: Store, decisions: Sequence[Decision]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -154,7 +155,7 @@ class Places:
         messages are in the store that it is routed to, and it is recorded again."""
         path = self._layout.expected(match.target, destination)
         row = self._placement.store_at(self._layout.recorded(path))
-        if row is None or not self._stores.open(row).depth(destination):
+        if row is None or not self.with_row(row, lambda store: store.depth(destination)):
             return None
         return self.store_for(destination)
 
@@ -209,7 +210,16 @@ class Places:
             except ClosedError:
                 self.forget_closed(destination, store)
 
-    def forget_closed(self, destination: Destination, store: Store) -> None:
+    def with_row(self, row: StoreRow, call: Callable[[Store], T]) -> T:
+        """Call with the store of a row, opened if it is not open; likewise."""
+        while True:
+            store = self._stores.open(row)
+            try:
+                return call(store)
+            except ClosedError:
+                self.forget_closed(None, store)
+
+    def forget_closed(self, destination: Destination | None, store: Store) -> None:
         """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
         ClosedError if the router is closed too."""
         self.require_open()
@@ -226,15 +236,19 @@ class Places:
 
     def transient_for(self, destination: Destination) -> Store:
         """The store for what is sent there without being persistent."""
-        store = self.store_for(destination)
-        if store.volatile:
-            return store
-        companion = self._companions.get(store.store_id)
-        if companion is None:
+        while True:
+            store = self.store_for(destination)
+            if store.volatile:
+                return store
+            companion = self._companions.get(store.store_id)
+            if companion is not None:
+                return companion.store
             row = self._placement.stores[store.store_id]
             options = self._layout.options(self._layout.options_of(row))
-            companion = self._companions.made_for(store, options, lambda: self._stores.last_seq(row.path))
-        return companion.store
+            try:
+                return self._companions.made_for(store, options, partial(self._stores.last_seq, row.path)).store
+            except ClosedError:  # it is asked for its subscriptions
+                self.forget_closed(destination, store)
 
     def watch_companions(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` once when a companion is made. Returns what ends that."""
@@ -276,10 +290,17 @@ class Places:
 
     def store_by_id(self, store_id: bytes) -> Store:
         """The open store of that id, opened if need be. Raises PlacementError for one that is not recorded."""
+        return self._stores.open(self._row_by_id(store_id))
+
+    def with_id(self, store_id: bytes, call: Callable[[Store], T]) -> T:
+        """Call with the store of that id; as `with_row`. Raises PlacementError likewise."""
+        return self.with_row(self._row_by_id(store_id), call)
+
+    def _row_by_id(self, store_id: bytes) -> StoreRow:
         row = self._placement.stores.get(store_id)
         if row is None:
             raise PlacementError(f"no store {store_id.hex()} is recorded in {self._config.directory}")
-        return self._stores.open(row)
+        return row
 
     def name_of(self, store_id: bytes) -> str:
         """A store's name, or its id where it has none."""
@@ -315,10 +336,6 @@ class Places:
     def store_ids(self) -> list[bytes]:
         """Of all recorded stores."""
         return list(self._placement.stores)
-
-    def open_row(self, row: StoreRow) -> Store:
-        """The store of a row, opened if it is not open."""
-        return self._stores.open(row)
 
     def all_stores(self) -> list[Store]:
         """Every store that can be opened."""

@@ -355,7 +355,8 @@ class Router:
     def stats(self) -> RouterStats:
         """Of every store that exists; those that are not open are opened for it."""
         self.places.require_open()
-        stores = {name: self.places.open_row(row).stats() for name, row in self.places.rows_by_name().items()}
+        rows = self.places.rows_by_name()
+        stores = {name: self.places.with_row(row, lambda store: store.stats()) for name, row in rows.items()}
         companions = {name: store.stats() for name, store in self.places.companions().items()}
         return RouterStats(
             {**stores, **companions}, self.coordinator.log.syncs, self.sweeper.dead_lettered, self.sweeper.dropped

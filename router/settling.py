@@ -224,7 +224,7 @@ class Settling:
         for store_id in prepared.participants:
             if store_id != store.store_id:
                 try:
-                    if prepared.transaction in self._places.store_by_id(store_id).committed():
+                    if prepared.transaction in self._places.with_id(store_id, lambda other: other.committed()):
                         return self._places.name_of(store_id)
                 except (AnabranchError, OSError) as error:
                     log.debug("store %s cannot be asked: %s", self._places.name_of(store_id), error)

@@ -162,16 +162,16 @@ class OpenStores:
         if not self.accepting:
             raise ClosedError("the router was closed meanwhile; open it with anabranch.open(...)")
 
-    def forget_closed(self, destination: Destination, store: Store) -> None:
+    def forget_closed(self, destination: Destination | None, store: Store) -> None:
         """After a ClosedError of an open router's store: it was closed for being idle, or closing it was interrupted.
-        Waits until that is over; the next call opens it again."""
+        Waits until that is over; the next call opens it again. `destination`: by which it was found, if it was."""
         with self._lock:
             path = next((path for path, known in self._open.items() if known is store), None)
         if path is not None:
             with self.exclusive(path):
                 if self._open.get(path) is store:
                     self._close(path)
-        if self.by_destination.get(destination) is store:
+        if destination is not None and self.by_destination.get(destination) is store:
             self.by_destination.pop(destination, None)
 
     def close_at(self, path: str) -> None:

@@ -226,7 +226,8 @@ class Transaction:
         Raises SubscriptionError, DestinationError for a queue, and TransactionError beyond the limits of a transaction.
         """
         subscription = Subscription(topic_of(topic), name, client_id, selector, no_local)
-        for known in self._router.places.store_for(subscription.topic).subscriptions():
+        there = self._router.places.for_store(subscription.topic, lambda store: store.subscriptions())
+        for known in there:
             if known.topic == subscription.topic and known.key == subscription.key:
                 require_same(known, subscription)
         self._change(Change(subscription, True, retroactive))
