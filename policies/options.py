@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from .config_options import Directory, Duration, FileMode, Options, Positive, Size
+from .config_problems import Located, fold
 from .destination import Destination
 from .durability import Sync
 from .units import GIB, KIB, MIB
@@ -100,9 +101,33 @@ class JournalOptions(StoreOptions):
 # SQL -----------------------------------------------------------------------------------------------------------------
 
 
+_SCHEME: Final = re.compile(r"([A-Za-z0-9_+]+)://")
+_TESTED: Final = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
+"""Databases and drivers, as a URL begins with them."""
+
+
+def _untested(scheme: str, allowed: bool) -> str:
+    """What is wrong with a URL that begins so; nothing of the rest, which may hold a password, is told. `allowed`:
+    whether `untested_database` is set."""
+    backend = scheme.partition("+")[0].lower()
+    if scheme in _TESTED or (allowed and backend != "postgres"):
+        return ""
+    anyway = "set `untested_database: true` to use it all the same; nothing is promised then"
+    if backend in ("postgres", "postgresql"):
+        step = f"write postgresql+psycopg:// in place of {scheme}://, and the rest of the url as it is"
+        return f"{step}; PostgreSQL is tested with that driver alone{f'. Or {anyway}' if backend != 'postgres' else ''}"
+    return (
+        f"nobody has tested {scheme}://; SQLite and PostgreSQL (postgresql+psycopg://) are tested. Use one of them, or "
+        f"{anyway}"
+    )
+
+
 class SqlOptions(StoreOptions):
     """Tables of a database, by SQLAlchemy: SQLite in the store's own directory, or a server such as PostgreSQL."""
 
+    untested_database: Annotated[bool, Field(strict=True)] = False
+    """Whether a database or a driver may be used that nobody has tested, and of which nothing is promised. Tested are
+    SQLite, and PostgreSQL by the driver psycopg."""
     url: SecretStr | None = None
     """SQLAlchemy's URL of the database, such as postgresql+psycopg://user@host/name. None: SQLite in the store's
     directory. Never shown, since it may hold a password."""
@@ -120,7 +145,8 @@ class SqlOptions(StoreOptions):
     keepalive_interval: Annotated[float, Duration(0.01)] = 60.0
     """On a connection that nobody has needed for so long keepalive_statement is run, and again and again after it."""
     keepalive_statement: str = "SELECT 1"
-    """What it is kept alive with; one that does not answer is dropped. Empty: nothing."""
+    """What it is kept alive with; one that does not answer is dropped. It may have the variables that `statements` has.
+    Empty: nothing."""
     response_timeout: Annotated[float, Duration(0.1)] = 120.0
     """An operation that the server has not answered for so long fails: its connection is cut off."""
     lease_expiration: Annotated[float, Duration(0.5, 86400)] | None = None
@@ -157,6 +183,14 @@ class SqlOptions(StoreOptions):
     outcome_timeout: Annotated[float, Duration(0.0, 3600)] = 5.0
     """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails
     with OutcomeUnknownError, and the store finds out later."""
+
+    @model_validator(mode="after")
+    def _is_tested(self) -> Self:
+        scheme = _SCHEME.match(self.url.get_secret_value()) if self.url is not None else None
+        problem = _untested(scheme[1], self.untested_database) if scheme is not None else ""
+        if problem:
+            raise fold([Located(("url",), problem)])
+        return self
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Self:

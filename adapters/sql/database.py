@@ -8,10 +8,12 @@ from typing import TypeVar
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
+from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreFullError
+from ...policies.options import SqlOptions
 from ..files import refused
 from . import dialects
-from .pool import scrubbed, shown_url
+from .pool import shown_url, words_of
+from .statements import keepalive_statement
 
 T = TypeVar("T")
 
@@ -37,19 +39,41 @@ class Database:
         """A connection for a transaction that writes. Raises SQLAlchemyError."""
         return self.engine.connect().execution_options(**{dialects.WRITES: True})
 
+    def require_keepalive(self, options: SqlOptions) -> None:
+        """Run `keepalive_statement` once, before anything depends on it. Raises ConfigError if the database takes it
+        for wrong, StoreFailedError if it cannot be used now."""
+        statement = keepalive_statement(options)
+        if not statement or self.engine.dialect.name == "sqlite":  # connections to a file are not kept alive
+            return
+
+        def run(connection: Connection) -> None:
+            try:
+                connection.execution_options(no_parameters=True).exec_driver_sql(statement)
+            except DBAPIError as error:
+                if is_cut_off(error) or not dialects.is_mistake(error):
+                    raise
+                raise ConfigError(
+                    [
+                        f"store {self.name!r}: keepalive_statement {statement!r} is wrong, "
+                        f"{shown_url(self.engine.url)} says: {self.said(error)}; mend it, or leave it out"
+                    ]
+                ) from None
+
+        self.read(run)
+
     def error(self, error: SQLAlchemyError) -> AnabranchError:
         """What to raise for it. Without its cause: a driver may have put a password there."""
-        said = self.said(error)
+        words = self.said(error)
         out_of_files = dialects.out_of_files(error)
         if out_of_files is not None:
-            return refused(f"store {self.name!r}: {said}", out_of_files)
+            return refused(f"store {self.name!r}: {words}", out_of_files)
         if dialects.is_full(error):
-            return StoreFullError(f"store {self.name!r}: its database is full: {said}; free some space")
+            return StoreFullError(f"store {self.name!r}: its database is full: {words}; free some space")
         where = shown_url(self.engine.url)
         if isinstance(error, DBAPIError) and not is_cut_off(error) and dialects.is_mistake(error):
-            return StoreFailedError(f"store {self.name!r}: the database {where} refuses: {said}; nothing was changed")
+            return StoreFailedError(f"store {self.name!r}: the database {where} refuses: {words}; nothing was changed")
         return StoreFailedError(
-            f"store {self.name!r}: the database {where} cannot be used now: {said}; each call tries again"
+            f"store {self.name!r}: the database {where} cannot be used now: {words}; each call tries again"
         )
 
     def disk_failed(self, error: SQLAlchemyError) -> StoreFailedError:
@@ -59,9 +83,7 @@ class Database:
 
     def said(self, error: BaseException) -> str:
         """The driver's words, on one line."""
-        original = getattr(error, "orig", None) or error
-        words = " ".join(str(original).split()) or type(original).__name__
-        return scrubbed(words, self.engine.url)
+        return words_of(error, self.engine.url)
 
 
 def is_cut_off(error: SQLAlchemyError) -> bool:

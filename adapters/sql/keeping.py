@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -52,19 +53,23 @@ class KeptPool(Pool):
         keepalive_interval: float = 60.0,
         keepalive_statement: str = "",
         response_timeout: float = 0.0,
+        words_of: Callable[[BaseException], str] = str,
         **more: Any,
     ) -> None:
         """Seconds all. `most` -1: as many as are asked for. `keepalive_statement` "": none is run. `response_timeout`:
-        a connection that has been in one user's hands for longer is cut off; 0: never."""
+        a connection that has been in one user's hands for longer is cut off; 0: never. `words_of` gives what an error
+        of the driver's says."""
         Pool.__init__(self, creator, **more)
         self._settings: dict[str, Any] = {
             "least": least, "most": most, "timeout": timeout, "idle_timeout": idle_timeout,
             "keepalive_interval": keepalive_interval, "keepalive_statement": keepalive_statement,
-            "response_timeout": response_timeout,
+            "response_timeout": response_timeout, "words_of": words_of,
         }  # fmt: skip
         self._least, self._most, self._timeout = least, most, timeout
         self._idle_timeout, self._response_timeout = idle_timeout, response_timeout
-        self._interval, self._statement = keepalive_interval, keepalive_statement
+        self._interval, self._statement, self._words_of = keepalive_interval, keepalive_statement, words_of
+        self._wrong = False
+        """Whether it was told already that the database takes the statement for wrong."""
         # Guards all below. Re-entrant: a connection that nobody holds any more comes back wherever the collector runs,
         # perhaps in a thread that is in here, and so may a signal handler.
         self._lock = threading.RLock()
@@ -177,16 +182,33 @@ class KeptPool(Pool):
         connection: Any = record.dbapi_connection
         try:
             if statement:
-                cursor = connection.cursor()
-                cursor.execute(statement)
-                cursor.close()
-                connection.rollback()
+                self._keep_alive(connection, statement)
             else:
                 self._dialect._do_ping_w_event(connection)
         except Exception as error:
             log.info("a connection to the database is dropped, it does not answer: %s", type(error).__name__)
             return False
         return connection is not None and not getattr(connection, "closed", False)
+
+    def _keep_alive(self, connection: Any, statement: str) -> None:
+        """Run the statement. One that the database takes for wrong has been answered too: that is told, once."""
+        dialect: Any = self._dialect
+        driver = dialect.loaded_dbapi
+        cursor = connection.cursor()
+        try:
+            cursor.execute(statement)
+        except (driver.OperationalError, driver.InterfaceError):
+            raise
+        except driver.Error as error:
+            if not self._wrong:
+                self._wrong = True
+                log.error(
+                    "keepalive_statement %r is wrong, the database says: %s; its connections are kept, mend the "
+                    "statement and open the store again", statement, self._words_of(error),
+                )  # fmt: skip
+        finally:
+            cursor.close()
+        connection.rollback()
 
     def drop_idle(self) -> None:
         """Close those that idle: one of them has told that none is good any more. Those in use stay."""

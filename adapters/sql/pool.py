@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from ...policies.errors import ConfigError, MissingExtraError
 from ...policies.options import SqlOptions
 from . import dialects
 from .keeping import KeptPool
+from .statements import keepalive_statement
 
 EXTRAS: Final = {"psycopg": "postgres"}
 """The extra that brings a driver."""
@@ -60,6 +62,13 @@ def _secrets(url: URL) -> dict[str, str]:
     return {name: value for name, value in query.items() if any(part in name.lower() for part in _SECRET)}
 
 
+def words_of(error: BaseException, url: URL) -> str:
+    """The driver's words, on one line, without the secrets of the URL."""
+    original = getattr(error, "orig", None) or error
+    words = " ".join(str(original).split()) or type(original).__name__
+    return scrubbed(words, url)
+
+
 def open_engine(options: SqlOptions, directory: Path) -> Engine:
     """The engine of a store in this directory. Connects to nothing yet. Raises ConfigError, MissingExtraError.
 
@@ -74,7 +83,8 @@ def open_engine(options: SqlOptions, directory: Path) -> Engine:
             "pool_timeout": options.pool_timeout,
             "idle_timeout": options.pool_idle_timeout,
             "keepalive_interval": options.keepalive_interval,
-            "keepalive_statement": options.keepalive_statement,
+            "keepalive_statement": keepalive_statement(options),
+            "words_of": partial(words_of, url=url),
             "response_timeout": options.response_timeout,
         }
     engine = _engine(url, options, poolclass=KeptPool, **pool)

@@ -33,7 +33,8 @@ from sqlalchemy import (
 
 from ...policies.destination import Kind
 from ...policies.errors import ConfigError
-from .schema import TABLES, Schema
+from ...policies.options import SqlOptions
+from .schema import TABLES, Schema, schema
 
 p = bindparam
 
@@ -239,19 +240,38 @@ def variables(tables: Schema) -> dict[str, str]:
     return {"schema-prefix": tables.prefix, **names}
 
 
+def substituted(tables: Schema, what: str, written: str) -> tuple[list[str], str]:
+    """What is wrong with the variables of SQL that the configuration gives, and the SQL with what they stand for.
+    `what` it is, for the errors."""
+    known = variables(tables)
+    unknown = sorted({found for found in _VARIABLE.findall(written) if found not in known})
+    if unknown:
+        listed = ", ".join(f"${{{found}}}" for found in unknown)
+        there = ", ".join(f"${{{found}}}" for found in known)
+        return [f"{what}: unknown variable {listed}; there are {there}"], ""
+    return [], _VARIABLE.sub(lambda match: known[match[1]], written)
+
+
+def keepalive_statement(options: SqlOptions) -> str:
+    """That of the configuration, as the database gets it; empty: none is run. Raises ConfigError for what is wrong with
+    its variables."""
+    tables = schema(options.schema_prefix, options.table_names)
+    problems, statement = substituted(tables, "keepalive_statement", options.keepalive_statement)
+    if problems:
+        raise ConfigError(problems)
+    return statement
+
+
 def _read(
     tables: Schema, ours: Mapping[str, Executable], name: str, written: str
 ) -> tuple[list[str], Executable | None]:
     """What is wrong with a statement that is given, and the statement."""
     if name not in ours:
         return [f"statements: there is no statement {name!r}; there are: {', '.join(sorted(ours))}"], None
-    known = variables(tables)
-    unknown = sorted({found for found in _VARIABLE.findall(written) if found not in known})
-    if unknown:
-        listed = ", ".join(f"${{{found}}}" for found in unknown)
-        there = ", ".join(f"${{{found}}}" for found in known)
-        return [f"statements: {name}: unknown variable {listed}; there are {there}"], None
-    statement = text(_VARIABLE.sub(lambda match: known[match[1]], written))
+    wrong, sql = substituted(tables, f"statements: {name}", written)
+    if wrong:
+        return wrong, None
+    statement = text(sql)
     expected, found = parameters(ours[name]), parameters(statement)
     problems = [
         *(f"statements: {name}: the parameter :{missing} is missing" for missing in sorted(expected - found)),

@@ -64,7 +64,7 @@ from .receiving import Receiving, durable_of
 from .room import Room
 from .schema import schema
 from .state import State
-from .statements import Statements
+from .statements import Statements, keepalive_statement
 from .tickets import (
     ACK,
     COMMIT,
@@ -124,13 +124,16 @@ class SqlStore:
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
         """Raises ConfigError and MissingExtraError for what `create` would refuse before it connects."""
-        Statements(schema(options.schema_prefix, options.table_names), options.statements)
+        found = schema(options.schema_prefix, options.table_names)
+        Statements(found, options.statements)
+        keepalive_statement(options)
         open_single(options, Path()).dispose()
 
     @classmethod
     def create(cls, name: str, directory: Path, options: SqlOptions) -> bytes:
         found = schema(options.schema_prefix, options.table_names)
         Statements(found, options.statements)
+        keepalive_statement(options)
 
         def fill(path: Path, store_id: bytes) -> bytes:
             dialects.make_sqlite_file(database_url(options, path), options.file_mode or FILE_MODE)
@@ -139,7 +142,9 @@ class SqlStore:
                 database = Database(name, engine)
                 if options.native_two_phase:
                     native.require(database)
-                return tables.prepare(database, found, options, store_id)
+                made = tables.prepare(database, found, options, store_id)
+                database.require_keepalive(options)
+                return made
             finally:
                 engine.dispose()
 
@@ -172,6 +177,7 @@ class SqlStore:
         if options.native_two_phase:
             native.require(self._database)
         tables.require(self._database, found, options, store_id)
+        self._database.require_keepalive(options)
         if options.lease_expiration is not None:
             self._lease = Lease(
                 open_single(options, self._directory.path), lease_statements(found), store_id, options,

@@ -179,6 +179,22 @@ def test_the_keepalive_statement_is_run_on_each_idle_connection(opened: Open) ->
         eventually(two_asked)
 
 
+def test_a_keepalive_statement_that_becomes_wrong_is_told_once_and_drops_nothing(
+    opened: Open, postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = opened(pool_min=2, keepalive_interval=0.05, keepalive_statement="SELECT 1 FROM ${schema-prefix}nowhere")
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND query_start > %s"
+    with caplog.at_level(logging.INFO), postgres.connect() as admin:
+        before = list(pids(engine, 2))
+        for _ in range(3):
+            since = admin.execute("SELECT clock_timestamp()").fetchone()[0]
+            eventually(lambda since=since: admin.execute(asked, [before, since]).fetchone() == (2,))  # type: ignore[misc]
+    (told,) = [record for record in caplog.records if "keepalive" in record.getMessage()]
+    assert told.levelno == logging.ERROR
+    assert "'SELECT 1 FROM nowhere' is wrong" in told.getMessage() and "does not exist" in told.getMessage()
+    assert "does not answer" not in caplog.text
+
+
 def test_idle_ones_that_died_are_dropped_and_made_up_for(opened: Open, postgres: PostgresServer) -> None:
     engine = opened(pool_min=3, keepalive_interval=0.1)
     before = pids(engine, 3)
@@ -314,6 +330,7 @@ ESCAPED = "s3cret%2F%40%3Aword"
         (f"this is no url {SECRET}", ConfigError, "is not one"),
         (f"oracle+nonsense://me:{ESCAPED}@host/db", ConfigError, "knows no databases of the kind 'oracle.nonsense'"),
         (f"mysql+pymysql://me:{ESCAPED}@host/db", MissingExtraError, "pymysql"),
+        (f"postgres://me:{ESCAPED}@host/db", ConfigError, r"write postgresql\+psycopg://"),
         (f"postgresql+psycopg://me:{ESCAPED}@host:port/db", ConfigError, "is not one"),
         ("sqlite://", ConfigError, "in memory loses everything"),
         ("sqlite:///:memory:", ConfigError, "in memory loses everything"),
@@ -321,8 +338,35 @@ ESCAPED = "s3cret%2F%40%3Aword"
 )
 def test_urls_that_are_none(url: str, error: type[Exception], says: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=says) as raised:
-        open_engine(given(url=url), tmp_path)
+        open_engine(given(url=url, untested_database=True), tmp_path)
     assert not leaks(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "says"),
+    [
+        ("mysql", "nobody has tested mysql://; .*`untested_database: true`"),
+        ("mariadb+pymysql", "nobody has tested mariadb.pymysql://"),
+        ("oracle+oracledb", "nobody has tested oracle.oracledb://"),
+        ("mssql+pyodbc", "nobody has tested mssql.pyodbc://"),
+        ("sqlite+aiosqlite", "nobody has tested sqlite.aiosqlite://"),
+        ("postgres", "write postgresql.psycopg:// in place of postgres://, and the rest of the url as it is"),
+        ("postgresql", "write postgresql.psycopg:// in place of postgresql://.*`untested_database: true`"),
+        ("postgresql+psycopg2", "write postgresql.psycopg:// in place of postgresql.psycopg2://"),
+        ("PostgreSQL+psycopg", "write postgresql.psycopg:// in place of PostgreSQL.psycopg://"),
+    ],
+)
+def test_databases_that_nobody_has_tested_are_refused(scheme: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as raised:
+        given(url=f"{scheme}://me:{ESCAPED}@host/db")
+    assert not leaks(raised.value)
+    if scheme != "postgres":
+        assert given(url=f"{scheme}://me:{ESCAPED}@host/db", untested_database=True).url is not None
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "sqlite", "sqlite+pysqlite"])
+def test_databases_that_are_tested(scheme: str) -> None:
+    assert given(url=f"{scheme}:///db").url is not None
 
 
 def leaks(error: BaseException | None) -> bool:
@@ -354,10 +398,10 @@ def test_a_wrong_password_is_never_shown(
 
 
 def test_what_a_driver_echoes_is_scrubbed(tmp_path: Path) -> None:
-    options = given(url=f"postgresql://me:{ESCAPED}@host/db?sslpassword=other&application_name=me")
+    options = given(url=f"postgresql+psycopg://me:{ESCAPED}@host/db?sslpassword=other&application_name=me")
     url = database_url(options, tmp_path)
     assert scrubbed(f'missing "=" after "{SECRET}" or other in me', url) == 'missing "=" after "***" or *** in me'
-    assert shown_url(url) == "postgresql://me:***@host/db"
+    assert shown_url(url) == "postgresql+psycopg://me:***@host/db"
 
 
 def test_a_connection_that_is_collected_while_the_pool_is_busy_comes_back(tmp_path: Path) -> None:

@@ -74,6 +74,44 @@ def test_a_statement_that_is_wrong_is_refused(tmp_path: Path, given: dict[str, s
     SqlStore("s", tmp_path / "s", SqlOptions()).open()
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("SELECT ${schema_prefix}", r"keepalive_statement: unknown variable \$\{schema_prefix\}")],
+)
+def test_a_keepalive_statement_with_an_unknown_variable_is_refused(tmp_path: Path, given: str, says: str) -> None:
+    """On SQLite too, which runs none, and before anything is made."""
+    options = SqlOptions(keepalive_statement=given)
+    for refuse in (
+        lambda: SqlStore.check_options(options),
+        lambda: SqlStore.create("s", tmp_path / "s", options),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            refuse()
+    assert not (tmp_path / "s").exists()
+    SqlStore.create("s", tmp_path / "s", SqlOptions())
+    with pytest.raises(ConfigError, match=says):
+        SqlStore("s", tmp_path / "s", options).open()
+
+
+def test_a_keepalive_statement_that_the_server_takes_for_wrong_is_refused(
+    postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given: dict[str, Any] = {"url": postgres_url, "schema_prefix": "mq_", "pool_min": 0}
+    wrong = SqlOptions(**given, keepalive_statement="SELEKT 1 FROM ${messages} -- %s")
+    says = r"keepalive_statement 'SELEKT 1 FROM mq_messages -- %s' is wrong, .* says: syntax error"
+    with pytest.raises(ConfigError, match=says) as raised:
+        SqlStore.create("s", tmp_path / "s", wrong)
+    assert postgres_url.split("@")[0].split(":")[-1] not in f"{raised.value!r} {caplog.text}"
+    right = SqlOptions(**given, keepalive_statement="SELECT COUNT(*) FROM ${schema-prefix}STORE -- 100%")
+    SqlStore.create("s", tmp_path / "s", right)
+    with pytest.raises(ConfigError, match=says):
+        SqlStore("s", tmp_path / "s", wrong).open()
+    store = SqlStore("s", tmp_path / "s", right)
+    store.open()
+    store.send(A, b"x")
+    store.close()
+
+
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         Statements(schema(), {"a": "SELECT 1", "b": "SELECT 2", "delete.message": "SELECT ${x}"})
