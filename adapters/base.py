@@ -41,6 +41,9 @@ class Outgoing(NamedTuple):
     """When it is no longer to be delivered, in milliseconds since the epoch by the wall clock; 0: never."""
     persistent: bool = True
     """False: memory alone, gone at restart. The router sees to that; a store takes no notice of it."""
+    requeued: bool = False
+    """True: a dead letter that goes back where it came from. It is stored even if its `message_id` is in the duplicate
+    window, which from then on knows the id as this message's."""
 
 
 _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
@@ -103,13 +106,14 @@ def checked(
     priority: int = DEFAULT_PRIORITY,
     expires_at_ms: int = 0,
     persistent: bool = True,
+    requeued: bool = False,
 ) -> Outgoing:
     """A message that is sent later: copied, and refused now if its types are wrong. Raises TypeError, ValueError."""
     if message_id is not None:
         encoded_id(message_id)
     require_order(priority, expires_at_ms)
     plain = plain_headers(headers) if headers else None
-    return Outgoing(plain_body(body), plain, message_id, priority, expires_at_ms, bool(persistent))
+    return Outgoing(plain_body(body), plain, message_id, priority, expires_at_ms, bool(persistent), bool(requeued))
 
 
 def require_order(priority: object, expires_at_ms: object) -> None:
@@ -421,7 +425,8 @@ class Store(Protocol):
     def send_many(
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
     ) -> list[Receipt]:
-        """Store many, in order, with as few waits for the disk as may be. Not atomic: a crash keeps a prefix."""
+        """Store many, in order, with as few waits for the disk as may be. Not atomic: a crash keeps a prefix. One that
+        is `requeued` is no duplicate, here as in `commit` and in a branch."""
 
     def receive(
         self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None

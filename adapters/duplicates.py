@@ -28,7 +28,12 @@ class DuplicateWindow:
     def add(self, ids: Mapping[Key, int]) -> None:
         """Remember them, forget the oldest beyond the limit. May be called again with the same."""
         seqs = self._seqs
+        expected = len(seqs) + len(ids)
         seqs.update(ids)
+        if len(seqs) != expected:  # one was there: requeued, it is among the latest again
+            for key, seq in ids.items():
+                del seqs[key]
+                seqs[key] = seq
         while len(seqs) > self.limit:
             seqs.pop(next(iter(seqs)), None)
 

@@ -83,6 +83,10 @@ class UnknownMessageError(AnabranchError, LookupError):
     """The message is not there to be acked or released: already acked, or not leased by this process."""
 
 
+class DeadLetterError(AnabranchError, ValueError):
+    """The message is no dead letter, or cannot go back where it came from. Nothing was done with it."""
+
+
 class SubscriptionError(AnabranchError, ValueError):
     """The durable subscription is there already, and is another one. Nothing was changed."""
 

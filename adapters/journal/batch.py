@@ -41,9 +41,14 @@ def room_for(operations: Iterable[Operation], window: DuplicateWindow) -> Amount
     sizes = [
         len(operation[2]) + f.SEND_OVERHEAD - f.MESSAGE.size
         for operation in operations
-        if operation[3] is None or window.get(operation[3]) is None
+        if operation[3] is None or is_requeued(operation) or window.get(operation[3]) is None
     ]
     return len(sizes), sum(sizes)
+
+
+def is_requeued(send: Operation) -> bool:
+    """Whether it is stored whatever the duplicate window says."""
+    return bool(send[2][f.FLAGS_AT] & f.REQUEUED)
 
 
 class Branch:
@@ -334,7 +339,7 @@ class _Encoder:
 
     def _send(self, operation: Operation) -> Outcome:
         _, state, rest, key, extra = operation
-        if key is not None:
+        if key is not None and not is_requeued(operation):
             first = self._ids.get(key) or (self._window.get(key) if state not in self._gone else None)
             if first is not None:
                 return first, True

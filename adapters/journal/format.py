@@ -64,6 +64,10 @@ MESSAGE = struct.Struct("<IBBHIQQ")
 """What follows the seq in a SEND: destination id, priority, flags, bytes of the message id, bytes of the headers,
 sent at (ms since the epoch), expires at (ms, 0 = never). Then message id, headers (msgpack), body."""
 assert MESSAGE.size == 28
+REQUEUED: Final = 1
+"""In a SEND's flags: a dead letter that was put back, stored whatever the duplicate window said."""
+FLAGS_AT: Final = 5
+"""Where in MESSAGE the flags are."""
 SEND_START = struct.Struct("<IQBBHQ")
 """A SEND's record header without its CRC, and the seq: what the leader puts before the rest."""
 assert SEND_START.size == RECORD_REST.size + SEQ.size

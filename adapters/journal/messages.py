@@ -35,6 +35,7 @@ def encode(
     limit: int,
     priority: int = DEFAULT_PRIORITY,
     expires_at_ms: int = 0,
+    flags: int = 0,
 ) -> tuple[bytes, tuple[int, bytes] | None]:
     """What follows the seq in a SEND's payload, and the message's key in the duplicate window.
 
@@ -48,12 +49,12 @@ def encode(
         body = plain_body(body)
     packed = pack_headers(headers) if headers else b""
     if message_id is None:
-        start = f.MESSAGE.pack(state.id, priority, 0, 0, len(packed), now, expires_at_ms)
+        start = f.MESSAGE.pack(state.id, priority, flags, 0, len(packed), now, expires_at_ms)
         rest = start + packed + body if packed else start + body
         key = None
     else:
         name = pack_id(message_id)
-        start = f.MESSAGE.pack(state.id, priority, 0, len(name), len(packed), now, expires_at_ms)
+        start = f.MESSAGE.pack(state.id, priority, flags, len(name), len(packed), now, expires_at_ms)
         rest = b"".join((start, name, packed, body))
         key = (state.id, name)
     if len(rest) > limit:

@@ -340,8 +340,9 @@ class JournalStore:
     def _send_operation(self, state: DestinationState, message: Outgoing | bytes) -> tuple[Operation, int]:
         limit, extra = self.options.message_bytes_max, None
         if isinstance(message, Outgoing):
-            body, headers, message_id, priority, expires_at_ms, _ = message
-            rest, key = codec.encode(state, body, headers, message_id, limit, priority, expires_at_ms)
+            body, headers, message_id, priority, expires_at_ms, _, requeued = message
+            flags = f.REQUEUED if requeued else 0
+            rest, key = codec.encode(state, body, headers, message_id, limit, priority, expires_at_ms, flags)
             if expires_at_ms or self._priorities:
                 extra = (order_of(priority, self._priorities), expires_at_ms)
         else:

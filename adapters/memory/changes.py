@@ -86,7 +86,7 @@ class Change:
         key: Key | None = None
         if message.name is not None:
             key = (state.number, message.name)
-            known = self._ids.get(key) or self._contents.window.get(key)
+            known = None if message.requeued else self._ids.get(key) or self._contents.window.get(key)
             if known is not None:
                 return Receipt(message.destination, known, True)
         self.seq = seq = self.seq + 1

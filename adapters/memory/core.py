@@ -146,7 +146,7 @@ class Core:
         for message in sends:
             state = contents.states.get(message.destination)
             key = (state.number, message.name) if state is not None and message.name is not None else None
-            if key is None or contents.window.get(key) is None:
+            if key is None or message.requeued or contents.window.get(key) is None:
                 messages += 1
                 size += message.size
         return messages, size

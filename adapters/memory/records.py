@@ -47,11 +47,13 @@ class Encoded(NamedTuple):
     expires_at_ms: int
     size: int
     cost: int
+    requeued: bool = False
+    """Stored even if its id is in the duplicate window."""
 
 
 def encode(destination: Destination, message: Outgoing, limit: int) -> Encoded:
     """Raises TypeError and ValueError for what is no message, MessageTooLargeError beyond `limit` bytes."""
-    body, headers, message_id, priority, expires_at_ms, _ = message
+    body, headers, message_id, priority, expires_at_ms, _, requeued = message
     if type(body) is not bytes:
         body = bytes(plain_body(body))
     require_order(priority, expires_at_ms)
@@ -71,7 +73,8 @@ def encode(destination: Destination, message: Outgoing, limit: int) -> Encoded:
         record = b"".join((start, name, packed, body))
     else:
         record = start + body
-    return Encoded(destination, record, name or None, priority, expires_at_ms, HEAD.size + size, cost_of(record))
+    size += HEAD.size
+    return Encoded(destination, record, name or None, priority, expires_at_ms, size, cost_of(record), requeued)
 
 
 def cost_of(record: Record) -> int:

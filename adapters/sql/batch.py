@@ -150,7 +150,7 @@ class Batch:
         messages = size = 0
         for sending in sends:
             key = self._key(sending)
-            if key is not None and (key in new or self._seen(key) is not None):
+            if key is not None and not sending.requeued and (key in new or self._seen(key) is not None):
                 continue
             if key is not None:
                 new.add(key)
@@ -177,7 +177,7 @@ class Batch:
         """Its seq, and whether it is a duplicate."""
         self.sends += 1
         key = self._key(sending)
-        if key is not None:
+        if key is not None and not sending.requeued:
             seen = self._seen(key)
             if seen is not None:
                 self._unstage(sending)

@@ -71,6 +71,8 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     stage: int = 0
     staged: list[tuple[int, str | None, int, int, int, int]] = []
     """Instead of `sends`: destination, message id, priority, expiry, size, parts."""
+    requeued: list[int] = []
+    """The places among what is sent of what is requeued."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -88,7 +90,7 @@ def payload_of(branch: Branch) -> bytes:
         if isinstance(send, Staged):
             staged.append((place(send.destination), *send[1:6]))
         else:
-            sends.append((place(send.destination), *send[1:]))
+            sends.append((place(send.destination), *send[1:7]))
     acks = []
     for note, seq in branch.acks:
         feeds = feeds_of(note)
@@ -107,7 +109,10 @@ def payload_of(branch: Branch) -> bytes:
         for change in branch.changes
     ]
     named = [(destination.kind.value, destination.name) for destination in places]
-    return _encode(_Payload(list(branch.participants), named, sends, acks, changes, branch.stage, staged))
+    all_sends: Sequence[Sending | Staged] = branch.sends
+    requeued = [at for at, send in enumerate(all_sends) if send.requeued]
+    said = _Payload(list(branch.participants), named, sends, acks, changes, branch.stage, staged, requeued)
+    return _encode(said)
 
 
 def branch_of(
@@ -122,9 +127,12 @@ def branch_of(
             "XALOG", 0, f"the prepared transaction {transaction.hex()} does not read: {error}"
         ) from None
     named = [Destination(Kind(kind), name) for kind, name in said.destinations]
-    sends: list[Sending] | list[Staged] = [Sending(named[send[0]], *send[1:]) for send in said.sends]
+    requeued = set(said.requeued)
+    sends: list[Sending] | list[Staged] = [
+        Sending(named[send[0]], *send[1:], at in requeued) for at, send in enumerate(said.sends)
+    ]
     if said.stage:
-        sends = [Staged(named[one[0]], *one[1:], said.stage, place) for place, one in enumerate(said.staged)]
+        sends = [Staged(named[one[0]], *one[1:], said.stage, at, at in requeued) for at, one in enumerate(said.staged)]
     acks = []
     for place, numbers, whole, seq in said.acks:
         note = note_of(named[place], numbers, whole)

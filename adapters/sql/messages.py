@@ -25,6 +25,8 @@ class Sending(NamedTuple):
     priority: int
     expires_at_ms: int
     sent_at_ms: int
+    requeued: bool = False
+    """Stored even if its id is in the duplicate window."""
 
     @property
     def size(self) -> int:
@@ -49,6 +51,7 @@ class Staged(NamedTuple):
     """The number of its branch."""
     place: int
     """Among the branch's sends."""
+    requeued: bool = False
 
     @property
     def row(self) -> int:
@@ -93,7 +96,7 @@ class Row(NamedTuple):
 def sending(destination: Destination, message: Outgoing, limit: int) -> Sending:
     """Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id
     or a value that has no place, and MessageTooLargeError."""
-    body, headers, message_id, priority, expires_at_ms, _ = message
+    body, headers, message_id, priority, expires_at_ms, _, requeued = message
     if not isinstance(body, bytes):
         body = plain_body(body)
     require_order(priority, expires_at_ms)
@@ -101,7 +104,7 @@ def sending(destination: Destination, message: Outgoing, limit: int) -> Sending:
     if message_id is not None:
         pack_id(message_id)  # which refuses what is none
     found = Sending(
-        destination, body, packed, message_id, priority, expires_at_ms, time.time_ns() // 1_000_000
+        destination, body, packed, message_id, priority, expires_at_ms, time.time_ns() // 1_000_000, requeued
     )  # fmt: skip
     size = found.size - OVERHEAD
     if size > limit:

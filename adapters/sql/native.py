@@ -171,7 +171,7 @@ class Native:
             split = list(chunks(sending.body, self._chunk_size)) if len(sending.body) > self._chunk_size else []
             one = Staged(
                 sending.destination, sending.message_id, sending.priority, sending.expires_at_ms, sending.size,
-                len(split), number, place,
+                len(split), number, place, sending.requeued,
             )  # fmt: skip
             staged.append(one)
             # What looks for messages that have expired must not find this one.

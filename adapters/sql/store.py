@@ -460,7 +460,7 @@ class SqlStore:
             return None
         new = [
             some for some in prepared
-            if some.message_id is None or state.window.get((some.destination, some.message_id)) is None
+            if some.message_id is None or some.requeued or state.window.get((some.destination, some.message_id)) is None
         ]  # fmt: skip
         return self._room.reserve((len(new), sum(some.size for some in new)))
 

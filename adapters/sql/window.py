@@ -28,6 +28,7 @@ class DuplicateWindow:
     def add(self, found: Iterable[tuple[int, Key, int]]) -> None:
         """Number, key and seq of each, oldest first; the oldest beyond the limit are forgotten."""
         for number, key, seq in found:
+            self._found.pop(key, None)  # requeued: it is among the latest again, and `first_kept` goes by the order
             self._found[key] = (number, seq)
             self.number = number
         while len(self._found) > self.limit:

@@ -116,6 +116,17 @@ class LimitsContract:
         first = store.send(A, b"1", None, "id")
         assert store.send(A, b"1", None, "id") == Receipt(A, first.seq, True)
 
+    def test_a_requeued_message_needs_room(self, disk: Disk) -> None:
+        """It is stored, be its id in the window or not."""
+        store = disk.create(max_messages=1)
+        store.send(A, b"1", None, "id")
+        back = [(A, Outgoing(b"2", None, "id", requeued=True))]
+        with pytest.raises(StoreFullError):
+            store.commit(back, [])
+        with pytest.raises(StoreFullError):
+            store.reserve(back)
+        assert bodies(store) == [b"1"]
+
     def test_max_leases(self, disk: Disk) -> None:
         store = disk.create(max_leases=3)
         store.send_many(A, [b"x"] * 5)

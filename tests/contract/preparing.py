@@ -417,6 +417,21 @@ class PreparingContract:
             assert not view.send(A, b"5", None, "another").duplicate
             assert (bodies(view), bodies(view, B)) == ([b"1", b"5"], [b"b"])
 
+    def test_a_requeued_message_of_a_branch_is_no_duplicate(self, disk: Disk, store: Store, place: str) -> None:
+        """Nor in whatever process its outcome is told; the ack of the dead letter is in the same branch."""
+        store.send(A, b"1", None, "id")
+        take(store).ack()
+        store.send(B, b"letter")
+        sends = [(A, Outgoing(b"plain", None, "id")), (A, Outgoing(b"2", None, "id", requeued=True))]
+        name = prepare(store, 1, sends, [claim(store, B)])
+        store = disk.later(store, place)
+        assert [receipt.duplicate for receipt in store.commit_prepared(name).wait()] == [True, False]
+        store.sync()
+        for view in disk.views(store):
+            assert view.send(A, b"3", None, "id").duplicate
+            assert ([(m.body, m.message_id) for m in view.browse(A)], bodies(view, B)) == ([(b"2", "id")], [])
+            assert_whole(view)
+
     def test_a_message_id_twice_in_one_branch(self, disk: Disk, store: Store, place: str) -> None:
         name = prepare(store, 1, [(A, Outgoing(b"1", None, "id")), *to(A, b"2"), (A, Outgoing(b"3", None, "id"))])
         store = disk.later(store, place)

@@ -273,6 +273,34 @@ class SettlingContract:
             receipts = store.commit([(A, Outgoing(b"x", None, name)) for name in batch], [])
             assert [receipt.duplicate for receipt in receipts] == [False] * (len(batch) - 1) + [True]
 
+    def test_a_requeued_message_is_no_duplicate(self, disk: Disk, store: Store, place: str) -> None:
+        """A dead letter that is put back where it came from, under the id that it had there."""
+        first = store.send(A, b"1", None, "id")
+        take(store).ack()
+        store.send(B, b"letter")
+        letter = take(store, B)
+        store.claim(letter)
+        back = store.commit([(A, Outgoing(b"2", None, "id", requeued=True))], [letter])[0]
+        assert (back.duplicate, back.seq > first.seq) == (False, True)
+        assert not store.send_many(A, [Outgoing(b"3", None, "id", requeued=True)])[0].duplicate
+        store = disk.later(store, place)
+        for view in disk.views(store):
+            assert [(message.body, message.message_id) for message in view.browse(A)] == [(b"2", "id"), (b"3", "id")]
+            assert view.send(A, b"4", None, "id").duplicate
+            assert (drain(view), drain(view, B)) == ([b"2", b"3"], [])
+            assert_whole(view)
+
+    def test_a_requeued_id_is_among_the_latest_again(self, disk: Disk, place: str) -> None:
+        """A window that reads its own order wrong forgets all of them."""
+        store = disk.create(duplicate_window=3)
+        store.send_many(A, [Outgoing(b"x", None, name) for name in "abc"])
+        receipts = store.commit([(A, Outgoing(b"y", None, "a", requeued=True)), (A, Outgoing(b"x", None, "d"))], [])
+        assert [receipt.duplicate for receipt in receipts] == [False, False]
+        store.send(A, b"x", None, "e")
+        store = disk.later(store, place)
+        assert [store.send(A, b"z", None, name).duplicate for name in "eda"] == [True] * 3
+        assert_whole(store)
+
     def test_no_window(self, disk: Disk) -> None:
         store = disk.create(duplicate_window=0)
         assert not any(store.send(A, b"x", None, "id").duplicate for _ in range(3))

@@ -28,6 +28,7 @@ class Sent(NamedTuple):
     priority: int
     expires_at_ms: int
     timestamp_ms: int
+    requeued: bool = False
 
     @property
     def size(self) -> int:
@@ -131,7 +132,7 @@ class Contents(msgspec.Struct):
 
     def send(self, sent: Sent) -> tuple[int, bool]:
         key = (sent.destination, sent.message_id or "")
-        if sent.message_id is not None and key in self.window:
+        if sent.message_id is not None and key in self.window and not sent.requeued:
             return self.window[key], True
         self.last_seq += 1
         if Destination.parse(sent.destination).kind is Kind.TOPIC:
@@ -142,6 +143,7 @@ class Contents(msgspec.Struct):
         if numbers:
             messages[self.last_seq] = Stored(self.last_seq, sent, dict.fromkeys(numbers, 0))
         if sent.message_id is not None:
+            self.window.pop(key, None)  # requeued: it is among the latest again
             self.window[key] = self.last_seq
         return self.last_seq, False
 
@@ -211,5 +213,6 @@ def checked_send(destination: Destination, message: Outgoing) -> Sent:
     headers = pack_headers(message.headers) if message.headers else b""
     now = time.time_ns() // 1_000_000
     return Sent(
-        str(destination), message.body, headers, message.message_id, message.priority, message.expires_at_ms, now
-    )
+        str(destination), message.body, headers, message.message_id, message.priority, message.expires_at_ms, now,
+        message.requeued,
+    )  # fmt: skip
