@@ -9,11 +9,11 @@
 
 `router` is opened; `queue`, `topic` and `transaction` are what it hands out. `endpoint` is the end of a destination
 where messages go in, `inlet` where they come out: of a store, and of its companion for messages that are not persistent
-(`companions`). `undelivered` puts aside what expired or came back too often. `places` routes, and finds or makes the
-store of a destination; `stores` keeps open stores, closes idle ones; `placement` is the durable record of which store
-holds which destination (`placement.mdb`), `reconcile` compares it with configuration and disk, so that nothing is lost
-sight of (invariant 6), `layout` and `names` say where directories lie. `addresses` reads what users call a destination.
-`replay` does a usage trace again, `cli` is the command line.
+(`companions`). `undelivered` puts aside what expired or came back too often, `dead_letter` puts it back. `places`
+routes, and finds or makes the store of a destination; `stores` keeps open stores, closes idle ones; `placement` is the
+durable record of which store holds which destination (`placement.mdb`), `reconcile` compares it with configuration and
+disk, so that nothing is lost sight of (invariant 6), `layout` and `names` say where directories lie. `addresses` reads
+what users call a destination. `replay` does a usage trace again, `cli` is the command line.
 
 Transactions: `transaction` gathers sends and acks, `open_transactions` counts and times those that are open; `parts` is
 what they do in each store. `coordinator` makes one over several stores one, in two phases around a record in

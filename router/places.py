@@ -281,6 +281,10 @@ class Places:
             if companion is not None:
                 companion.align(store)
 
+    def is_transient(self, message: Message) -> bool:
+        """Whether it is of a companion: it was sent without being persistent."""
+        return self._companions.durable_of(message.store.store_id) is not None
+
     def dead_letter_of(self, store: Store) -> str | None:
         """Where a store's undelivered messages go: the pattern of a name. None: away."""
         row = self._placement.stores.get(self._companions.durable_of(store.store_id) or store.store_id)

@@ -35,6 +35,7 @@ from ..policies.errors import (
     StoreFailedError,
     TransactionError,
 )
+from . import dead_letter
 from .addresses import Address, queue_of, resolve, topic_of
 from .coordinator import Coordinator
 from .decision_log import COMMIT, ROLLBACK
@@ -224,6 +225,29 @@ class Router:
         now; returns how many messages. Happens by itself each second."""
         self.places.require_open()
         return self.sweeper.run()
+
+    def requeue(self, letters: Message | Iterable[Message] | Address, limit: int | None = None) -> int:
+        """Put dead letters back where they came from; returns how many.
+
+        They are given in hand, as messages that were received, and go back all in one transaction; or as their queue,
+        which is emptied in order, at most `limit` of it, in many transactions of some 100 messages and 4 MiB. Each has
+        its `message_id`, its headers without those that begin with `dead_letter_`, and its priority again; its count of
+        deliveries and its time begin anew. That the duplicate window knows its id does not matter. What comes from a
+        subscription goes to its topic, so to all its subscriptions.
+
+        Raises DeadLetterError for a message that is no dead letter or has nowhere to go, which stays leased, or in the
+        queue with all behind it; the rest as Transaction.commit, whose messages are then free again. A note of the
+        error says how many of a queue had been put back.
+        """
+        self.places.require_open()
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+            raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit!r}")
+        if isinstance(letters, str | Destination | Endpoint):
+            return dead_letter.requeue_all(self.places, self._unlimited, self.queue(letters), limit)
+        if limit is not None:
+            raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
+        some = [letters] if isinstance(letters, Message) else letters
+        return dead_letter.requeue(self.places, self._unlimited, some)
 
     # Transactions
 

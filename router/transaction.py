@@ -41,6 +41,7 @@ from ..policies.errors import (
     TransactionInDoubt,
 )
 from .addresses import Address, resolve_all, topic_of
+from .dead_letter import mark_requeued
 from .endpoint import expiry
 from .parts import Part, Work, unclaim
 from .xid import Xid
@@ -86,6 +87,8 @@ class Transaction:
         self._work: Work | None = None
         """Once it has voted."""
         self._bytes = 0
+        self.receipts: list[Receipt] = []
+        """Once it is committed: what `commit` has returned, a receipt for each send, in order."""
         self._state = "open"
         self._entered = False
         opened.add(self)
@@ -349,9 +352,9 @@ class Transaction:
 
     def _commit_and_end(self) -> list[Receipt]:
         self._state = "committing"
-        receipts = self._ending(self._commit)
+        self.receipts = self._ending(self._commit)
         self._state = "committed"
-        return receipts
+        return self.receipts
 
     def _ending(self, call: Callable[[], T]) -> T:
         """The last that is done here; if it fails, the state says what that means."""
@@ -383,7 +386,7 @@ class Transaction:
             self._opened.remove(self)  # last: until then its xid is in use, though the log may not say so yet
 
     def _commit(self) -> list[Receipt]:
-        parts = list(self._parts.values())
+        parts = self._handed_over()
         if not parts:
             return []
         if self._work is not None:
@@ -401,6 +404,12 @@ class Transaction:
             for part, place in self._order
             if place >= 0
         ]
+
+    def _handed_over(self) -> list[Part]:
+        """What it does in each store, as the stores get it."""
+        parts = list(self._parts.values())
+        mark_requeued(parts)
+        return parts
 
     def prepare(self) -> None:
         """The first phase of an external transaction: durable, unseen, held until its manager says
@@ -423,7 +432,7 @@ class Transaction:
                 raise
 
     def _hold(self, xid: Xid) -> None:
-        parts = list(self._parts.values())
+        parts = self._handed_over()
         self._state = "preparing"
         self._ending(lambda: self._router.coordinator.hold(parts, xid) if parts else None)
         self._state = "prepared" if parts else "committed"
@@ -439,7 +448,7 @@ class Transaction:
             try:
                 self._state = "voting"
                 if self._parts:
-                    self._work = self._router.coordinator.vote(list(self._parts.values()))
+                    self._work = self._router.coordinator.vote(self._handed_over())
                 self._opened.keep(self)
                 self._state = "voted"
             except Exception:

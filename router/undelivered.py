@@ -11,13 +11,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ..adapters.background import shared
 from ..adapters.base import EXPIRED, Store, Undelivered
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
 from ..policies.options import dead_letter_name
+from .dead_letter import labelled
 from .places import Places
 from .transaction import Transaction
 
@@ -149,7 +150,7 @@ class Sweeper:
                 if target is None or (target == source and reason == EXPIRED):
                     continue
                 transaction.send(
-                    target, message.body, _labelled(message, reason), priority=message.priority,
+                    target, message.body, labelled(message, reason, target), priority=message.priority,
                     persistent=not store.volatile,
                 )  # fmt: skip
                 kept += 1
@@ -182,18 +183,3 @@ def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]
             left = size - len(one.message.body)
         groups[-1].append(one)
     return groups
-
-
-def _labelled(message: Any, reason: str) -> dict[str, Any]:
-    """The message's headers, and where it comes from. Its message id is among them, not used again: the copies of
-    several subscriptions are not duplicates of each other."""
-    labels: dict[str, Any] = {
-        "dead_letter_reason": reason,
-        "dead_letter_source": str(message.destination),
-        "dead_letter_deliveries": message.deliveries - 1,
-    }
-    if message.subscription is not None:
-        labels["dead_letter_client"], labels["dead_letter_subscription"] = message.subscription
-    if message.message_id is not None:
-        labels["dead_letter_message_id"] = message.message_id
-    return {**message.headers, **labels}

@@ -1,0 +1,233 @@
+"""Dead letters: what one says of where it comes from, and its way back there.
+
+`labelled` is what undelivered.py sends, `requeue` and `requeue_all` put back. The duplicate window of the source knows
+the message's id still: a transaction that acks a dead letter and sends to its source under that id marks the send
+`requeued` (`mark_requeued`), and it is stored. Otherwise the letter would be gone from both queues.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..adapters.base import Message, SubscriptionKey, require_leased
+from ..policies.destination import Destination, Kind
+from ..policies.errors import AnabranchError, DeadLetterError, StoreFullError
+
+if TYPE_CHECKING:
+    from .parts import Part
+    from .places import Places
+    from .queue import Queue
+    from .transaction import Transaction
+
+BATCH_MESSAGES: Final = 100
+"""Dead letters of a queue that are put back in one transaction."""
+BATCH_BYTES: Final = 4 << 20
+"""Likewise, of their bodies; one that is longer goes back alone."""
+
+_PREFIX: Final = "dead_letter_"
+REASON: Final = "dead_letter_reason"
+SOURCE: Final = "dead_letter_source"
+DELIVERIES: Final = "dead_letter_deliveries"
+MESSAGE_ID: Final = "dead_letter_message_id"
+CLIENT: Final = "dead_letter_client"
+SUBSCRIPTION: Final = "dead_letter_subscription"
+
+
+def labelled(message: Message, reason: str, target: Destination) -> dict[str, Any]:
+    """The headers of the dead letter that a message becomes in `target`: its own, and where it comes from. Its message
+    id is among them, not used again: the copies of several subscriptions are not duplicates of each other."""
+    source = message.headers.get(SOURCE)
+    if target == message.destination and source is not None:  # a dead letter stays where it is, and comes from there
+        return {**message.headers, REASON: reason, DELIVERIES: message.deliveries - 1}
+    labels: dict[str, Any] = {
+        REASON: reason,
+        SOURCE: str(message.destination),
+        DELIVERIES: message.deliveries - 1,
+    }
+    if message.subscription is not None:
+        labels[CLIENT], labels[SUBSCRIPTION] = message.subscription
+    if message.message_id is not None:
+        labels[MESSAGE_ID] = message.message_id
+    return {**message.headers, **labels}
+
+
+def mark_requeued(parts: Sequence[Part]) -> None:
+    """Of a transaction that is about to be committed or prepared: each send that puts back a dead letter which the
+    transaction acks is no duplicate. May be done again."""
+    letters = Counter(
+        (message.headers.get(SOURCE), message.headers[MESSAGE_ID])
+        for part in parts
+        for message in part.acks
+        if MESSAGE_ID in message.headers
+    )
+    if not letters:
+        return
+    for part in parts:
+        for place, (destination, message) in enumerate(part.sends):
+            key = (str(destination), message.message_id)
+            if letters[key] > 0:
+                letters[key] -= 1
+                part.sends[place] = (destination, message._replace(requeued=True))
+
+
+class _Letter(NamedTuple):
+    """A dead letter, and what it is sent back as."""
+
+    message: Message
+    source: Destination
+    message_id: str | None
+    headers: dict[str, Any]
+    persistent: bool
+
+
+class _Checker:
+    """Reads where dead letters come from. Of one call: what it has looked up it remembers."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._subscriptions: dict[Destination, set[SubscriptionKey]] = {}
+
+    def letter(self, message: Message) -> _Letter:
+        """Raises DeadLetterError if it cannot go back, UnknownMessageError if it is not leased here, TypeError."""
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"dead letters that were received can be put back, or all of a queue; not {type(message).__name__}: "
+                f"{message!r}"
+            )
+        require_leased(message)
+        self._places.require_own(message)
+        source = self._source(message)
+        if source.kind is Kind.TOPIC:
+            self._require_subscription(message, source)
+        message_id = message.headers.get(MESSAGE_ID)
+        if not isinstance(message_id, str | None):
+            raise DeadLetterError(f"{message!r} is no dead letter: its header {MESSAGE_ID} is {message_id!r}")
+        headers = {name: value for name, value in message.headers.items() if not name.startswith(_PREFIX)}
+        return _Letter(message, source, message_id, headers, not self._places.is_transient(message))
+
+    def _source(self, message: Message) -> Destination:
+        """Where it comes from, which has a route."""
+        name = message.headers.get(SOURCE)
+        if not isinstance(name, str):
+            raise DeadLetterError(
+                f"{message!r} is no dead letter: it has no header {SOURCE}; what was sent to {message.destination} by "
+                "somebody else stays there"
+            )
+        try:
+            source = Destination.parse(name)
+            self._places.route(source)
+        except AnabranchError as error:
+            raise DeadLetterError(f"{message!r} cannot go back to {name}: {error}") from error
+        if source == message.destination:
+            raise DeadLetterError(
+                f"{message!r} comes from {source} itself, where it is already; ack it, or send it where it belongs"
+            )
+        return source
+
+    def _require_subscription(self, message: Message, topic: Destination) -> None:
+        """Somebody there has it then: without any subscription it would be gone."""
+        known = self._subscriptions.get(topic)
+        if known is None:
+            found = self._places.for_store(topic, lambda store: store.subscriptions())
+            known = self._subscriptions[topic] = {some.key for some in found if some.topic == topic}
+        name = message.headers.get(SUBSCRIPTION)
+        if name is None and not known:
+            raise DeadLetterError(
+                f"{message!r} cannot go back to {topic}, which has no durable subscription: nobody would have it"
+            )
+        if name is not None and (message.headers.get(CLIENT, ""), name) not in known:
+            raise DeadLetterError(
+                f"{message!r} cannot go back to the subscription {name!r} of {topic}, which is not there any more; "
+                "subscribe again first, or ack the message"
+            )
+
+
+def requeue(places: Places, begin: Callable[[], Transaction], messages: Iterable[Message]) -> int:
+    """Put these leased dead letters back, all of them in one transaction; returns how many. Raises what _Checker.letter
+    and a commit raise."""
+    checker = _Checker(places)
+    letters = [checker.letter(message) for message in messages]
+    _put_back(begin, letters)
+    return len(letters)
+
+
+def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter]) -> None:
+    if not letters:
+        return
+    sent: set[tuple[Destination, str]] = set()
+    with begin() as transaction:
+        for message, source, message_id, headers, persistent in letters:
+            if source.kind is Kind.TOPIC and message_id is not None:
+                if (source, message_id) in sent:  # one message that several subscriptions have given up
+                    continue
+                sent.add((source, message_id))
+            transaction.send(
+                source, message.body, headers, message_id, priority=message.priority, persistent=persistent
+            )
+        for letter in letters:  # last: what is given back by a transaction counts as delivered
+            transaction.ack(letter.message)
+
+
+def requeue_all(places: Places, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
+    """Put back the dead letters of a queue, at most `limit`, in order, batch by batch, each in one transaction; returns
+    how many. Those that come meanwhile may be left.
+
+    Errors as those of `requeue`; what was put back before stays so, and a note of the error says how many that were.
+    """
+    left = len(queue) if limit is None else min(limit, len(queue))
+    count = 0
+    try:
+        while left > 0:
+            done, wrong = _requeue_batch(places, begin, queue, min(left, BATCH_MESSAGES))
+            count += done
+            left -= done
+            if wrong is not None:
+                raise wrong
+            if not done:
+                break
+    except AnabranchError as error:
+        error.add_note(f"{count} dead letters of {queue.destination} were put back before this.")
+        raise
+    return count
+
+
+def _requeue_batch(
+    places: Places, begin: Callable[[], Transaction], queue: Queue, most: int
+) -> tuple[int, DeadLetterError | None]:
+    """Put back the first of them, up to one that cannot go back; returns how many, and what is wrong with that one."""
+    checker = _Checker(places)
+    taken: list[Message] = []
+    letters: list[_Letter] = []
+    wrong: DeadLetterError | None = None
+    size = 0
+    try:
+        while len(letters) < most and size < BATCH_BYTES and wrong is None:
+            message = _receive(queue, bool(letters))
+            if message is None:
+                break
+            taken.append(message)
+            try:
+                letters.append(checker.letter(message))
+            except DeadLetterError as error:
+                wrong = error
+            size += len(message.body)
+        _put_back(begin, letters)
+        del taken[: len(letters)]
+    finally:
+        for message in taken:
+            with suppress(AnabranchError):  # the transaction has freed it, or its store has failed
+                message.store.release([message], delivered=False)
+    return len(letters), wrong
+
+
+def _receive(queue: Queue, enough: bool) -> Message | None:
+    """The next one; None if there is none, or if there are `enough` and no more can be leased."""
+    try:
+        return queue.receive()
+    except StoreFullError:
+        if not enough:
+            raise
+        return None

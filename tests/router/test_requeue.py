@@ -1,0 +1,362 @@
+"""Dead letters go back where they came from: none is lost, whatever the duplicate window knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.adapters.base import Message
+from anabranch.router import dead_letter
+
+from ..contract.disk import eventually
+from ..thirdparty.disk import SITE
+from .disk import SYNCED, contents, drain, take
+
+KINDS = ("journal", "sql", "memory", "onefile")
+ID = "invoice-1"
+
+assert SITE.is_dir()  # stores of kind `onefile` are found by their entry point
+
+
+def of_kind(kind: str, **options: Any) -> dict[str, Any]:
+    """The options of a store of that kind, as StoreConfig takes them."""
+    model = {"journal": anabranch.JournalOptions, "sql": anabranch.SqlOptions, "memory": anabranch.MemoryOptions}.get(
+        kind
+    )
+    if model is None:
+        return {kind: options}
+    return {kind: SYNCED.model_copy(update=options) if kind == "journal" else model(**options)}
+
+
+def config(tmp_path: Path, kind: str = "journal", letters: str | None = "journal", **options: Any) -> anabranch.Config:
+    """What is not a dead letter is in store `all`, of one kind; the others are in `dead`, or there too."""
+    undelivered = {"max_deliveries": 1, "dead_letter": "dlq.{name}", **options}
+    stores = [anabranch.StoreConfig("all", [">"], **of_kind(kind, **undelivered))]
+    if letters is not None:
+        stores.append(anabranch.StoreConfig("dead", ["dlq.>"], **of_kind(letters)))
+    return anabranch.Config(tmp_path / "data", stores)
+
+
+def fail(router: anabranch.Router, source: anabranch.Queue | anabranch.Subscriber, *bodies: bytes) -> None:
+    """These are received, given back and put aside."""
+    for body in bodies:
+        message = source.receive()
+        assert message is not None
+        assert message.body == body
+        message.release()
+    router.put_aside()
+
+
+def failed(router: anabranch.Router, name: str, count: int, size: int = 10) -> list[bytes]:
+    """So many messages of a queue that have become dead letters; their bodies."""
+    bodies = [b"%d" % number + bytes(size) for number in range(count)]
+    queue = router.queue(name)
+    for number, body in enumerate(bodies):
+        queue.send(body, message_id=f"{name}-{number}")
+    fail(router, queue, *bodies)
+    return bodies
+
+
+def without_labels(message: Message) -> dict[str, Any]:
+    return {name: value for name, value in message.headers.items() if not name.startswith("dead_letter")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("letters", [None, "journal", "sql", "memory"])
+def test_a_dead_letter_that_is_sent_back_by_hand_is_not_lost(tmp_path: Path, kind: str, letters: str | None) -> None:
+    """Acked, and sent where it came from under the id that it had there, in one transaction."""
+    with anabranch.open(config(tmp_path, kind, letters)) as router:
+        router.queue("q").send(b"pay", {"k": 1}, ID)
+        fail(router, router.queue("q"), b"pay")
+        letter = take(router, "dlq.q")
+        assert letter.headers["dead_letter_message_id"] == ID
+        with router.transaction() as tx:
+            tx.ack(letter)
+            tx.send(str(letter.headers["dead_letter_source"]), letter.body, without_labels(letter), ID)
+        assert [receipt.duplicate for receipt in tx.receipts] == [False]
+        assert (contents(router, "q"), contents(router, "dlq.q")) == ([b"pay"], [])
+        message = take(router, "q")
+        assert (message.message_id, message.headers, message.deliveries) == (ID, {"k": 1}, 1)
+
+
+@pytest.mark.parametrize("kind", ["journal", "sql", "onefile"])
+def test_nor_is_it_if_the_transaction_is_committed_by_the_next_process(tmp_path: Path, kind: str) -> None:
+    xid = anabranch.Xid(1, "requeue")
+    with anabranch.open(config(tmp_path, kind)) as router:
+        router.queue("q").send(b"pay", message_id=ID)
+        fail(router, router.queue("q"), b"pay")
+        tx = router.transaction(xid)
+        tx.ack(take(router, "dlq.q"))
+        tx.send("q", b"pay", message_id=ID)
+        tx.send("q", b"pay", message_id=ID)  # there is one dead letter: this is a duplicate
+        tx.prepare()
+    with anabranch.open(config(tmp_path, kind)) as router:
+        router.commit(xid)
+        assert (contents(router, "q"), contents(router, "dlq.q")) == ([b"pay"], [])
+        assert router.queue("q").send(b"again", message_id=ID).duplicate
+
+
+def test_a_voted_transaction_puts_it_back_too(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        router.queue("q").send(b"pay", message_id=ID)
+        fail(router, router.queue("q"), b"pay")
+        tx = router.transaction()
+        tx.send("q", b"pay", message_id=ID)
+        tx.ack(take(router, "dlq.q"))
+        tx.vote()
+        assert [receipt.duplicate for receipt in tx.commit()] == [False]
+        assert contents(router, "q") == [b"pay"]
+
+
+def test_other_sends_of_the_same_id_are_duplicates_still(tmp_path: Path) -> None:
+    """A consumer that sends on what it receives, and is not sure that it has not done so before, counts on it."""
+    with anabranch.open(config(tmp_path)) as router:
+        router.queue("q").send(b"pay", message_id=ID)
+        router.queue("other").send(b"pay", message_id=ID)
+        fail(router, router.queue("q"), b"pay")
+        with router.transaction() as tx:
+            tx.ack(take(router, "dlq.q"))
+            tx.send("other", b"pay", message_id=ID)
+        assert [receipt.duplicate for receipt in tx.receipts] == [True]
+        assert router.queue("q").send(b"pay", message_id=ID).duplicate
+        assert (contents(router, "q"), contents(router, "other")) == ([], [b"pay"])
+
+
+def test_a_transaction_keeps_its_receipts(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        router.queue("q").send(b"1", message_id=ID)
+        with router.transaction() as tx:
+            tx.send("q", b"2", message_id=ID)
+            tx.send("topic://t", b"3")
+            assert tx.receipts == []
+        assert [(str(r.destination), r.duplicate) for r in tx.receipts] == [("queue://q", True), ("topic://t", False)]
+        with pytest.raises(ZeroDivisionError), router.transaction() as tx:
+            tx.send("q", b"4")
+            raise ZeroDivisionError
+        assert tx.receipts == []
+        tx = router.transaction()
+        tx.send("q", b"5")
+        assert tx.commit() == tx.receipts
+        assert len(tx.receipts) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("letters", [None, "journal", "sql", "memory"])
+def test_requeue_of_a_message_in_hand(tmp_path: Path, kind: str, letters: str | None) -> None:
+    with anabranch.open(config(tmp_path, kind, letters)) as router:
+        queue = router.queue("q")
+        for _ in range(3):  # it may fail again
+            queue.send(b"pay", {"k": 1, "letter": "x"}, ID, priority=7)
+            queue.send(b"good", message_id="good")
+            fail(router, queue, b"pay")
+            assert router.requeue(take(router, "dlq.q")) == 1
+            assert (contents(router, "q"), contents(router, "dlq.q")) == ([b"good", b"pay"], [])
+            drain(router, "dlq.q")
+            good, message = take(router, "q"), take(router, "q")
+            assert (message.body, message.message_id, message.priority) == (b"pay", ID, 7)
+            assert (message.headers, message.deliveries) == ({"k": 1, "letter": "x"}, 1)
+            good.ack()
+            message.release()
+            router.put_aside()
+            assert router.requeue([take(router, "dlq.q")]) == 1
+            assert drain(router, "q") == [b"pay"]
+            queue.delete()  # the window forgets both ids
+
+
+def test_requeue_of_many_is_one_transaction(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        failed(router, "a", 2)
+        failed(router, "b", 2)
+        letters = [take(router, f"dlq.{name}") for name in "aabb"]
+        router.queue("dlq.b").send(b"no letter")
+        with pytest.raises(anabranch.DeadLetterError, match="no dead letter: it has no header dead_letter_source"):
+            router.requeue([*letters, take(router, "dlq.b")])
+        assert (len(router.queue("a")), len(router.queue("b"))) == (0, 0)
+        assert router.requeue(iter(letters)) == 4  # they were leased still
+        assert (len(router.queue("a")), len(router.queue("b"))) == (2, 2)
+        assert (len(router.queue("dlq.a")), contents(router, "dlq.b")) == (0, [b"no letter"])
+        assert router.requeue([]) == 0
+
+
+def test_requeue_of_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches, the whole of it, in order; with a limit so many."""
+    monkeypatch.setattr(dead_letter, "BATCH_MESSAGES", 7)
+    monkeypatch.setattr(dead_letter, "BATCH_BYTES", 600)
+    with anabranch.open(config(tmp_path, dead_letter="dlq")) as router:
+        dead = router.queue("dlq")
+        small, large = failed(router, "a", 30), failed(router, "b", 10, 500)
+        assert router.requeue(dead, limit=11) == 11
+        assert (contents(router, "a"), len(dead)) == (small[:11], 29)
+        assert router.requeue("queue://dlq", 0) == 0
+        syncs = router.stats().stores["all"].batches
+        assert router.requeue("dlq") == 29
+        assert router.stats().stores["all"].batches - syncs <= 19 / 7 + 10 + 5  # not one by one
+        assert (drain(router, "a"), drain(router, "b"), len(dead)) == (small, large, 0)
+        assert router.requeue("dlq") == 0
+        assert router.requeue("dlq.never") == 0
+
+
+def test_requeue_of_a_queue_leaves_what_comes_back_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would go round and round."""
+    monkeypatch.setattr(dead_letter, "BATCH_MESSAGES", 1)
+    with anabranch.open(config(tmp_path)) as router:
+        bodies = failed(router, "q", 3)
+        put_back = dead_letter._put_back
+
+        def fails_again(*args: Any) -> None:
+            put_back(*args)
+            fail(router, router.queue("q"), next(router.queue("q").browse()).body)
+
+        monkeypatch.setattr(dead_letter, "_put_back", fails_again)
+        assert router.requeue("dlq.q") == 3
+        assert (contents(router, "q"), contents(router, "dlq.q")) == ([], bodies)
+
+
+def test_requeue_of_a_queue_stops_at_what_cannot_go_back(tmp_path: Path) -> None:
+    """What was before it is back, it and the rest stay, and none of them has been delivered."""
+    with anabranch.open(config(tmp_path)) as router:
+        bodies = failed(router, "q", 3)
+        dead = router.queue("dlq.q")
+        dead.send(b"no letter")
+        router.queue("q").send(b"last", message_id="last")
+        fail(router, router.queue("q"), b"last")
+        with pytest.raises(anabranch.DeadLetterError, match="no dead letter") as raised:
+            router.requeue(dead)
+        assert raised.value.__notes__ == ["3 dead letters of queue://dlq.q were put back before this."]
+        assert (contents(router, "q"), contents(router, "dlq.q")) == (bodies, [b"no letter", b"last"])
+        with pytest.raises(anabranch.DeadLetterError, match="no dead letter"):
+            router.requeue(dead)
+        other = take(router, "dlq.q")
+        assert (other.body, other.deliveries) == (b"no letter", 1)
+        assert router.requeue(dead) == 1  # all but what is held by somebody
+        assert contents(router, "q") == [*bodies, b"last"]
+
+
+def test_requeue_goes_on_where_a_full_store_has_stopped_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letter, "BATCH_MESSAGES", 2)
+    with anabranch.open(config(tmp_path, max_messages=5)) as router:
+        bodies = failed(router, "q", 5)
+        router.queue("other").send(b"in the way")
+        with pytest.raises(anabranch.StoreFullError) as raised:
+            router.requeue("dlq.q")
+        assert raised.value.__notes__ == ["4 dead letters of queue://dlq.q were put back before this."]
+        assert (contents(router, "q"), contents(router, "dlq.q")) == (bodies[:4], bodies[4:])
+        drain(router, "other")
+        assert router.requeue("dlq.q") == 1
+        assert contents(router, "q") == bodies
+
+
+def test_what_has_nowhere_to_go_stays(tmp_path: Path) -> None:
+    journal = SYNCED.model_copy(update={"max_deliveries": 1, "dead_letter": "dlq"})
+    stores = [
+        anabranch.StoreConfig("all", ["r"], journal=journal),
+        anabranch.StoreConfig("dead", ["dlq.>"], journal=SYNCED),
+    ]
+    with anabranch.open(anabranch.Config(tmp_path / "data", stores)) as router:
+        dead = router.queue("dlq")
+        for source, said in (
+            ("queue://q", "cannot go back to queue://q: no pattern matches"),
+            ("http://q", "cannot go back to http://q: unknown scheme"),
+            ("queue://dlq", "comes from queue://dlq itself"),
+            (7, "no header dead_letter_source"),
+        ):
+            dead.send(b"x", {"dead_letter_source": source})
+            letter = take(router, "dlq")
+            with pytest.raises(anabranch.DeadLetterError, match=said):
+                router.requeue(letter)
+            letter.ack()  # it was leased still
+        dead.send(b"x", {"dead_letter_source": "queue://r", "dead_letter_message_id": 7})
+        with pytest.raises(anabranch.DeadLetterError, match="dead_letter_message_id is 7"):
+            router.requeue("dlq")
+
+
+def test_what_is_no_message_is_refused(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        failed(router, "q", 1)
+        dead = router.queue("dlq.q")
+        with pytest.raises(anabranch.UnknownMessageError, match="browsed"):
+            router.requeue(dead.browse())
+        letter = take(router, "dlq.q")
+        with pytest.raises(TypeError, match="put back"):
+            router.requeue([letter, b"x"])  # type: ignore[list-item]
+        for wrong in (-1, True, "1"):
+            with pytest.raises(ValueError, match="limit"):
+                router.requeue(dead, wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="limit"):
+            router.requeue([letter], 1)
+        assert router.requeue(letter) == 1
+        with pytest.raises(anabranch.UnknownMessageError):
+            router.requeue(letter)
+        assert len(router.queue("q")) == 1
+
+
+def test_what_was_not_persistent_is_not_persistent_again(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        router.queue("q").send(b"1", message_id=ID, persistent=False)
+        fail(router, router.queue("q"), b"1")
+        assert router.requeue("dlq.q") == 1
+        assert contents(router, "q") == [b"1"]
+    with anabranch.open(config(tmp_path)) as router:
+        assert (contents(router, "q"), contents(router, "dlq.q")) == ([], [])
+
+
+def test_what_expired_goes_back_and_does_not_expire_again(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        router.queue("q").send(b"1", message_id=ID, expires_in=0.001)
+        eventually(lambda: router.put_aside() > 0 or len(router.queue("dlq.q")) > 0)
+        assert router.requeue("dlq.q") == 1
+        message = take(router, "q")
+        assert (message.body, message.message_id, message.expires_at_ms) == (b"1", ID, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_subscription_has_given_up_goes_to_its_topic(tmp_path: Path, kind: str) -> None:
+    """Once, if several have: each of them has it once more then."""
+    with anabranch.open(config(tmp_path, kind)) as router:
+        topic = router.topic("t")
+        one, two, three = topic.subscribe("one", "c"), topic.subscribe("two"), topic.subscribe("three")
+        topic.send(b"x", message_id=ID)
+        fail(router, one, b"x")
+        fail(router, two, b"x")
+        assert router.requeue("dlq.t") == 2
+        assert (len(one), len(two), len(three), len(router.queue("dlq.t"))) == (1, 1, 2, 0)
+        message = one.receive()
+        assert message is not None
+        assert (message.body, message.message_id, message.deliveries) == (b"x", ID, 1)
+
+
+def test_what_nobody_would_have_does_not_go_back(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        topic = router.topic("t")
+        one, two = topic.subscribe("one", "c"), topic.subscribe("two")
+        topic.send(b"x", message_id=ID)
+        fail(router, one, b"x")
+        one.unsubscribe()
+        with pytest.raises(anabranch.DeadLetterError, match="subscription 'one' of topic://t, which is not there"):
+            router.requeue("dlq.t")
+        topic.send(b"y", expires_in=0.001)
+        eventually(lambda: router.put_aside() > 0 or len(router.queue("dlq.t")) == 2)
+        two.unsubscribe()
+        first = take(router, "dlq.t")
+        with pytest.raises(anabranch.DeadLetterError, match="no durable subscription: nobody would have it"):
+            router.requeue("dlq.t")
+        first.release()
+        assert len(router.queue("dlq.t")) == 2
+        one, two = topic.subscribe("one", "c"), topic.subscribe("two")
+        assert router.requeue("dlq.t") == 2
+        assert (len(one), len(two)) == (2, 2)
+
+
+def test_a_dead_letter_that_is_given_back_too_often_remembers_where_it_comes_from(tmp_path: Path) -> None:
+    """Its queue's store has the same dead-letter queue, as where there is one store for everything."""
+    with anabranch.open(config(tmp_path, letters=None, dead_letter="dlq")) as router:
+        router.queue("q").send(b"x", message_id=ID)
+        fail(router, router.queue("q"), b"x")
+        fail(router, router.queue("dlq"), b"x")
+        letter = take(router, "dlq")
+        assert (letter.headers["dead_letter_source"], letter.headers["dead_letter_reason"]) == ("queue://q", "spent")
+        assert router.requeue(letter) == 1
+        assert [(m.body, m.message_id) for m in router.queue("q").browse()] == [(b"x", ID)]
