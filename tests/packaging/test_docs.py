@@ -59,13 +59,20 @@ def test_what_is_called_python_compiles(page: Path) -> None:
 
 def test_the_programs_of_the_page_on_messages_run_one_after_the_other(tmp_path: Path) -> None:
     programs = blocks("messages.md", "python")
-    assert len(programs) == 2
-    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"])])
+    assert len(programs) == 3
+    options = anabranch.JournalOptions(max_deliveries=1, dead_letter="dlq")
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
     with anabranch.open(config) as router:
+        orders = router.queue("orders")
+        orders.send_many([b"1", b"2", b"3"])  # for the page's last program, which puts dead letters back
+        while (message := orders.receive()) is not None:
+            message.release()
+        router.put_aside()
         names: dict[str, object] = {"router": router}
         for program in programs:
             exec(program, names)
         assert [s.subscription.name for s in router.topic("prices.eu").subscriptions()] == ["charts"]
+        assert sorted(message.body for message in orders.browse()) == [b"1", b"2", b"3"]
 
 
 def test_the_programs_of_the_page_on_configuration_run() -> None:
