@@ -22,7 +22,7 @@ import yaml
 from pydantic import SecretStr, ValidationError
 
 from . import config_yaml
-from .config_checks import Outline, disagreements
+from .config_checks import Outline, disagreements, doubts
 from .config_models import Config, StoreConfig, validated_options
 from .config_options import FILE_MODE, Base, Duration, Options, Size
 from .config_problems import Located, describe_value, did_you_mean, explain
@@ -47,6 +47,7 @@ __all__ = [
     "json_schema",
     "load",
     "loads",
+    "warnings",
 ]
 
 _EMPTY = "the file says nothing; the least is a directory and one store, and `anabranch init` writes an example"
@@ -55,8 +56,23 @@ _EMPTY = "the file says nothing; the least is a directory and one store, and `an
 def load(path: str | Path) -> Config:
     """The configuration in a file. Relative directories start from the file's. Raises ConfigError."""
     path = Path(path)
+    return _loads(_read(path), path.parent, str(path))
+
+
+def warnings(path: str | Path) -> list[Problem]:
+    """What is right in a file, and probably not what was meant, in the order of its lines; of one that `load` takes.
+    Raises ConfigError if it cannot be read."""
+    path = Path(path)
+    document = config_yaml.parse(_read(path))
+    defaults = _defaults(document, [], Base(path.parent.absolute()))
+    data = _with_defaults(document.data, defaults)
+    found = doubts(_outlines(data, path.parent.absolute())[1])
+    return sorted((Problem(p.describe(data), document.line(p.path)) for p in found), key=lambda problem: problem.line)
+
+
+def _read(path: Path) -> str:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(["no such file; `anabranch init` writes one"], str(path)) from None
     except OSError as error:
@@ -64,7 +80,6 @@ def load(path: str | Path) -> Config:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError([Problem("not UTF-8; save the file as UTF-8", line)], str(path)) from None
-    return _loads(text, path.parent, str(path))
 
 
 def loads(text: str, base: str | Path) -> Config:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .config_problems import Located
 from .config_yaml import Path as Place
-from .destination import Destination
+from .destination import Destination, wildcard_in
 from .errors import DestinationError
 from .options import dead_letter_name
 from .wildcard import Pattern
@@ -44,6 +44,24 @@ def disagreements(
     yield from _patterns(stores, where)
     yield from _directories(root, stores, where)
     yield from _dead_letters(stores)
+
+
+def doubts(stores: Sequence[Outline]) -> Iterator[Located]:
+    """What may stand in a file, and is probably not what was meant."""
+    for store in stores:
+        for index, text in enumerate(store.match):
+            if isinstance(text, str) and "#" in text.rpartition("://")[2].split("."):
+                yield Located(
+                    ("stores", store.place, "match", index),
+                    f"pattern {text!r}: # is no wildcard here, it matches a segment of that name. A last segment > "
+                    "matches all the rest, as in 'orders.>', and * one segment; write [#] if # is meant",
+                )
+        if isinstance(store.dead_letter, str) and wildcard_in(store.dead_letter) is not None:
+            yield Located(
+                ("stores", store.place, store.kind, "dead_letter"),
+                f"{store.dead_letter!r} is the name of a queue, in which {wildcard_in(store.dead_letter)} is no "
+                "wildcard; {name} stands for the destination that a message comes from",
+            )
 
 
 def _dead_letters(stores: Sequence[Outline]) -> Iterator[Located]:

@@ -3,6 +3,9 @@
 Written `queue://orders.custom` or `topic://prices.eu`; a name alone is a queue. Several with commas between are a
 composite: one atomic send to all of them, `queue://a,topic://b`. Names are case-sensitive, may hold any character but
 the comma and NUL, and `.` separates their segments (an empty segment is a segment).
+
+What is a wildcard in a pattern (wildcard.py) is a character like any other here. Where users write a name in a call it
+is refused all the same (router/addresses.py): who sends to `a.*` means something else than a queue of that name.
 """
 
 from __future__ import annotations
@@ -67,6 +70,15 @@ class Destination:
     def parse_composite(cls, text: str) -> tuple[Destination, ...]:
         """The parts of `queue://a,topic://b` in order, each once. Raises DestinationError."""
         return tuple(dict.fromkeys(_parse(part.strip()) for part in text.split(",")))
+
+
+def wildcard_in(name: str) -> str | None:
+    """The first wildcard that a name would hold if it were a pattern; None if it holds none."""
+    found = _WILDCARD.search(name)
+    return found[0] if found is not None else None
+
+
+_WILDCARD = re.compile(r"[*?[]|(?<![^.])>(?![^.])")
 
 
 def mistyped_scheme(text: str) -> bool:

@@ -1,21 +1,26 @@
-"""What users may name a destination by, everywhere: its text, a Destination, or the Queue or Topic that they hold."""
+"""What users may name a destination by, everywhere: its text, a Destination, or the Queue or Topic that they hold.
+
+A text holds no wildcards: it names destinations one by one. A destination whose name really holds one, from before
+that was refused or by another's choice, is given as a Destination, which is taken as it is.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from ..policies.destination import Destination, Kind, mistyped_scheme
+from ..policies.destination import Destination, Kind, mistyped_scheme, wildcard_in
 from ..policies.errors import DestinationError
+from ..policies.wildcard import escape
 from .endpoint import Endpoint
 
 Address = str | Destination | Endpoint
 
 
 def resolve(address: Address) -> Destination:
-    """The one destination that is meant; a bare name is a queue. Raises DestinationError, and TypeError for what names
-    no destination."""
+    """The one destination that is meant; a bare name is a queue. Raises DestinationError, for a pattern too, and
+    TypeError for what names no destination."""
     if isinstance(address, str):
-        return Destination.parse(address)
+        return _parsed_one(address)
     return _named(address)
 
 
@@ -47,8 +52,25 @@ def _of_kind(kind: Kind, address: Address) -> Destination:
 
 
 @lru_cache(maxsize=16384)
+def _parsed_one(text: str) -> Destination:
+    return _plain(Destination.parse(text))
+
+
+@lru_cache(maxsize=16384)
 def _parsed(text: str) -> tuple[Destination, ...]:
-    return Destination.parse_composite(text)
+    return tuple(_plain(destination) for destination in Destination.parse_composite(text))
+
+
+def _plain(destination: Destination) -> Destination:
+    """Raises DestinationError for a name that holds a wildcard."""
+    wildcard = wildcard_in(destination.name)
+    if wildcard is None:
+        return destination
+    raise DestinationError(
+        f"{destination} holds the wildcard {wildcard}, which only the patterns of a configuration have: name one "
+        f"destination, or several with commas between. If one is really named so, give it as "
+        f"Destination.parse({str(destination)!r}), and write its pattern as {escape(destination.name)}"
+    )
 
 
 def _named(address: Destination | Endpoint) -> Destination:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ...policies.config import StoreConfig, load
+from ...policies.config import StoreConfig, load, warnings
 from ...policies.errors import AnabranchError, ConfigError, Problem
 from ...policies.kinds import load_adapter
 from .modes import too_open
@@ -20,8 +20,8 @@ from .output import echo_json, json_option
 def command(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Say what is wrong with a configuration file.
 
-    All of it at once, of PATH or stores.yaml. Opens no store and creates nothing. Warns of files that more users may
-    read than the configuration says.
+    All of it at once, of PATH or stores.yaml. Opens no store and creates nothing. What is right, and probably not what
+    was meant, is a warning, and so are files that more users may read than the configuration says.
 
     \b
     Example:
@@ -39,13 +39,15 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
         problems = [{"line": problem.line, "message": problem.message} for problem in error.problems]
         echo_json({"path": str(path), "valid": False, "problems": problems})
         ctx.exit(2)
-    warnings = too_open(config)
+    doubtful = [*warnings(path), *too_open(config)]
     if as_json:
-        names = [store.name for store in config.stores]
-        echo_json({"path": str(path), "valid": True, "problems": [], "warnings": warnings, "stores": names})
+        found = [{"line": warning.line, "message": warning.message} for warning in doubtful]
+        stores = [store.name for store in config.stores]
+        echo_json({"path": str(path), "valid": True, "problems": [], "warnings": found, "stores": stores})
         return
-    for warning in warnings:
-        click.echo(f"Warning: {warning}", err=True)
+    for warning in doubtful:
+        where = f"{path}:{warning.line}" if warning.line else path
+        click.echo(f"{where}: warning: {warning.message}", err=True)
     click.echo(f"{path} is valid. Data directory: {config.directory}")
     for store in config.stores:
         own = ", one for each destination" if store.per_destination else ""

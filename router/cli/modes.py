@@ -9,14 +9,18 @@ from pathlib import Path
 
 from ...adapters.files import directory_mode
 from ...policies.config import Config
+from ...policies.errors import Problem
 
 
-def too_open(config: Config) -> list[str]:
+def too_open(config: Config) -> list[Problem]:
     """One warning for each directory in which something is there with a mode beyond `file_mode`, which was made by
     hand, or by an earlier version. Looks at modes alone; what cannot be looked at is passed over."""
     return [
-        f"{root}: {len(found)} of the files and directories here may be read or written by more users than file_mode "
-        f"{mode:04o} says, such as {found[0]}; what exists is left as it is. Change it with: {_remedy(root, mode)}"
+        Problem(
+            f"{root}: {len(found)} of the files and directories here may be read or written by more users than "
+            f"file_mode {mode:04o} says, such as {found[0]}; what exists is left as it is. "
+            f"Change it with: {_remedy(root, mode)}"
+        )
         for root, mode in _roots(config).items()
         if (found := [path for path in _below(root, _roots(config)) if _is_beyond(path, mode)])
     ]

@@ -124,6 +124,28 @@ def test_check_as_json() -> None:
     assert json.loads(run("check", "--json").stdout) == wanted
 
 
+def test_check_warns_of_what_is_probably_not_meant() -> None:
+    """Wildcards of other brokers, which are names here."""
+    Path("s.yaml").write_text(
+        "directory: d\ndefaults: {journal: {dead_letter: 'dlq.*'}}\nstores:\n- name: a\n"
+        "  match: ['queue://orders.#', 'x#y', 'orders.[#]']\n- {name: b, match: ['#', '>'], sql: {}}\n"
+    )
+    result = run("check", "s.yaml")
+    assert (result.exit_code, result.stdout.splitlines()[0][:17]) == (0, "s.yaml is valid. ")
+    lines = result.stderr.splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["s.yaml:4", "warning"],
+        ["s.yaml:5", "warning"],
+        ["s.yaml:6", "warning"],
+    ]
+    assert "store 'a': journal.dead_letter: 'dlq.*' is the name of a queue" in lines[0]
+    assert "store 'a': match[0]: pattern 'queue://orders.#': # is no wildcard here" in lines[1]
+    assert "'orders.>'" in lines[1]
+    assert "store 'b': match[0]: pattern '#'" in lines[2]
+    found = json.loads(run("check", "s.yaml", "--json").stdout)
+    assert (found["valid"], [warning["line"] for warning in found["warnings"]]) == (True, [4, 5, 6])
+
+
 def test_route_as_json() -> None:
     run("init")
     found = json.loads(run("route", "--config", "stores.yaml", "topic://ticks.eu", "--json").stdout)

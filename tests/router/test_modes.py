@@ -130,8 +130,8 @@ def test_what_exists_is_left_as_it_is_and_check_warns(tmp_path: Path, monkeypatc
     assert checked.exit_code == 0
     found = checked.stderr.splitlines()
     assert len(found) == 2
-    assert found[0].startswith(f"Warning: {data}: 1 of the files and directories here may be read")
-    assert found[1].startswith(f"Warning: {data / 'stores' / 'a'}: 1 of")
+    assert found[0].startswith(f"stores.yaml: warning: {data}: 1 of the files and directories here may be read")
+    assert found[1].startswith(f"stores.yaml: warning: {data / 'stores' / 'a'}: 1 of")
     assert f"such as {segment};" in found[1]
     for line in found:  # what it says to do is enough
         subprocess.run(line.partition("Change it with: ")[2], shell=True, check=True)

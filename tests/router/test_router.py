@@ -405,6 +405,34 @@ class TestArguments:
                 tx.send(address, b"y")
             assert router.delete(address) == 2
 
+    @pytest.mark.parametrize("name", ["one.*", "one.>", "one.eu-*", "one.?", "one.[ab]", "one.>.b"])
+    def test_a_pattern_names_no_destination(self, router: anabranch.Router, name: str) -> None:
+        """Nothing of that name is made; a Destination says that it is meant so."""
+        literal = anabranch.Destination.parse(name)
+        tx = router.transaction()
+        for call in (
+            lambda: router.queue(name),
+            lambda: router.topic(f"topic://{name}"),
+            lambda: router.send(f"one.a,{name}", b"x"),
+            lambda: router.delete(name),
+            lambda: tx.send(name, b"x"),
+            lambda: tx.subscribe(name, "desk"),
+        ):
+            with pytest.raises(DestinationError, match=r"holds the wildcard [*>?[], .*Destination\.parse\('"):
+                call()
+        tx.send(literal, b"meant so")
+        tx.commit()
+        assert router.destinations() == [literal]
+        router.close()
+        with router.open():  # also what was made when nobody refused it
+            assert router.destinations() == [literal]
+            assert [message.body for message in router.queue(literal).browse()] == [b"meant so"]
+            assert router.delete(literal) == 1
+
+    def test_the_error_says_how_a_pattern_names_it(self, router: anabranch.Router) -> None:
+        with pytest.raises(DestinationError, match=r"write its pattern as one\.\[\*\]$"):
+            router.queue("one.*")
+
     @pytest.mark.parametrize("address", [None, 7, b"one.a", ["one.a"]])
     def test_what_names_no_queue(self, router: anabranch.Router, address: Any) -> None:
         tx = router.transaction()
