@@ -328,6 +328,8 @@ class StoreStats:
     """Of messages that are kept in memory, as the store counts them."""
     swap_bytes: int = 0
     """Of the swap files."""
+    dropped: int = 0
+    """Messages that were sent to a topic without any durable subscription, and so were gone at once."""
 
 
 Progress = Callable[[str, int, int], None]

@@ -34,7 +34,9 @@ class Inlet:
         self._places, self._destination, self._subscription = places, destination, subscription
 
     def receive(self, timeout: float | None) -> Message | None:
-        """As Store.receive."""
+        """As Store.receive. Raises TypeError and ValueError for what is no time to wait."""
+        if timeout != 0:
+            _require_timeout(timeout)
         companion = self._places.companion_of(self._destination)
         if companion is None:
             if timeout == 0 and self._places.store_of(self._destination) is None:
@@ -180,6 +182,18 @@ class Inlet:
 
     def _for_store(self, call: Callable[[Store], T]) -> T:
         return self._places.for_store(self._destination, call)
+
+
+def _require_timeout(timeout: object) -> None:
+    """Raise TypeError or ValueError for what cannot be waited for."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, int | float):
+        raise TypeError(f"timeout is a number of seconds, not {type(timeout).__name__}: {timeout!r}")
+    if not timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"timeout is a number of seconds up to {threading.TIMEOUT_MAX:.0f}, not {timeout!r}; None is for ever"
+        )
 
 
 def _end(ends: list[Callable[[], None]]) -> None:

@@ -27,6 +27,7 @@ class Queue(Endpoint):
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
 
         It is this process's until `message.ack()` or `message.release()`; when the process ends, all its leases do.
+        Raises TypeError and ValueError for what is no number of seconds.
         """
         return self._inlet.receive(timeout)
 

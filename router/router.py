@@ -68,7 +68,8 @@ class RouterStats:
     dead_lettered: int = 0
     """Messages that were put into dead-letter queues since open."""
     dropped: int = 0
-    """Expired messages without a dead-letter queue that were dropped since open."""
+    """Messages that were dropped since open: expired ones without a dead-letter queue, and those that were sent to a
+    topic without any durable subscription, which the `dropped` of each store counts since that was opened."""
 
 
 class Router:
@@ -382,9 +383,9 @@ class Router:
         rows = self.places.rows_by_name()
         stores = {name: self.places.with_row(row, lambda store: store.stats()) for name, row in rows.items()}
         companions = {name: store.stats() for name, store in self.places.companions().items()}
-        return RouterStats(
-            {**stores, **companions}, self.coordinator.log.syncs, self.sweeper.dead_lettered, self.sweeper.dropped
-        )
+        all_of_them = {**stores, **companions}
+        dropped = self.sweeper.dropped + sum(store.dropped for store in all_of_them.values())
+        return RouterStats(all_of_them, self.coordinator.log.syncs, self.sweeper.dead_lettered, dropped)
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.

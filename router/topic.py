@@ -13,9 +13,10 @@ any it is gone at once. Selectors are kept for who evaluates them, not evaluated
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ..adapters.base import Message, Subscription
+from ..policies.errors import DestinationError
 from .endpoint import Endpoint
 from .inlet import Inlet
 
@@ -93,6 +94,16 @@ class Topic(Endpoint):
         known = self._for_store(lambda store: store.subscriptions())
         mine = sorted((s for s in known if s.topic == self.destination), key=lambda s: s.key)
         return [Subscriber(self._places, subscription) for subscription in mine]
+
+    def receive(self, timeout: float | None = 0) -> NoReturn:
+        """Nobody receives from a topic as such, whose messages go to its subscriptions. Raises DestinationError, which
+        names them."""
+        names = [repr(subscriber.subscription.name) for subscriber in self.subscriptions()]
+        there = f"those there are: {', '.join(names)}" if names else "there is none yet, so what is sent is dropped"
+        raise DestinationError(
+            f"{self.destination} is a topic, and messages are received from its durable subscriptions: "
+            f"topic.subscribe(name).receive(); {there}"
+        )
 
     def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
         """Look at all messages that some subscription has yet to ack; as Queue.browse."""

@@ -78,6 +78,7 @@ class Applier:
         """Take over from recovery, which has filled the index up to the log's tail."""
         self.applied: Tail = self._log.tail
         self.index.rows.on_damage = self._damaged
+        self.index.dropped = (0, self.applied.seq)
         self._write_checkpoint(clean=False)
 
     def close(self, clean: bool) -> None:

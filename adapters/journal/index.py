@@ -106,6 +106,8 @@ class Index:
         """Applied since the last checkpoint."""
         self.emptied = False
         """A sealed segment has lost its last live message: there is something to reclaim."""
+        self.dropped = (0, 0)
+        """Messages of topics without subscriptions since open, and the seq of the last that was counted."""
 
     # Opening
 
@@ -274,6 +276,8 @@ class Index:
                     more = self.rows.more(state, seq, extra)
                     if more is None:
                         segment.bury(lsn)
+                        if seq > self.dropped[1]:  # not when it is applied once more, from the checkpoint on
+                            self.dropped = (self.dropped[0] + 1, seq)
                         continue
                     row += more
                 puts.append((pack_key(state.id, seq), row))

@@ -775,6 +775,7 @@ class JournalStore:
                 live_percent=100.0 * live / sum(used) if sum(used) else 100.0,
                 failed=str(failed) if failed is not None else None,
                 subscriptions={known.subscription: known.count for s in states for known in s.subscribers.values()},
+                dropped=index.dropped[0],
             )
 
     def check(self) -> Iterator[str]:

@@ -58,7 +58,7 @@ class Change:
         self.seq = contents.seq
         self.messages = contents.messages
         self.live_bytes = contents.live_bytes
-        self.sends = self.acks = 0
+        self.sends = self.acks = self.unwanted = 0
         self.added = self.added_bytes = 0
         """Messages that are stored, and their bytes."""
         self._destinations: dict[Destination, DestinationDraft] = {}
@@ -95,6 +95,7 @@ class Change:
             self._ids[key] = seq
         if state.is_topic:
             if not draft.subscriptions:
+                self.unwanted += 1
                 return Receipt(message.destination, seq)  # nobody will ever ask for it
             self._wake.update((subscription.feed, None) for subscription in draft.subscriptions.values())
         else:

@@ -67,7 +67,7 @@ class Core:
             self.name, options.max_messages, options.max_stored_bytes, self._held, "max_stored_bytes"
         )  # fmt: skip
         self.branches = Branches()
-        self.sends = self.acks = self.batches = 0
+        self.sends = self.acks = self.batches = self.dropped = 0
 
     def _held(self) -> Amount:
         return self.contents.messages, self.contents.live_bytes
@@ -173,13 +173,14 @@ class Core:
         change.finish()
         written = self.residence.add(change, required)
         sends, acks, batches = self.sends + change.sends, self.acks + change.acks, self.batches + 1
+        dropped = self.dropped + change.unwanted
 
         def carry_out() -> None:
             change.apply()
             self.residence.take(change)
             if more is not None:
                 more()
-            self.sends, self.acks, self.batches = sends, acks, batches
+            self.sends, self.acks, self.batches, self.dropped = sends, acks, batches, dropped
 
         try:
             self.steps.do(carry_out)

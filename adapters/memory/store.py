@@ -439,6 +439,7 @@ class MemoryStore:
             memory_bytes=contents.memory + core.residence.prepared,
             swap_bytes=core.swap.bytes,
             failed=str(core.failed) if core.failed is not None else None,
+            dropped=core.dropped,
         )
 
     def check(self) -> Iterator[str]:

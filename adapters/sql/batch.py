@@ -89,7 +89,7 @@ class Batch:
         self.committed: list[Branch] = []
         self.rolled_back: list[Branch] = []
         self.forgotten: list[bytes] = []
-        self.acknowledged = self.sends = 0
+        self.acknowledged = self.sends = self.unwanted = 0
         self.wrote = False
 
     # Filling
@@ -189,6 +189,7 @@ class Batch:
             self._remember(key, number, seq)
         if not self._stored(sending.destination):
             self._unstage(sending)
+            self.unwanted += 1
             return seq, False
         if isinstance(sending, Staged):
             self._place(sending, number, seq)

@@ -633,6 +633,7 @@ class SqlStore:
                 batches=writer.batches,
                 failed=str(writer.failed) if writer.failed is not None else None,
                 subscriptions={durable.subscription: durable.count for durable in state.durables.values()},
+                dropped=writer.dropped,
             )
 
     def check(self) -> Iterator[str]:

@@ -67,7 +67,7 @@ class Writer:
         self.failed: BaseException | None = None
         self.on_stop: Callable[[], None] = lambda: None
         """Called when the store stops: to wake those who wait for messages."""
-        self.batches = self.sends = self.acks = 0
+        self.batches = self.sends = self.acks = self.dropped = 0
         self._lead = threading.Lock()
         self._queue: deque[Ticket] = deque()
         self._count_lock = threading.RLock()  # guards what is queued; a signal handler may come back to it
@@ -351,6 +351,7 @@ class Writer:
         self.batches += 1
         self.sends += batch.sends
         self.acks += batch.acknowledged
+        self.dropped += batch.unwanted
 
     # When it fails
 

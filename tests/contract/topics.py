@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Message, Outgoing, Receipt, Store, Subscription, SubscriptionKey
+from anabranch.adapters.base import Change, Message, Outgoing, Receipt, Store, Subscription, SubscriptionKey
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
     DestinationError,
@@ -20,6 +20,7 @@ from anabranch.policies.errors import (
 )
 
 from .disk import PATIENCE, A, Disk, Parallel, T, assert_whole, bodies, drain, take
+from .preparing import prepare, transaction
 
 U = Destination.parse("topic://u")
 DESK = Subscription(T, "desk", "c1")
@@ -100,6 +101,28 @@ class TopicsContract:
         store.send(T, b"1")
         with pytest.raises(DestinationError):
             store.receive(T)
+
+    def test_what_nobody_wanted_is_counted(self, disk: Disk, store: Store) -> None:
+        """However it was sent, once it takes effect; and what a queue or a subscription has is not."""
+        store.send(T, b"1", None, "id")
+        store.send(A, b"a")
+        assert store.send(T, b"1", None, "id").duplicate
+        assert store.stats().dropped == 1
+        store.send_many(T, [b"2", b"3"])
+        store.send_nowait(T, b"4").result(PATIENCE)
+        store.commit([(T, Outgoing(b"5")), (A, Outgoing(b"a"))], [], changes=[Change(Subscription(U, "desk"), True)])
+        assert store.stats().dropped == 5
+        prepare(store, 1, [(T, Outgoing(b"6")), (U, Outgoing(b"u"))])
+        prepare(store, 2, [(T, Outgoing(b"7"))])
+        assert store.stats().dropped == 5
+        store.commit_prepared(transaction(1)).wait()
+        store.rollback_prepared(transaction(2)).wait()
+        subscribed(store)
+        store.send(T, b"8")
+        assert drain(store, T, DESK.key) == drain(store, T, BOOK.key) == [b"8"]
+        assert store.stats().dropped == 6
+        assert_whole(store)
+        assert disk.later(store, "closed").stats().dropped == (6 if disk.volatile else 0)
 
     def test_unknown_subscriptions(self, store: Store) -> None:
         subscribed(store, DESK)

@@ -100,6 +100,19 @@ def test_a_restored_index_leaves_holds_and_what_was_fetched_alone(disk: JournalD
     assert_whole(store)
 
 
+def test_a_restored_index_counts_nothing_twice(disk: JournalDisk) -> None:
+    store = disk.create(checkpoint_interval=3600.0)
+    topic = Destination.parse("topic://nobody's")
+    for _ in range(2):
+        store.send_many(topic, [b"1", b"2"])
+        store._applier._interrupted = True  # what Ctrl-C in the middle of applying leaves
+    assert store.stats().dropped == 4
+    store._applier._interrupted = True
+    store.send(topic, b"3")
+    assert store.stats().dropped == 5
+    assert disk.reopen(store).stats().dropped == 0
+
+
 def test_an_interrupted_reclaim_brings_nothing_back(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C just before the checkpoint: the acks in the segments to be released are replayed once more."""
     store = disk.create(checkpoint_interval=3600.0, checkpoint_operations=1_000_000, pool_files=0)

@@ -494,6 +494,27 @@ class TestArguments:
         with pytest.raises(TypeError, match="messages that were received can be acked, not str"):
             router.ack(wrong)
 
+    @pytest.mark.parametrize("timeout", ["1", b"1", [1], (), object()])
+    def test_what_is_no_number_of_seconds(self, router: anabranch.Router, timeout: Any) -> None:
+        """Whether or not there is something to receive, and in the words of the other arguments."""
+        queue = router.queue("one.a")
+        desk = anabranch.Subscriber(router.places, anabranch.Subscription(queue.destination, "desk"))
+        for _ in range(2):
+            for receiver in (queue, desk):
+                with pytest.raises(TypeError, match=f"^timeout is a number of seconds, not {type(timeout).__name__}: "):
+                    receiver.receive(timeout)
+            queue.send(b"x")
+        assert take(queue).deliveries == 1
+
+    @pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e300])
+    def test_what_nobody_can_wait_for(self, router: anabranch.Router, timeout: float) -> None:
+        with pytest.raises(ValueError, match=r"^timeout is a number of seconds up to .* None is for ever$"):
+            router.queue("one.a").receive(timeout)
+
+    @pytest.mark.parametrize("timeout", [-1, -0.5, 0, 0.0, False, 0.001])
+    def test_a_wait_that_is_over(self, router: anabranch.Router, timeout: float) -> None:
+        assert router.queue("one.a").receive(timeout) is None
+
     def test_browse_refuses_a_negative_limit(self, router: anabranch.Router) -> None:
         with pytest.raises(ValueError, match="limit of 0 or more"):
             router.queue("one.a").browse(limit=-1)

@@ -8,6 +8,7 @@ import pytest
 
 import anabranch
 
+from ..contract.disk import eventually
 from .disk import SYNCED
 
 
@@ -141,3 +142,40 @@ def test_a_topic_is_deleted_with_its_subscriptions(setup: anabranch.Config) -> N
         assert topic.delete() == 2
         assert router.subscriptions() == []
         assert router.destinations() == []
+
+
+def test_a_topic_says_whom_to_receive_from(setup: anabranch.Config) -> None:
+    with anabranch.open(setup) as router:
+        prices = router.topic("prices.eu")
+        with pytest.raises(
+            anabranch.DestinationError, match=r"topic\.subscribe\(name\)\.receive\(\); there is none yet"
+        ):
+            prices.receive()
+        prices.subscribe("board")
+        prices.subscribe("audit", client_id="a")
+        with pytest.raises(
+            anabranch.DestinationError, match=r"prices\.eu is a topic.* those there are: 'board', 'audit'"
+        ):
+            prices.receive(timeout=1.0)
+
+
+def test_what_no_subscription_wanted_is_counted_as_dropped(setup: anabranch.Config) -> None:
+    """In the store that the topic lives in, what is not persistent in its own; and in all."""
+    with anabranch.open(setup) as router:
+        prices, other = router.topic("prices.eu"), router.topic("other")
+        prices.send(b"1")
+        other.send(b"2")
+        other.send(b"3", persistent=False)
+        router.send("topic://prices.us,topic://other,queue://q", b"4")
+        with router.transaction() as tx:
+            tx.subscribe(prices, "board")
+            tx.send(prices, b"5")
+            tx.send(other, b"6")
+        prices.send(b"7", persistent=False)
+        stats = router.stats()
+        assert {name: store.dropped for name, store in stats.stores.items()} == {
+            "prices": 2, "rest": 3, "rest (not persistent)": 1, "prices (not persistent)": 0,
+        }  # fmt: skip
+        assert stats.dropped == 6
+        router.queue("q").send(b"8", expires_in=0.001)
+        eventually(lambda: router.stats().dropped == 7)  # expired, and nowhere to be put

@@ -165,7 +165,7 @@ class OneFileStore:
         self._source = Source(self._contents, self.options.priorities)
         self._rooms: list[tuple[int, int]] = []
         self._claimed_by: dict[bytes, Sequence[Message]] = {}
-        self._sends = self._acks = self._syncs = self._batches = 0
+        self._sends = self._acks = self._syncs = self._batches = self._dropped = 0
         self.store_id = self._contents.store_id
         for branch in self._contents.branches.values():
             self._delivery.claim_again((self._source.note_of(acked), acked.seq) for acked in branch.acks)
@@ -380,11 +380,19 @@ class OneFileStore:
             except BaseException:
                 self._delivery.put_back(messages, hold)
                 raise
-            self._applied(taken, sends, acks)
+            self._applied(taken, sends, acks, outcomes)
             return outcomes
 
-    def _applied(self, taken: Iterable[tuple[Note, int]], sends: Sequence[Sent], acks: Sequence[Acked]) -> None:
+    def _applied(
+        self,
+        taken: Iterable[tuple[Note, int]],
+        sends: Sequence[Sent],
+        acks: Sequence[Acked],
+        outcomes: Sequence[tuple[int, bool]],
+    ) -> None:
         """Tell Delivery what is gone, and who waits what has come."""
+        for sent, (seq, duplicate) in zip(sends, outcomes, strict=True):
+            self._dropped += not duplicate and seq not in self._contents.of(sent.destination)
         for note, seq in taken:
             for feed in feeds_of(note):
                 self._delivery.acked(feed, seq)
@@ -476,7 +484,7 @@ class OneFileStore:
         with self._usable:
             self._require_unclaimed(topic, [self._source.number(topic, subscription)], "unsubscribed from")
             count = self._change(lambda contents: contents.unsubscribe(str(topic), *subscription))
-            self._applied((), (), ())
+            self._applied((), (), (), ())
             return count
 
     def subscriptions(self) -> Sequence[Subscription]:
@@ -526,7 +534,7 @@ class OneFileStore:
 
             outcomes = self._change(change)
             self._claimed_by.pop(transaction, None)
-            self._applied(taken, branch.sends, branch.acks)
+            self._applied(taken, branch.sends, branch.acks, outcomes)
             destinations = [Destination.parse(sent.destination) for sent in branch.sends]
             return Done([Receipt(d, *outcome) for d, outcome in zip(destinations, outcomes, strict=True)])
 
@@ -598,6 +606,7 @@ class OneFileStore:
                 len(self._delivery.held), self._sends, self._acks, self._syncs, self._batches,
                 journal_bytes=len(self._encoded), failed=str(self._failed) if self._failed is not None else None,
                 subscriptions={s.subscription: pending.count(n) for n, s in self._contents.subscriptions.items()},
+                dropped=self._dropped,
             )  # fmt: skip
 
     def check(self) -> Iterator[str]:
