@@ -406,7 +406,7 @@ class Store(Protocol):
         A topic's message is stored once, whatever the number of its durable subscriptions; without any it is gone at
         once, and the receipt is as always. `sync=True` asks for power-failure durability of this one whatever the
         policy. A `message_id` within the store's duplicate window is stored once: the receipt then says `duplicate`.
-        Raises StoreFullError and MessageTooLargeError (no effect), OutcomeUnknownError.
+        Raises StoreFullError, MessageTooLargeError and ClockError (no effect), OutcomeUnknownError.
         """
 
     def send_nowait(

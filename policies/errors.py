@@ -114,6 +114,10 @@ class OutcomeUnknownError(StoreFailedError):
     """It is not known whether the operation took effect. Retry it with the same `message_id`."""
 
 
+class ClockError(AnabranchError):
+    """The machine's clock stands before 1970, so that what is done now cannot be given its time. Nothing was done."""
+
+
 class ClosedError(AnabranchError):
     """The router or the store is closed, or this process is a fork of the one that opened it."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ import msgspec
 
 from ..adapters.background import shared
 from ..adapters.base import TRANSACTION_BYTES
+from ..adapters.clock import now_us
 from ..adapters.duplicates import DuplicateWindow
 from ..adapters.files import FILE_MODE, disk_errors, sweep_unfinished, sync_directory
 from ..adapters.journal import format as f
@@ -259,7 +259,7 @@ class DecisionLog:
                 if not self._directory.path.exists():  # it may: made by a call that could not go on
                     self._directory.create(first_segment(SEGMENT_BYTES, self._directory.file_mode))
                 self._open()
-        epoch = max(time.time_ns() // 1000, max(self.epochs, default=0) + 1)
+        epoch = max(now_us(), max(self.epochs, default=0) + 1)
         self._write(f.EPOCH, _encode(epoch), sync=True)
         self._ids = ids = (self.id + epoch.to_bytes(8, "big"), itertools.count(1))
         return ids

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from itertools import groupby
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from ..adapters.base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, Store, require_order
+from ..adapters.clock import now_ms
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
 
@@ -117,12 +117,12 @@ class Endpoint:
 
 
 def expiry(expires_in: float) -> int:
-    """When a message that is sent now expires. Raises ValueError, TypeError."""
+    """When a message that is sent now expires. Raises ValueError, TypeError, ClockError."""
     if not isinstance(expires_in, int | float):
         raise TypeError(f"expires_in is a number of seconds, not {type(expires_in).__name__}: {expires_in!r}")
     if not expires_in > 0:
         raise ValueError(f"expires_in is a number of seconds above 0, not {expires_in!r}; None is for ever")
-    expires_at_ms = time.time_ns() // 1_000_000 + max(1, int(expires_in * 1000))
+    expires_at_ms = now_ms() + max(1, int(expires_in * 1000))
     require_order(DEFAULT_PRIORITY, expires_at_ms)
     return expires_at_ms
 

@@ -12,6 +12,7 @@ from google_crc32c import extend as crc32c
 from ...policies.errors import MessageTooLargeError
 from .. import delivery
 from ..base import DEFAULT_PRIORITY, Headers, Message, Store, plain_body, require_order
+from ..clock import before_1970
 from ..delivery import Feed, Note
 from ..headers import pack_headers, pack_id, unpack_headers
 from . import format as f
@@ -40,11 +41,13 @@ def encode(
     """What follows the seq in a SEND's payload, and the message's key in the duplicate window.
 
     Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id or
-    a value that has no place in the format, and MessageTooLargeError.
+    a value that has no place in the format, MessageTooLargeError, and ClockError.
     """
     if priority is not DEFAULT_PRIORITY or expires_at_ms is not _NEVER:
         require_order(priority, expires_at_ms)
     now = time.time_ns() // 1_000_000
+    if now < 0:
+        raise before_1970(now)
     if not isinstance(body, bytes):
         body = plain_body(body)
     packed = pack_headers(headers) if headers else b""

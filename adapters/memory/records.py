@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 import sys
-import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
 from ..base import Message, Outgoing, Store, SubscriptionKey, plain_body, require_order
+from ..clock import now_ms
 from ..delivery import Note
 from ..headers import pack_headers, pack_id, unpack_headers
 
@@ -52,7 +52,8 @@ class Encoded(NamedTuple):
 
 
 def encode(destination: Destination, message: Outgoing, limit: int) -> Encoded:
-    """Raises TypeError and ValueError for what is no message, MessageTooLargeError beyond `limit` bytes."""
+    """Raises TypeError and ValueError for what is no message, MessageTooLargeError beyond `limit` bytes,
+    ClockError."""
     body, headers, message_id, priority, expires_at_ms, _, requeued = message
     if type(body) is not bytes:
         body = bytes(plain_body(body))
@@ -65,7 +66,7 @@ def encode(destination: Destination, message: Outgoing, limit: int) -> Encoded:
             f"a message of {size} bytes for {destination} is larger than message_bytes_max, {limit}; "
             "raise the limit or send it in parts"
         )
-    start = HEAD.pack(priority, len(name), len(packed), time.time_ns() // 1_000_000)
+    start = HEAD.pack(priority, len(name), len(packed), now_ms())
     record: Record
     if len(body) >= APART:
         record = (start + name + packed, body)

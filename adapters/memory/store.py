@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -30,6 +29,7 @@ from ..base import (
     SubscriptionKey,
     Undelivered,
 )
+from ..clock import now_us
 from ..delivery import CLAIMED, LEASED
 from ..files import disk_errors
 from ..locking import fork_generation
@@ -114,7 +114,7 @@ class MemoryStore:
                 core.begin()
                 core.swap.wipe()
                 # By the clock, so that no seq comes twice, neither in a next life of the store nor in a next process.
-                core.contents.seq = max(last, time.time_ns() // 1000)
+                core.contents.seq = max(last, now_us())
                 self.store_id = store_id
                 core.generation = fork_generation()
                 core.failed = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
 from ..base import Outgoing, plain_body, require_order
+from ..clock import now_ms
 from ..headers import pack_headers, pack_id, unpack_headers
 
 OVERHEAD: Final = 64
@@ -95,7 +95,7 @@ class Row(NamedTuple):
 
 def sending(destination: Destination, message: Outgoing, limit: int) -> Sending:
     """Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id
-    or a value that has no place, and MessageTooLargeError."""
+    or a value that has no place, MessageTooLargeError, and ClockError."""
     body, headers, message_id, priority, expires_at_ms, _, requeued = message
     if not isinstance(body, bytes):
         body = plain_body(body)
@@ -104,7 +104,7 @@ def sending(destination: Destination, message: Outgoing, limit: int) -> Sending:
     if message_id is not None:
         pack_id(message_id)  # which refuses what is none
     found = Sending(
-        destination, body, packed, message_id, priority, expires_at_ms, time.time_ns() // 1_000_000, requeued
+        destination, body, packed, message_id, priority, expires_at_ms, now_ms(), requeued
     )  # fmt: skip
     size = found.size - OVERHEAD
     if size > limit:

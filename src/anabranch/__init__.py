@@ -20,6 +20,7 @@ from .policies.destination import Destination
 from .policies.durability import Sync
 from .policies.errors import (
     AnabranchError,
+    ClockError,
     ClosedError,
     ConfigError,
     CorruptionError,
@@ -52,6 +53,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "AnabranchError",
+    "ClockError",
     "ClosedError",
     "Config",
     "ConfigError",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.base import EXPIRED, EXPIRES_MAX_MS, Message, Outgoing, Store, Subscription, Undelivered
-from anabranch.policies.errors import StoreFullError, UnknownMessageError
+from anabranch.policies.errors import ClockError, StoreFullError, UnknownMessageError
 
 from .disk import A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
 from .preparing import claim, prepare, to
@@ -71,6 +71,30 @@ class ExpiringContract:
         assert [message.expires_at_ms for message in store.browse(A)] == expected
         assert [take(store).expires_at_ms for _ in expected] == expected
         assert undelivered(store) == []
+
+    @pytest.mark.parametrize("now", [-HOUR, -(10**13)])
+    def test_a_clock_before_1970(self, clock: Clock, store: Store, now: int) -> None:
+        """Nothing is sent at no time; what is there is received and acked."""
+        store.send(A, b"before", expires_at_ms=clock.now + HOUR)
+        store.send(A, b"letter")
+        clock.offset_ms = now - clock.now
+        letter = claim(store)
+        for send in (
+            lambda: store.send(A, b"x"),
+            lambda: store.send_many(A, [b"x", Outgoing(b"y", None, "id")]),
+            lambda: store.send_nowait(A, b"x", None, "id").result(),
+            lambda: store.commit([(A, Outgoing(b"x"))], [letter]),
+            lambda: prepare(store, 1, to(A, b"x"), [letter]),
+        ):
+            with pytest.raises(ClockError, match="before 1970"):
+                send()
+        store.unclaim([letter])
+        assert undelivered(store) == []
+        assert drain(store) == [b"before", b"letter"]
+        clock.offset_ms = 0
+        assert not store.send(A, b"after", None, "id").duplicate
+        assert bodies(store) == [b"after"]
+        assert_whole(store)
 
     @pytest.mark.parametrize("at", [-1, EXPIRES_MAX_MS + 1, 2**64])
     def test_what_is_no_time_is_refused(self, store: Store, at: int) -> None:

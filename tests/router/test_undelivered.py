@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,32 @@ def test_whatever_fails_there_is_a_next_time(tmp_path: Path, monkeypatch: pytest
         queue.send(b"1")
         fail(queue)
         eventually(lambda: len(router.queue("dlq")) == 1)
+
+
+def test_a_clock_before_1970_refuses_what_would_have_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes first needs the time: a store in memory, an expiry, the first transaction over several stores."""
+    config = setup(tmp_path)
+    memory = anabranch.StoreConfig("memory", ["m"], memory=anabranch.MemoryOptions())
+    with anabranch.open(anabranch.Config(config.directory, [*config.stores, memory])) as router:
+        router.queue("q").send(b"1")
+        message = router.queue("q").receive()
+        assert message is not None
+        with monkeypatch.context() as patches:
+            patches.setattr(time, "time_ns", lambda: -1_000_000_000)
+            for send in (
+                lambda: router.queue("m").send(b"x"),
+                lambda: router.queue("q").send(b"x", persistent=False),
+                lambda: router.queue("q").send(b"x", expires_in=60),
+                lambda: router.send("q,dlq", b"x"),
+            ):
+                with pytest.raises(anabranch.ClockError, match=r"clock stands 1\.000 s before 1970"):
+                    send()
+            with pytest.raises(anabranch.ClockError), router.transaction() as tx:
+                tx.send("dlq", b"x")
+                tx.ack(message)
+            with router.transaction() as tx:  # acks alone have no time
+                again = router.queue("q").receive()
+                assert again is not None
+                tx.ack(again)
+        router.send("q,dlq,m", b"2")
+        assert [len(router.queue(name)) for name in ("q", "dlq", "m")] == [1, 1, 1]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from anabranch.adapters.base import Change, Outgoing, Subscription
+from anabranch.adapters.clock import now_ms
 from anabranch.adapters.headers import pack_headers, pack_id
 from anabranch.policies.destination import Destination, Kind
 
@@ -211,8 +211,7 @@ def checked_send(destination: Destination, message: Outgoing) -> Sent:
     if message.message_id is not None:
         pack_id(message.message_id)
     headers = pack_headers(message.headers) if message.headers else b""
-    now = time.time_ns() // 1_000_000
     return Sent(
-        str(destination), message.body, headers, message.message_id, message.priority, message.expires_at_ms, now,
+        str(destination), message.body, headers, message.message_id, message.priority, message.expires_at_ms, now_ms(),
         message.requeued,
     )  # fmt: skip
