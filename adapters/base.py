@@ -113,7 +113,7 @@ def checked(
         encoded_id(message_id)
     require_order(priority, expires_at_ms)
     plain = plain_headers(headers) if headers else None
-    return Outgoing(plain_body(body), plain, message_id, priority, expires_at_ms, bool(persistent), bool(requeued))
+    return Outgoing(plain_body(body), plain, message_id, priority, expires_at_ms, bool(persistent), requeued)
 
 
 def require_order(priority: object, expires_at_ms: object) -> None:

@@ -57,14 +57,10 @@ def labelled(message: Message, reason: str, target: Destination) -> dict[str, An
 def mark_requeued(parts: Sequence[Part]) -> None:
     """Of a transaction that is about to be committed or prepared: each send that puts back a dead letter which the
     transaction acks is no duplicate. May be done again."""
-    letters = Counter(
-        (message.headers.get(SOURCE), message.headers[MESSAGE_ID])
-        for part in parts
-        for message in part.acks
-        if MESSAGE_ID in message.headers
-    )
-    if not letters:
+    labels = [message.headers for part in parts for message in part.acks if MESSAGE_ID in message.headers]
+    if not labels:
         return
+    letters = Counter((headers.get(SOURCE), headers[MESSAGE_ID]) for headers in labels)
     for part in parts:
         for place, (destination, message) in enumerate(part.sends):
             key = (str(destination), message.message_id)

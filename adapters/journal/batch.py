@@ -41,7 +41,7 @@ def room_for(operations: Iterable[Operation], window: DuplicateWindow) -> Amount
     sizes = [
         len(operation[2]) + f.SEND_OVERHEAD - f.MESSAGE.size
         for operation in operations
-        if operation[3] is None or is_requeued(operation) or window.get(operation[3]) is None
+        if operation[3] is None or window.get(operation[3]) is None or is_requeued(operation)
     ]
     return len(sizes), sum(sizes)
 
@@ -339,9 +339,9 @@ class _Encoder:
 
     def _send(self, operation: Operation) -> Outcome:
         _, state, rest, key, extra = operation
-        if key is not None and not is_requeued(operation):
+        if key is not None:
             first = self._ids.get(key) or (self._window.get(key) if state not in self._gone else None)
-            if first is not None:
+            if first is not None and not is_requeued(operation):
                 return first, True
         self._declare(state)
         self._lsn += 1

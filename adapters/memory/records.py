@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
 from ..base import Message, Outgoing, Store, SubscriptionKey, plain_body, require_order
-from ..clock import now_ms
+from ..clock import before_1970
 from ..delivery import Note
 from ..headers import pack_headers, pack_id, unpack_headers
 
@@ -66,7 +67,10 @@ def encode(destination: Destination, message: Outgoing, limit: int) -> Encoded:
             f"a message of {size} bytes for {destination} is larger than message_bytes_max, {limit}; "
             "raise the limit or send it in parts"
         )
-    start = HEAD.pack(priority, len(name), len(packed), now_ms())
+    now = time.time_ns() // 1_000_000
+    if now < 0:
+        raise before_1970(now)
+    start = HEAD.pack(priority, len(name), len(packed), now)
     record: Record
     if len(body) >= APART:
         record = (start + name + packed, body)
