@@ -241,8 +241,10 @@ class Router:
         error says how many of a queue had been put back.
         """
         self.places.require_open()
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
-            raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit!r}")
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+            raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
+        if limit is not None and limit < 0:
+            raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit}")
         if isinstance(letters, str | Destination | Endpoint):
             return dead_letter.requeue_all(self.places, self._unlimited, self.queue(letters), limit)
         if limit is not None:

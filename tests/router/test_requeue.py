@@ -282,9 +282,11 @@ def test_what_is_no_message_is_refused(tmp_path: Path) -> None:
         letter = take(router, "dlq.q")
         with pytest.raises(TypeError, match="put back"):
             router.requeue([letter, b"x"])  # type: ignore[list-item]
-        for wrong in (-1, True, "1"):
-            with pytest.raises(ValueError, match="limit"):
+        for wrong in (True, "1", 1.5):
+            with pytest.raises(TypeError, match=r"^limit is a number of messages, not "):
                 router.requeue(dead, wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="limit"):
+            router.requeue(dead, -1)
         with pytest.raises(ValueError, match="limit"):
             router.requeue([letter], 1)
         assert router.requeue(letter) == 1
