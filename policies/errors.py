@@ -6,8 +6,12 @@ They live on the ground floor so that each layer can raise them; `anabranch` re-
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+HELD_SHOWN: Final = 10
+"""Destinations that an error names; of others it says how many there are."""
 
 
 class AnabranchError(Exception):
@@ -59,7 +63,31 @@ class CorruptionError(AnabranchError):
     def __init__(self, path: str, offset: int, reason: str, step: str = "") -> None:
         """`step`: what to do about it, where somebody knows."""
         self.path, self.offset, self.reason, self.step = path, offset, reason, step
-        super().__init__(f"{path} at offset {offset}: {reason}{f'; {step}' if step else ''}")
+        self.held: Mapping[str, int | None] = {}
+        """The destinations whose messages lie in what is damaged, as far as that is known, and how many messages; None
+        where nobody can tell how many."""
+        super().__init__(self._text(""))
+
+    def _text(self, held: str) -> str:
+        return f"{self.path} at offset {self.offset}: {'; '.join(filter(None, (self.reason, held, self.step)))}"
+
+    def name_held(self, held: Mapping[str, int | None], where: str) -> None:
+        """Let the message name the destinations, and how many messages of theirs lie in `where`."""
+        if held:
+            self.held = dict(held)
+            self.args = (self._text(shown_held(held, where)),)
+
+
+def shown_held(held: Mapping[str, int | None], where: str) -> str:
+    """The destinations with the most messages, each with its number if all are known, and how many others there are."""
+    names = sorted(held, key=lambda name: (-(held[name] or 0), name))
+    shown, others = names[:HELD_SHOWN], names[HELD_SHOWN:]
+    counts = [count for count in held.values() if count is not None]
+    if len(counts) < len(held):
+        rest = f" and {len(others)} more" if others else ""
+        return f"destinations in {where}: {', '.join(shown)}{rest}"
+    rest = f" and {sum(held[name] or 0 for name in others)} in {len(others)} more destination(s)" if others else ""
+    return f"messages in {where}: {', '.join(f'{held[name]} of {name}' for name in shown)}{rest}"
 
 
 class StoreFailedError(AnabranchError):

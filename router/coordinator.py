@@ -74,7 +74,10 @@ class Coordinator:
         try:
             self.log.open()
         except (CorruptionError, PlacementError) as error:
-            log.error("the decision log is damaged: %s; transactions over several stores are refused", error)
+            log.error(
+                "the decision log is damaged: %s; transactions over several stores are refused, and in_doubt() names "
+                "those that are prepared, with their stores", error,
+            )  # fmt: skip
         self._closed = self.settling.closed = self.forgetting.closed = False
 
     def require_participants(self, known: Iterable[bytes]) -> None:

@@ -52,6 +52,7 @@ class Places:
         self._layout = Layout(config)
         self._placement = Placement(config.directory / "placement.mdb", config.file_mode, require_lock)
         self._stores = OpenStores(self._layout, owner, require_lock)
+        self._stores.recorded_in = self._recorded_in
         self._by_destination = self._stores.by_destination
         self._companions = Companions(config.directory / "transient", owner)
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._stores)
@@ -340,6 +341,11 @@ class Places:
     def store_ids(self) -> list[bytes]:
         """Of all recorded stores."""
         return list(self._placement.stores)
+
+    def _recorded_in(self, row: StoreRow) -> list[Destination]:
+        return [
+            held.destination for held in list(self._placement.destinations.values()) if held.store_id == row.store_id
+        ]
 
     def all_stores(self) -> list[Store]:
         """Every store that can be opened."""

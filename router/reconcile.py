@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from ..adapters.files import sync_directory
 from ..policies.config import StoreConfig
 from ..policies.destination import Destination
-from ..policies.errors import PlacementError, StoreLockedError
+from ..policies.errors import PlacementError, StoreLockedError, shown_held
 from ..policies.kinds import DEFAULT_KIND
 from ..policies.wildcard import Match, RouteTable, escape
 from .layout import Layout, Place
@@ -85,7 +85,8 @@ class Reconciler:
                     self._placement.forget_store(row.store_id)  # nothing was ever in it, or all has moved out (D1)
                     continue
                 else:
-                    raise PlacementError(_missing(row, path, found))
+                    held = dict.fromkeys(map(str, self._stores.recorded_in(row)))
+                    raise PlacementError(f"{_missing(row, path, found)}; {shown_held(held, 'it')}")
             now = StoreRow(row.store_id, self._layout.recorded(path), row.kind, self._name_now(row, path))
             if now != row:
                 self._placement.record_store(now)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 from weakref import WeakSet
@@ -15,7 +15,7 @@ from ..adapters.base import Adapter, Progress, Store
 from ..adapters.descriptors import STORE, read_files, shares
 from ..adapters.files import is_out_of_files
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError, ClosedError, ConfigError, PlacementError
+from ..policies.errors import AnabranchError, ClosedError, ConfigError, CorruptionError, PlacementError
 from ..policies.kinds import load_adapter
 from .layout import Layout
 from .placement import StoreRow
@@ -73,6 +73,8 @@ class OpenStores:
         self.progress: Progress | None = None
         self.on_open: Callable[[Store], None] = lambda store: None
         """Called with each store that was opened, before anybody else has it."""
+        self.recorded_in: Callable[[StoreRow], Iterable[Destination]] = lambda row: ()
+        """The destinations that are recorded in a store."""
         with _all_lock:
             _all.add(self)
 
@@ -140,7 +142,12 @@ class OpenStores:
         config, path = self._layout.options_of(row), self._layout.path(row)
         store = self.adapter(row.kind)(row.name, path, self._layout.options(config), config.index_directory)
         store.owner = self._owner
-        store.open(self.progress)
+        try:
+            store.open(self.progress)
+        except CorruptionError as error:
+            if not error.held:
+                error.name_held(dict.fromkeys(map(str, self.recorded_in(row))), "this store")
+            raise
         if self.accepting and store.store_id == row.store_id:
             return store
         store.close()

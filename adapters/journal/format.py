@@ -20,6 +20,9 @@ from ..base import TRANSACTION_BYTES
 VERSION: Final = 1
 MAGIC: Final = b"ANBRSEG\n"
 
+RESTORE: Final = "restore it from a backup"
+"""What to do about a store's file that is damaged or gone."""
+
 HEADER_BYTES: Final = 4096
 """A segment's first page holds its header; batches follow."""
 
@@ -167,14 +170,14 @@ class SegmentHeader:
     def decode(cls, page: bytes, path: str) -> SegmentHeader:
         """Raises CorruptionError; its text tells a newer version from damage."""
         if len(page) < SEGMENT_HEADER.size or page[:8] != MAGIC:
-            raise CorruptionError(path, 0, "not a journal segment: its header is missing or damaged")
+            raise CorruptionError(path, 0, "not a journal segment: its header is missing or damaged", RESTORE)
         _, version, flags, crc, store_id, *fields = SEGMENT_HEADER.unpack_from(page)
         if version != VERSION:
             reason = f"format version {version}; this program reads version {VERSION}"
             raise CorruptionError(path, 8, reason, "use the version that wrote it")
         blank = SEGMENT_HEADER.pack(MAGIC, version, flags, 0, store_id, *fields)
         if crc32c(0, blank) != crc:
-            raise CorruptionError(path, 0, "the segment header's checksum does not match")
+            raise CorruptionError(path, 0, "the segment header's checksum does not match", RESTORE)
         return cls(store_id, *fields)
 
     @property

@@ -31,7 +31,7 @@ from ..files import FILE_MODE, create_lmdb, fill_lmdb, is_cut_short, open_lmdb
 from . import format as f
 from .batch import Entry
 from .checksums import IndexBrokenError, PageChecksums, path_of
-from .destinations import DestinationState, SubscriptionState
+from .destinations import LSN, DestinationState, SubscriptionState
 from .rows import ID, KEY, PLACE, SEQ_END, TABLES, Rows
 from .segment import Segment, SegmentTable
 
@@ -41,6 +41,9 @@ VERSION: Final = 2
 MAP_BYTES: Final = 1 << 30
 """The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
 MAP_FULL_PERCENT: Final = 70
+
+HELD_MAX: Final = 200_000
+"""Messages; an error of a store with more does not look for those of one segment, which takes 1 us for each."""
 
 NUMBER = struct.Struct(">Q")
 COMMITTED_MAX: Final = 100_000
@@ -251,6 +254,26 @@ class Index:
             NUMBER.unpack(key)[0]: tuple(msgspec.msgpack.decode(value)[:4])
             for key, value in self._txn.cursor(db=self._segments_db)
         }
+
+    def held(self, segment: int | None) -> tuple[dict[str, int | None], str]:
+        """How many messages of which destinations lie in a segment, or in all of them (None), by the last checkpoint;
+        and what was looked at, in words: in a large store a single segment is not."""
+        txn = self._txn
+        rows = {ID.unpack(key)[0]: msgspec.msgpack.decode(row) for key, row in txn.cursor(db=self._destinations_db)}
+        names = {number: str(Destination(Kind(kind), name)) for number, (kind, name, *_) in rows.items()}
+        counts: dict[int, int] = {number: row[2] for number, row in rows.items()}
+        where = "this store"
+        if segment is not None and sum(counts.values()) <= HELD_MAX:
+            where = "this segment"
+            bases = {number: base for number, (base, *_) in self.segment_rows().items()}
+            first = bases.get(segment, 0)
+            end = min((base for base in bases.values() if base > first), default=1 << 64) if first else 0
+            counts = dict.fromkeys(names, 0)
+            for number, place, _ in self.rows.all():
+                if number in counts and first <= place[LSN] < end:
+                    counts[number] += 1
+        held: dict[str, int | None] = {names[number]: count for number, count in counts.items() if count}
+        return held, f"{where} by the index's last checkpoint"
 
     def duplicates(self) -> Iterator[tuple[tuple[int, bytes], int]]:
         """(destination id, message id), seq; oldest first."""

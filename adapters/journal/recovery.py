@@ -30,9 +30,7 @@ from .segment import Segment, SegmentTable
 
 log = logging.getLogger(__name__)
 
-RESTORE: Final = "restore it from a backup"
-"""What to do about a store's file that is damaged or gone."""
-
+RESTORE: Final = f.RESTORE
 
 PARTIAL_OPERATIONS: Final = 200_000
 """A rebuild commits after so many, so that LMDB's transaction stays of bounded size; without a checkpoint in it such a
@@ -395,7 +393,8 @@ def _apply(
             if index.operations >= PARTIAL_OPERATIONS and index.checkpointed is None:
                 index.commit_partial()
     if reader.offset != end:
-        raise CorruptionError(str(segment.path), reader.offset, f"records after {reader.lsn} do not read back")
+        reason = f"records after {reader.lsn} do not read back"
+        raise CorruptionError(str(segment.path), reader.offset, reason, RESTORE)
     if reflected is not None:
         reflected()
 

@@ -15,9 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+import lmdb
 from pydantic import BaseModel
 
 from ...policies.config import JournalOptions
@@ -169,6 +171,10 @@ class JournalStore:
                 index.load(found.table().segments)
                 recovery.replay(found, index, checkpoint, replayer)
             self._take_over(found, index, replayer)
+        except CorruptionError as error:
+            _name_held(error, index)
+            index.close()
+            raise
         except BaseException:
             index.close()
             raise
@@ -784,3 +790,11 @@ class JournalStore:
             index = self._applier.current()
             found = list(violations(index, self._log.table, self._applier.applied))
         yield from found
+
+
+def _name_held(error: CorruptionError, index: Index) -> None:
+    """Let the error of a segment, or of all of them, say what lies there, if there is an index that can tell."""
+    if index.is_open and index.checkpointed is not None:
+        number = Path(error.path).stem
+        with suppress(lmdb.Error):  # what is damaged counts more than what lay there
+            error.name_held(*index.held(int(number) if number.isdigit() else None))

@@ -130,4 +130,11 @@ class Loader:
         state.delivery.claim_again(kept)
 
     def _damage(self, what: str) -> CorruptionError:
-        return CorruptionError(self._where, 0, what, "restore the tables from a backup")
+        error = CorruptionError(self._where, 0, what, "restore the tables from a backup")
+        held: dict[str, int | None] = {}
+        for number, _, count, *_ in self._all("select.counts"):  # one row for each priority
+            if number in self._state.by_number:
+                name = str(self._state.by_number[number].destination)
+                held[name] = (held.get(name) or 0) + count
+        error.name_held(held, "these tables")
+        return error

@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal import format as f
 from anabranch.policies.config import JournalOptions
+from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
     AnabranchError,
     ClosedError,
@@ -91,6 +93,40 @@ class TestGaps:
         with pytest.raises(CorruptionError, match="missing") as caught:
             disk.reopen(store)
         assert caught.value.path == str(lost)
+
+    def test_what_lay_in_it_is_named(self, disk: JournalDisk) -> None:
+        """Fourteen destinations, of which each message says in which segment it was."""
+        store = disk.create()
+        there: Counter[tuple[Path, str]] = Counter()
+        for number in range(280):
+            destination = Destination.parse(f"q{number % 14:02d}")
+            store.send(destination, bytes(1000))
+            there[segments_of(store)[-1], str(destination)] += 1
+        for _ in range(3):
+            take(store, Destination.parse("q00")).ack()
+            there[segments_of(store)[0], "queue://q00"] -= 1
+        store.close()
+        lost = segments_of(store)[1]
+        held = {destination: count for (path, destination), count in there.items() if path == lost and count}
+        assert len(held) == 14
+        for harm in (lambda: lost.write_bytes(b"\0" + lost.read_bytes()[1:]), lost.unlink):
+            harm()
+            with pytest.raises(CorruptionError) as caught:
+                disk.reopen(store)
+            assert caught.value.held == held
+            shown = sorted(held, key=lambda name: (-held[name], name))
+            for name in shown[:10]:
+                assert f"{held[name]} of {name}" in str(caught.value)
+            rest = sum(held[name] for name in shown[10:])
+            assert f" and {rest} in 4 more destination(s)" in str(caught.value)
+            assert "messages in this segment by the index's last checkpoint" in str(caught.value)
+
+    def test_what_lay_in_all_of_them_is_named(self, disk: JournalDisk) -> None:
+        store = sent(disk)
+        for path in segments_of(store):
+            path.unlink()
+        with pytest.raises(CorruptionError, match=f"messages in this store by the index's last checkpoint: 300 of {A}"):
+            disk.reopen(store)
 
     def test_put_back_it_opens(self, disk: JournalDisk) -> None:
         store = sent(disk)

@@ -184,7 +184,7 @@ class TestReconcile:
             router.queue("a").send(b"x")
         (tmp_path / "disk").rename(tmp_path / "unmounted")
         for _ in range(2):
-            with pytest.raises(PlacementError, match=r"is missing.*Mount"):
+            with pytest.raises(PlacementError, match=r"is missing.*Mount.*; destinations in it: queue://a$"):
                 anabranch.open(settings)
         assert not (tmp_path / "disk").exists()
         (tmp_path / "unmounted").rename(tmp_path / "disk")

@@ -307,6 +307,18 @@ class TestIsolation:
                 with pytest.raises(anabranch.CorruptionError, match="segments are gone"):
                     router.queue("one.a").send(b"y")
 
+    def test_a_damaged_store_whose_index_is_gone_names_what_is_recorded_in_it(self, tmp_path: Path) -> None:
+        with anabranch.open(config(tmp_path)) as router:
+            for number in range(12):
+                router.queue(f"one.{number:02d}").send(b"x")
+        for path in (tmp_path / "stores" / "one").rglob("*1.seg"):
+            path.write_bytes(bytes(4096))
+        (tmp_path / "stores" / "one" / "index.mdb").unlink()
+        with anabranch.open(config(tmp_path)) as router, pytest.raises(anabranch.CorruptionError) as caught:
+            router.queue("one.00").send(b"y")
+        names = ", ".join(f"queue://one.{number:02d}" for number in range(10))
+        assert f"destinations in this store: {names} and 2 more" in str(caught.value)
+
     def test_reopen_of_an_unknown_store(self, router: anabranch.Router) -> None:
         with pytest.raises(ConfigError, match="no store 'nothing'"):
             router.reopen("nothing")
