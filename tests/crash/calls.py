@@ -64,7 +64,7 @@ class Faults:
         self.count += 1
         makes = name == "open" and arguments[1] & os.O_CREAT
         self.log.append(f"{'create' if makes else name} {target}")
-        if name in ("fsync", "fdatasync") and self.failed_syncs.pop(target, None):
+        if name in ("fsync", "fdatasync") and self.failed_syncs.pop(target, False):
             self.retried.append(target)
         if self.count != self.at:
             return self._made(name, real, target, arguments)
