@@ -98,13 +98,14 @@ def fill(directory: Path, state: str) -> None:
                 for store in STORES[:-1]:
                     tx.send(f"{store}.x", body_of(f"tx.{store}{number}", 200))
         for number in range(6):
-            tx = router.transaction(anabranch.Xid(FORMAT, f"x{number}"))
+            xid = anabranch.Xid(FORMAT, f"x{number}")
+            tx = router.transaction(xid)
             for store in ("always", "never", "sql"):
                 tx.send(f"{store}.held", body_of(f"held.{store}{number}", 200))
                 tx.ack(_take(router.queue(f"{store}.q")))
             tx.prepare()
             if number > 2:
-                (router.commit if number % 2 else router.rollback)(tx.xid)
+                (router.commit if number % 2 else router.rollback)(xid)
         if state == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -179,8 +180,8 @@ def _read_topic(
 def _read(found: Found, name: str, source: anabranch.Queue | anabranch.Subscriber) -> None:
     found.counted[name] = len(source)
     shown = found.shown.setdefault(name, [])
-    for message in source.browse():
-        shown.append(identity_of(message.body))
+    for browsed in source.browse():
+        shown.append(identity_of(browsed.body))
         if len(shown) > 10 * SENT:
             raise RuntimeError(f"{name} has no end")
     received = found.received.setdefault(name, [])
@@ -195,7 +196,8 @@ def verdict(found: Found, right: Found, victim: Path, directory: Path) -> tuple[
     if found.foreign:
         return "foreign", found.foreign.strip().splitlines()[-1] + " <- " + _place(found.foreign)
     failed = {where for where, _ in found.errors}
-    lost, wrong = [], []
+    lost: list[str] = []
+    wrong: list[str] = []
 
     def silent(name: str) -> bool:
         store = name.partition(".")[0]

@@ -149,10 +149,13 @@ def test_who_cannot_renew_stops_before_anyone_else_can_have_it(shared: Shared) -
         second.lease.acquire()
         return lease.clock()
 
+    def over() -> bool:
+        nonlocal ended
+        ended = max(ended, first.lease._until)  # not `held` any more from then on
+        return bool(first.lost)
+
     with Parallel(taken) as waiting:
-        while not first.lost:
-            ended = max(ended, first.lease._until)  # no more `held` from then on
-            time.sleep(0.001)
+        eventually(over)
         assert not first.lease.held
         assert ended < waiting.result(), "two held it at one time"
     assert waiting.result() - began < SPAN + PATIENCE / 4
