@@ -29,11 +29,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: next((n for n, place in enumerate(SLOWEST) if place in item.path.parents), 9))
 
 
+def _kept(config: pytest.Config) -> bool:
+    """Whether --basetemp was given; a worker always has one."""
+    given = config.workerinput["mainargv"] if hasattr(config, "workerinput") else config.invocation_params.args
+    return any(str(argument).startswith("--basetemp") for argument in given)
+
+
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """pytest's own; in memory for those who wait for thousands of syncs and do not test them."""
     memory = in_memory()
-    if memory is None or request.config.option.basetemp or any(p in request.path.parents for p in OF_THE_DISK):
+    if memory is None or _kept(request.config) or any(place in request.path.parents for place in OF_THE_DISK):
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(prefix="anabranch-test-", dir=memory) as place:
