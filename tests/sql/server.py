@@ -79,15 +79,15 @@ class PostgresServer:
     """One server. `start` and what stops it may be called in turn, by one thread at a time."""
 
     def __init__(self, base: Path | None = None, **settings: str) -> None:
-        """`base`: where its directory is made (default: in memory, where that has room: nobody cuts the power here);
-        users of other names have to be able to get there. `settings` are postgresql.conf's."""
+        """`base`: where its directory is made (default: the system's temporary directory); users of other names have
+        to be able to get there. `settings` are postgresql.conf's."""
         found = binaries()
         if found is None:
             raise FileNotFoundError("no PostgreSQL server is installed (on Debian: apt-get install postgresql)")
         self._bin = found
         self._settings = {**SETTINGS, **settings}
         self.password = secrets.token_hex(16)
-        self.directory = Path(tempfile.mkdtemp(prefix="anabranch-pg-", dir=base or in_memory()))
+        self.directory = Path(tempfile.mkdtemp(prefix="anabranch-pg-", dir=base))
         self._data = self.directory / "data"
         self._log = self.directory / "log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -327,10 +327,10 @@ SKIPPED: Final = "NO POSTGRESQL SERVER BINARY (apt-get install postgresql): what
 
 
 def running(**settings: str) -> Iterator[PostgresServer]:
-    """A server for a fixture; skips where there is none."""
+    """A server for a fixture, in memory where that has room, since nobody cuts the power; skips where there is none."""
     if binaries() is None:
         pytest.skip(SKIPPED)
-    with PostgresServer(None, **settings) as server:
+    with PostgresServer(in_memory(), **settings) as server:
         yield server
 
 
