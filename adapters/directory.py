@@ -114,6 +114,10 @@ class StoreDirectory:
         """Raise StoreFailedError if the lock was lost: see DirectoryLock."""
         self._lock.require()
 
+    def look_after_lock(self) -> None:
+        """If the lock was lost, `on_lost` has been called on return."""
+        self._lock.lost()
+
     def unlock(self) -> None:
         """Idempotent."""
         self._lock.release()

@@ -165,25 +165,21 @@ class _Walk:
     def rows(self, tree: _Tree, integers: bool = False) -> Iterator[tuple[bytes, bytes, int]]:
         """Key, data and flags of all rows. Raises LmdbDamagedError, at the end too if counts do not fit."""
         self._counts = [0, 0, 0]
-        entries = 0
+        found: list[tuple[bytes, bytes, int]] = []
         if tree.root != _NO_PAGE:
             if not 1 <= tree.depth <= DEPTH_MAX:
                 raise LmdbDamagedError(0, f"a tree has a depth of {tree.depth}")
-            found = list(self._page(tree.root, tree.depth, None, None, integers))
-            entries = len(found)
-        else:
-            found = []
-        depth = tree.depth if found else 0
-        wanted = (tree.depth, tree.branches, tree.leaves, tree.overflows, tree.entries)
-        if wanted != (depth, *self._counts, entries):
-            raise LmdbDamagedError(0, f"a tree that says it has {wanted} has {(depth, *self._counts, entries)}")
+            found += self._page(tree.root, tree.depth, None, None, integers)
+        counted = (*self._counts, len(found))
+        if (tree.branches, tree.leaves, tree.overflows, tree.entries) != counted or (tree.depth and not found):
+            raise LmdbDamagedError(0, f"a tree has other numbers of pages and rows than it says: {counted}")
         yield from found
 
     def _page(
         self, number: int, depth: int, low: bytes | None, high: bytes | None, integers: bool
     ) -> Iterator[tuple[bytes, bytes, int]]:
         """The rows below a page, whose keys are from `low` to before `high`."""
-        at = self._take(number, 1)
+        at = self._take(number)
         data, size = self._data, self._page_bytes
         _, _, flags, lower, upper = PAGE.unpack_from(data, at)
         if flags != (_LEAF if depth == 1 else _BRANCH) or not PAGE.size <= lower <= upper <= size or lower % 2:
@@ -201,9 +197,7 @@ class _Walk:
             nodes.append((node[0], node[1], node[2], start + node[3]))
             keys.append(data[at + start : at + start + node[3]])
         if depth > 1 and keys:
-            if keys[0]:
-                raise LmdbDamagedError(at, f"the first key of page {number} is not empty")
-            keys[0] = low if low is not None else b""
+            keys[0] = low if low is not None else b""  # LMDB never looks at it
         if len(nodes) < (2 if depth > 1 and not integers else 1):
             raise LmdbDamagedError(at, f"page {number} has too few nodes")
         self._require_order(at, number, keys, low, high, integers)
@@ -241,25 +235,30 @@ class _Walk:
         if start + NUMBER.size > size:
             raise LmdbDamagedError(at, f"a row of page {number} goes beyond it")
         page = NUMBER.unpack_from(data, at + start)[0]
-        pages = (PAGE.size + length + size - 1) // size
-        over = self._take(page, pages)
-        if PAGE.unpack_from(data, over)[2] != _OVERFLOW or PAGES.unpack_from(data, over)[0] != pages:
+        over = self._take(page)
+        pages = PAGES.unpack_from(data, over)[0]  # more than it needs, where a longer row was replaced
+        if PAGE.unpack_from(data, over)[2] != _OVERFLOW or pages * size < PAGE.size + length:
             raise LmdbDamagedError(over, f"page {page} is damaged")
+        self._take_pages(page + 1, pages - 1)
         self._counts[2] += pages
         return data[over + PAGE.size : over + PAGE.size + length]
 
-    def _take(self, number: int, pages: int) -> int:
-        """Where a page begins that has not been met before, with so many pages behind it."""
-        if not 2 <= number <= number + pages - 1 <= self._meta.last_page:
+    def _take(self, number: int) -> int:
+        """Where a page begins that has not been met before."""
+        self._take_pages(number, 1)
+        at = number * self._page_bytes
+        if PAGE.unpack_from(self._data, at)[0] != number:
+            raise LmdbDamagedError(at, f"page {number} says that it is another one")
+        return at
+
+    def _take_pages(self, number: int, pages: int) -> None:
+        """Pages that have not been met before."""
+        if pages and not 2 <= number <= number + pages - 1 <= self._meta.last_page:
             raise LmdbDamagedError(0, f"there is no page {number}")
         taken = set(range(number, number + pages))
         if taken & self._used:
             raise LmdbDamagedError(number * self._page_bytes, f"page {number} is used twice")
         self._used |= taken
-        at = number * self._page_bytes
-        if PAGE.unpack_from(self._data, at)[0] != number:
-            raise LmdbDamagedError(at, f"page {number} says that it is another one")
-        return at
 
     def check_free(self) -> None:
         """Raise unless no page is free that is used, or free twice: the next commit writes over it."""

@@ -180,6 +180,7 @@ class DecisionLog:
     def close(self) -> None:
         """Leave all of it durable. Idempotent. Nobody makes or opens it any more, whoever was about to: the directory
         may soon be another's."""
+        self._directory.look_after_lock()  # a log that has failed writes nothing more
         with self._lock:
             self.damage = self.damage or StoreFailedError("it is closed")  # first: it may have failed
             self._opened, self._ids = False, None
@@ -367,6 +368,7 @@ class DecisionLog:
                 return
             with disk_errors("its directory cannot be opened"):
                 names = the_log.files.names()
+            self._directory.require_lock()
             carried = [(f.EPOCH, _encode(epoch)) for epoch in sorted(self.epochs)]
             carried += [(f.XA_PREPARED, _encode(external)) for external in list(self.externals.values())]
             carried += [(f.DECISION, _encode(decision)) for decision in list(self.decisions.values())]

@@ -147,8 +147,14 @@ class Places:
             known = self._placement.destinations.get(destination)
             if known is None:
                 return self._unrecorded(destination, match)
-            store = self._stores.open(self._placement.stores[known.store_id])
-            self._by_destination[destination] = store
+            store = self._remember(destination, self._stores.open(self._placement.stores[known.store_id]))
+        return store
+
+    def _remember(self, destination: Destination, store: Store) -> Store:
+        """Found without looking from now on; unless the router has stopped meanwhile."""
+        self._by_destination[destination] = store
+        if self._stopped is not None:
+            self.require_open()
         return store
 
     def _unrecorded(self, destination: Destination, match: Match[StoreConfig]) -> Store | None:
@@ -168,7 +174,7 @@ class Places:
             self.require_open()
             known = self._placement.destinations.get(destination)
             row = self._placement.stores[known.store_id] if known is not None else self._place(destination, match)
-            store = self._by_destination[destination] = self._stores.open(row)
+            store = self._remember(destination, self._stores.open(row))
         return store
 
     def _place(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow:

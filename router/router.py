@@ -127,6 +127,7 @@ class Router:
                     self.places.open(progress)
                     self.places.reconcile()
                     self.coordinator.require_participants(self.places.store_ids())
+                self._directory_lock.require()
                 self.places.opened = True
                 self.coordinator.settling.recover()
                 self.sweeper.open()

@@ -149,6 +149,7 @@ class JournalStore:
                     log.warning("store %s: its index is damaged, %r; it is rebuilt from the journal", self.name, error)
                     remove_file(self._directory.index)
                     self._open(progress)
+                self._directory.require_lock()
             except BaseException:
                 self._directory.unlock()
                 raise
@@ -232,6 +233,7 @@ class JournalStore:
         if not self._opened:
             return
         try:
+            self._directory.look_after_lock()  # a store that has failed writes nothing more
             self._log.close()
             if not self._log.forked:
                 self._applier.close(clean=self._log.failed is None)

@@ -37,7 +37,10 @@ class TransientDirectory:
         return self._store_id
 
     def require_lock(self) -> None:
-        """Its owner holds one."""
+        """Its owner has one."""
+
+    def look_after_lock(self) -> None:
+        """Likewise."""
 
     def unlock(self) -> None:
         """Idempotent. It goes if it is empty."""

@@ -118,6 +118,7 @@ class MemoryStore:
                 self.store_id = store_id
                 core.generation = fork_generation()
                 core.failed = None
+                self._directory.require_lock()
                 self._opened = core.accepting = True
             except BaseException:
                 self._opened = core.accepting = False
@@ -128,6 +129,7 @@ class MemoryStore:
         core = self._core
         if not self._opened or core.generation != fork_generation():
             return
+        self._directory.look_after_lock()
         core.accepting = False
         with core.lock:
             last = core.contents.seq

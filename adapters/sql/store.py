@@ -162,6 +162,7 @@ class SqlStore:
             store_id = self._directory.lock()
         try:
             self._open(store_id, progress)
+            self._directory.require_lock()
         except BaseException:
             self._let_go()
             raise

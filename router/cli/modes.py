@@ -6,45 +6,71 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from ...adapters.files import directory_mode
 from ...policies.config import Config
 from ...policies.errors import Problem
 
 
+class Root(NamedTuple):
+    """A directory that files of ours lie in."""
+
+    path: Path
+    file_mode: int
+    suffix: str = ""
+    """Of what is ours in a directory that others may use too; empty: all of it is."""
+
+    def remedy(self) -> str:
+        """The command that sets the modes."""
+        if self.suffix:
+            return f"find {self.path} -name '*{self.suffix}' -exec chmod {self.file_mode:04o} {{}} +"
+        parts = []
+        for who, shift in (("u", 6), ("g", 3), ("o", 0)):
+            bits = self.file_mode >> shift
+            parts.append(f"{who}={'r' * bool(bits & 4)}{'w' * bool(bits & 2)}{'X' * bool(bits & 4)}")
+        return f"chmod -R {','.join(parts)} {self.path}"
+
+
 def too_open(config: Config) -> list[Problem]:
     """One warning for each directory in which something is there with a mode beyond `file_mode`, which was made by
     hand, or by an earlier version. Looks at modes alone; what cannot be looked at is passed over."""
-    return [
-        Problem(
-            f"{root}: {len(found)} of the files and directories here may be read or written by more users than "
-            f"file_mode {mode:04o} says, such as {found[0]}; what exists is left as it is. "
-            f"Change it with: {_remedy(root, mode)}"
-        )
-        for root, mode in _roots(config).items()
-        if (found := [path for path in _below(root, _roots(config)) if _is_beyond(path, mode)])
-    ]
+    roots = list(_roots(config))
+    warnings = []
+    for root in roots:
+        found = [path for path in _ours(root, {other.path for other in roots}) if _is_beyond(path, root.file_mode)]
+        if found:
+            warnings.append(
+                Problem(
+                    f"{root.path}: {len(found)} of the files and directories here may be read or written by more users "
+                    f"than file_mode {root.file_mode:04o} says, such as {found[0]}; what exists is left as it is. "
+                    f"Change it with: {root.remedy()}"
+                )
+            )
+    return warnings
 
 
-def _roots(config: Config) -> dict[Path, int]:
-    """The directories whose files are ours, and the mode of these."""
-    roots = {config.directory: config.file_mode}
+def _roots(config: Config) -> Iterator[Root]:
+    yield Root(config.directory, config.file_mode)
     for store in config.stores:
         mode = getattr(store.options, "file_mode", None) or config.file_mode
-        roots[config.directory_of(store)] = mode
-        for directory in (store.index_directory, getattr(store.options, "archive_directory", None)):
-            if directory is not None:
-                roots.setdefault(directory, mode)
-    return roots
+        yield Root(config.directory_of(store), mode)
+        if store.index_directory is not None:
+            yield Root(store.index_directory, mode, ".mdb")
+            yield Root(store.index_directory, mode, ".sums")
+        archive = getattr(store.options, "archive_directory", None)
+        if archive is not None:
+            yield Root(archive, mode, ".seg")
 
 
-def _below(root: Path, roots: dict[Path, int]) -> Iterator[Path]:
-    """A directory and all in it, without what is another root's."""
-    for directory, names, files in os.walk(root):
+def _ours(root: Root, others: set[Path]) -> Iterator[Path]:
+    """A directory and all that is ours in it, without what is another root's."""
+    for directory, names, files in os.walk(root.path):
         here = Path(directory)
-        yield here
-        names[:] = sorted(name for name in names if here / name not in roots)
-        yield from (here / name for name in sorted(files))
+        if not root.suffix:
+            yield here
+        names[:] = sorted(name for name in names if here / name not in others)
+        yield from (here / name for name in sorted(files) if name.endswith(root.suffix))
 
 
 def _is_beyond(path: Path, file_mode: int) -> bool:
@@ -55,11 +81,3 @@ def _is_beyond(path: Path, file_mode: int) -> bool:
     if stat.S_ISDIR(found):
         return bool(found & 0o777 & ~directory_mode(file_mode))
     return stat.S_ISREG(found) and bool(found & 0o777 & ~file_mode)
-
-
-def _remedy(root: Path, file_mode: int) -> str:
-    parts = []
-    for who, shift in (("u", 6), ("g", 3), ("o", 0)):
-        bits = file_mode >> shift
-        parts.append(f"{who}={'r' * bool(bits & 4)}{'w' * bool(bits & 2)}{'X' * bool(bits & 4)}")
-    return f"chmod -R {','.join(parts)} {root}"

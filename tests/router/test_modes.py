@@ -138,6 +138,26 @@ def test_what_exists_is_left_as_it_is_and_check_warns(tmp_path: Path, monkeypatc
     assert CliRunner().invoke(app, ["check"]).stderr == ""
 
 
+def test_of_a_directory_that_others_use_too_check_tells_of_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("stores.yaml").write_text("{directory: data, stores: [{name: a, match: [a], index_directory: fast}]}")
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "fast").chmod(0o777)
+    (tmp_path / "fast" / "photo").write_text("x")
+    (tmp_path / "fast" / "photo").chmod(0o666)
+    with anabranch.open("stores.yaml") as router:
+        router.queue("a").send(b"1")
+    assert CliRunner().invoke(app, ["check"]).stderr == ""
+    (index,) = (tmp_path / "fast").glob("*.mdb")
+    index.chmod(0o604)
+    (warning,) = CliRunner().invoke(app, ["check"]).stderr.splitlines()
+    subprocess.run(warning.partition("Change it with: ")[2], shell=True, check=True)
+    assert CliRunner().invoke(app, ["check"]).stderr == ""
+    assert (tmp_path / "fast" / "photo").stat().st_mode & 0o777 == 0o666
+
+
 class TestDirectoriesThatAreNotThere:
     def test_the_data_directory(self, tmp_path: Path) -> None:
         stores = [anabranch.StoreConfig("a", [">"])]
