@@ -302,11 +302,11 @@ class DecisionLog:
         lazy: bool = False,
         still: Callable[[], bool] = lambda: True,
     ) -> None:
+        if not lazy:
+            self._directory.require_lock()
         the_log = self._log
         if the_log is None or not still():  # in this order: asked of the log that is written to, or of a later one
             raise StoreFailedError("the decision log is being read again; nothing was written")
-        if not lazy:
-            self._directory.require_lock()
         ticket = Ticket([(kind, payload, said)], f.RECORD_HEADER.size + len(payload), sync)
         ticket.lazy = lazy
         the_log.submit(ticket)

@@ -120,6 +120,20 @@ KINDS: dict[str, anabranch.StoreConfig] = {
 }
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_router_with_open_stores_that_nobody_holds_is_let_go_of(tmp_path: Path, kind: str) -> None:
+    configuration = anabranch.Config(tmp_path / "data", [KINDS[kind]])
+    router = anabranch.open(configuration)
+    message = (_sent(router), router.queue("a.x").receive())[1]
+    del router
+    gc.collect()
+    assert message is not None
+    message.ack()
+    del message
+    with open_once_it_can_be(configuration) as again:
+        assert contents(again, "a.x") == []
+
+
 class TestLocksThatAreDeleted:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_store_notices_while_it_is_idle(self, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
