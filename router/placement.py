@@ -91,9 +91,9 @@ class Placement:
             version = self._read()
             self._env = self._open_env()
             fill_lmdb(self._env, self._path, PAGES_AHEAD)
+            self._dbs = {name: self._env.open_db(name) for name in _TABLES}
             if version != VERSION:
                 self._begin()
-            self._dbs = {name: self._env.open_db(name, create=False) for name in _TABLES}
         except LmdbDamagedError as error:
             raise self._damaged(str(error), error.offset) from error
         except (lmdb.Error, msgspec.MsgspecError, ValueError) as error:
@@ -138,11 +138,10 @@ class Placement:
             raise
 
     def _begin(self) -> None:
-        """Make the tables, where there are none, and the sum."""
+        """Write the sum for the first time. Before it the tables of a new file are empty."""
         with self._env.begin(write=True) as txn:
-            meta = [self._env.open_db(name, txn=txn) for name in _TABLES][-1]
-            txn.put(b"version", str(VERSION).encode(), db=meta)
-            txn.put(b"sum", SUM.pack(txn.id(), self._sum), db=meta)
+            txn.put(b"version", str(VERSION).encode(), db=self._dbs[b"meta"])
+            txn.put(b"sum", SUM.pack(txn.id(), self._sum), db=self._dbs[b"meta"])
 
     def close(self) -> None:
         """Idempotent."""
