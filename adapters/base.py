@@ -319,7 +319,8 @@ class StoreStats:
     segments: Mapping[str, int] = field(default_factory=dict)
     """Files by state: `active`, `retained`, `pooled`."""
     live_percent: float = 100.0
-    """Bytes of live messages in the journal's records, of all its records' bytes."""
+    """Bytes of live messages in the journal's records, of all its records' bytes; all of a file in which no message has
+    died yet are live."""
     failed: str | None = None
     """Why the store has stopped itself, if it has."""
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict)

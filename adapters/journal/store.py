@@ -179,7 +179,7 @@ class JournalStore:
         except BaseException:
             index.close()
             raise
-        if not found.clean:
+        if not found.clean and found.highest_lsn:  # else nothing was ever written
             log.info(
                 "store %s: recovered %d messages in %d segments in %.2f s%s", self.name,
                 sum(s.count for s in index.states.values()), len(self._log.table.segments),
@@ -764,8 +764,13 @@ class JournalStore:
             failed = self._log.failed
             states = [s for s in list(index.states.values()) if s.declared or s.count]
             segments = self._log.table.segments
-            used = [(s.end or self._log.tail.offset) - f.HEADER_BYTES for s in segments]
-            live = sum(s.live_bytes for s in segments)
+            tail = self._log.tail
+            used = [(s.end or tail.offset) - f.HEADER_BYTES for s in segments]
+            # Where no message has died all is live, what belongs to no message too: a new store has nothing to reclaim.
+            live = sum(
+                size if s.dead is None and (s.live or s is tail.segment) else s.live_bytes
+                for s, size in zip(segments, used, strict=True)
+            )
             return StoreStats(
                 name=self.name,
                 kind="journal",

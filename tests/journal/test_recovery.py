@@ -582,6 +582,24 @@ def test_a_lock_of_a_dead_process_does_not_matter(disk: JournalDisk) -> None:
     assert len(bodies(disk.reopen(store))) == 300
 
 
+def test_a_new_store_has_recovered_nothing_and_is_live(disk: JournalDisk, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        store = disk.create()
+        assert store.stats().live_percent == 100
+        store.send(A, b"x")
+        store.send(B, b"y")
+        assert store.stats().live_percent == 100
+        disk.reopen(disk.create())
+        disk.crash(disk.create())
+        assert caplog.text == ""
+        disk.crash(store)
+    assert "recovered 2 messages" in caplog.text
+    take(store).ack()
+    assert 0 < store.stats().live_percent < 100
+    take(store, B).ack()
+    assert store.stats().live_percent == 0
+
+
 def test_locked_names_this_process(disk: JournalDisk) -> None:
     store = disk.create()
     with pytest.raises(StoreLockedError, match="this process"):

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count, islice
@@ -295,6 +296,7 @@ def test_a_file_that_somebody_reads_is_not_closed_under_him(tmp_path: Path, limi
 
 def test_a_forked_child_reads_though_another_thread_was_opening_a_file(tmp_path: Path) -> None:
     def in_the_child() -> None:
+        signal.alarm(10)  # instead of hanging for ever
         with anabranch.open(config(tmp_path / "child")) as router:
             router.queue("q").send_many([body(n) for n in range(5)])
             assert len(list(router.queue("q").browse())) == 5
