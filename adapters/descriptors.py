@@ -89,10 +89,11 @@ class ReadFiles:
     def _make_room(self, most: int) -> None:
         """For one more."""
         while len(self._recent) >= most:
-            oldest = next(iter(self._recent))()
+            key = next(iter(self._recent))
+            oldest = key()
             if oldest is not None:
                 oldest.file = None
-            self._recent.popitem(last=False)
+            self._recent.pop(key, None)
 
     def forget(self, readable: Readable) -> None:
         """Let go of its file, if it is open. Idempotent."""
@@ -104,12 +105,12 @@ class ReadFiles:
             self._recent.pop(key, None)
 
     def let_go(self) -> bool:
-        """Let go of all files; returns whether there were any."""
+        """Close all files that nobody reads just now; returns whether any was kept open."""
         with self._lock:
-            found = bool(self._recent)
+            any_open = bool(self._recent)
             self._latest = None
             self._make_room(1)
-            return found
+            return any_open
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have held the lock."""

@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 _all: Final[WeakSet[OpenStores]] = WeakSet()
 """Those of all routers of this process."""
-_all_lock = threading.Lock()
+_all_lock = threading.RLock()  # re-entrant, for signal handlers
 
 
 def _after_fork_in_child() -> None:
     global _all_lock
-    _all_lock = threading.Lock()
+    _all_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

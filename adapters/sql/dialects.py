@@ -183,8 +183,8 @@ def out_of_files(error: SQLAlchemyError) -> OSError | None:
     if name == "SQLITE_CANTOPEN":
         return _try_files(SQLITE_FILES)
     if not state and not name:
-        said = str(getattr(error, "orig", None) or "")
-        return next((OSError(n, os.strerror(n)) for n in OUT_OF_FILES if os.strerror(n) in said), None)
+        message = str(getattr(error, "orig", None) or "")
+        return next((OSError(n, os.strerror(n)) for n in OUT_OF_FILES if os.strerror(n) in message), None)
     return None
 
 

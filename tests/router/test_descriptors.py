@@ -268,7 +268,7 @@ def test_idle_stores_make_way_where_the_application_takes_more_than_its_share(tm
         assert [len(router.queue(f"each.{n}")) for n in range(10)] == [1] * 10
 
 
-def test_a_file_that_somebody_reads_is_not_closed_under_him(tmp_path: Path, limit: int) -> None:
+def test_a_file_that_is_being_read_is_not_closed(tmp_path: Path, limit: int) -> None:
     """Rule J8: four threads that read four stores, each of which lets go of the others' files."""
     with anabranch.open(config(tmp_path)) as router:
         queues = [router.queue(f"s{n}.q") for n in range(4)]
