@@ -22,7 +22,8 @@ import logging
 import os
 import struct
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -54,6 +55,7 @@ PAGE = struct.Struct("=QHHHH")
 """Its own number, 0, flags, end of the node pointers, begin of the nodes. Of an overflow page the last two are one: how
 many pages it takes."""
 assert PAGE.size == 16
+PAGE_START = struct.Struct("=QxxH")
 OVERFLOW_PAGES = struct.Struct("=12xI")
 NODE = struct.Struct("=IHH")
 """In a leaf: bytes of the value, flags, bytes of the key, which follows. In a branch: the low 32 bits of the number of
@@ -207,7 +209,7 @@ class _Pages:
             raise lmdb.CorruptedError(f"page {first + count - 1} lies beyond the end of the file")
         return data
 
-    def _read_all(self, pages: list[int]) -> Iterator[tuple[int, bytes]]:
+    def _read_all(self, pages: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         """Of pages in order of their numbers, in few calls."""
         size, position = self.page_bytes, 0
         while position < len(pages):
@@ -230,11 +232,13 @@ class _Pages:
         checksums are 0, and pages with nothing below them are not read."""
         found: dict[int, int] = {}
 
-        def claim(pages: list[int]) -> None:
-            for page in pages:
-                if not METAS <= page <= meta.last_page or page in found:
-                    raise lmdb.CorruptedError(f"page {page} cannot be where it is in the tree")
-                found[page] = 0
+        def claim(pages: Sequence[int]) -> None:
+            """Pages in order of their numbers, each of which is met for the first time."""
+            if pages:
+                inside = pages[0] >= METAS and pages[-1] <= meta.last_page
+                if not inside or len(set(pages)) != len(pages) or not found.keys().isdisjoint(pages):
+                    raise lmdb.CorruptedError(f"one of pages {pages[0]} to {pages[-1]} cannot be where it is")
+                found.update(dict.fromkeys(pages, 0))
 
         trees = [meta.free, meta.main]
         while trees:
@@ -266,36 +270,36 @@ class _Pages:
         return found
 
     def _require(self, page: int, data: bytes, kind: int) -> None:
-        number, _, flags, *_ = PAGE.unpack_from(data)
-        if number != page or flags != kind:
+        if PAGE_START.unpack_from(data) != (page, kind):
             raise lmdb.CorruptedError(f"page {page} is not what the tree says")
 
-    def _extent(self, first: int) -> list[int]:
+    def _extent(self, first: int) -> range:
         """The pages of a value that is too large for a leaf. Only the first has a header."""
         data = self.read(first)
         self._require(first, data, OVERFLOW)
-        return list(range(first, first + OVERFLOW_PAGES.unpack_from(data)[0]))
+        return range(first, first + OVERFLOW_PAGES.unpack_from(data)[0])
 
 
-def _nodes(data: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Offset, and the three numbers at it."""
+def _nodes(data: bytes) -> tuple[int, ...]:
+    """The offsets of a page's nodes."""
     *_, end, begin = PAGE.unpack_from(data)
     if not PAGE.size <= end <= begin <= len(data) or end % 2:
         raise lmdb.CorruptedError("a page's bounds are none")
-    for offset in struct.unpack_from(f"={(end - PAGE.size) // 2}H", data, PAGE.size):
-        if offset + NODE.size > len(data):
-            raise lmdb.CorruptedError("a node lies beyond its page")
-        yield (offset, *NODE.unpack_from(data, offset))
+    offsets: tuple[int, ...] = struct.unpack_from(f"={(end - PAGE.size) // 2}H", data, PAGE.size)
+    if offsets and max(offsets) + NODE.size > len(data):
+        raise lmdb.CorruptedError("a node lies beyond its page")
+    return offsets
 
 
 def _children(data: bytes) -> list[int]:
-    return [low | high << 32 for _, low, high, _ in _nodes(data)]
+    return [low | high << 32 for low, high, _ in map(NODE.unpack_from, repeat(data), _nodes(data))]
 
 
 def _look_into(leaf: bytes, extents: list[int], trees: list[Tree]) -> None:
     """Add the first pages of values that are too large for it, and the trees that it holds."""
     try:
-        for offset, _, flags, key_bytes in _nodes(leaf):
+        for offset in _nodes(leaf):
+            _, flags, key_bytes = NODE.unpack_from(leaf, offset)
             if flags & IN_OVERFLOW:
                 extents.append(NUMBER.unpack_from(leaf, offset + NODE.size + key_bytes)[0])
             elif flags & SUBTREE:
