@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 import lmdb
 
-from ..files import FILE_MODE
+from ..files import FILE_MODE, sync_directory
 from .files import File, write_all
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ NUMBER = struct.Struct("=Q")
 
 LMDB_MAGIC: Final = 0xBEEFC0DE
 METAS: Final = 2
+PAGE_SIZES: Final = range(512, 1 << 16)
 BRANCH, LEAF, OVERFLOW = 1, 2, 4
 IN_OVERFLOW, SUBTREE = 1, 2
 EMPTY: Final = (1 << 64) - 1
@@ -150,13 +151,19 @@ class PageChecksums:
             file = File(self._index, os.O_RDONLY)
             commit, page_bytes, sums = self._of_last_commit(file.fd)
             data = encode(commit, page_bytes, sums)
+            is_new = not self.path.exists()
             target = File(self.path, os.O_RDWR | os.O_CREAT, self._file_mode)
             write_all(target.fd, data, 0)
             os.ftruncate(target.fd, len(data))
             os.fdatasync(target.fd)
+            if is_new:
+                sync_directory(self.path.parent)
         except OSError as error:
             if self._written:
-                log.warning("%s cannot be written: %s; the next open rebuilds the index", self.path, error)
+                log.warning(
+                    "%s cannot be written: %s; unless a later checkpoint can, the next open rebuilds the index",
+                    self.path, error,
+                )  # fmt: skip
             self._written, self._commit = False, -1
             self.remove()
         else:
@@ -223,9 +230,10 @@ class _Pages:
 
     def meta(self, page: int) -> Meta:
         _, _, magic, _, _, free, main, last_page, commit = META.unpack_from(self.read(page))
-        if magic != LMDB_MAGIC:
+        meta = Meta(Tree._make(TREE.unpack(free)), Tree._make(TREE.unpack(main)), last_page, commit)
+        if magic != LMDB_MAGIC or meta.free.page_bytes not in PAGE_SIZES:
             raise lmdb.CorruptedError(f"page {page} is no meta page")
-        return Meta(Tree._make(TREE.unpack(free)), Tree._make(TREE.unpack(main)), last_page, commit)
+        return meta
 
     def walk(self, meta: Meta, is_known: Callable[[int], bool], summed: bool = True) -> dict[int, int]:
         """The checksum of each page of a commit, but of none that is known, nor of those below one. Without `summed`

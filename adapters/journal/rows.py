@@ -240,8 +240,8 @@ class Rows:
         return [read_row(KEY_SEQ.unpack(key)[0], value) for key, value in rows]
 
     def _raw(self, db: Any, start: bytes, prefix_bytes: int, count: int) -> list[tuple[bytes, bytes]]:
-        """Up to `count` rows from `start` on that share its prefix. Who asks again goes on behind the last, so that one
-        which lies before `start` would make him ask for ever."""
+        """Up to `count` rows from `start` on that share its prefix. Callers go on behind the last, so with one
+        that lies before `start` they would never come to an end."""
         try:
             with self._txn.cursor(db=db) as cursor:
                 if not cursor.set_range(start):
@@ -265,7 +265,7 @@ class Rows:
         for key, _ in lane:
             _, its_order, seq = LANE_KEY.unpack(key)
             row = self._row(state, seq)
-            if row is None or row[0][0] != its_order:  # who asks again goes on behind the order that the row says
+            if row is None or row[0][0] != its_order:  # callers go on behind the row's own order
                 error = lmdb.CorruptedError(f"the index's row of message {seq} is missing or of another order")
                 self.on_damage(error)
                 raise error
