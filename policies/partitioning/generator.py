@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import ConfigError
 from .operations import Floats, Ints
 from .sizes import ACK_BYTES_DEFAULT, SEND_HEADER_BYTES_DEFAULT
 from .trace import SCHEMA
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 CHUNK_SENDS = 100_000
 """Sends in a chunk, about."""
+OPERATIONS_MAX = 1_000_000_000
+"""Of a trace in memory, where each takes some hundred bytes."""
 _DAY = 86400.0
 _ORDER = ("ts", "stream", "chunk", "number", "part")
 """What the global order is sorted by. `part` puts a transaction's sends side by side and acks behind sends."""
@@ -41,7 +44,14 @@ _CHUNK_SCHEMA = pa.schema(
 
 
 def generate(workload: Workload) -> pa.Table:
-    """The whole trace, in order, in memory."""
+    """The whole trace, in order, in memory. Raises ConfigError where it would be larger than any memory."""
+    if workload.operations > OPERATIONS_MAX:
+        raise ConfigError(
+            [
+                f"it describes some {workload.operations:,.0f} operations, and {OPERATIONS_MAX:,} can be generated; "
+                "give it a shorter duration, lower rates or fewer subscriptions"
+            ]
+        )
     tables = [_chunk(workload, chunk) for chunk in range(chunk_count(workload))]
     table = pa.concat_tables(tables).sort_by([(name, "ascending") for name in _ORDER])
     seq = pa.array(np.arange(table.num_rows, dtype=np.int64))

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ..errors import TraceError
 from .sizes import JournalSizes, Model, OperationSizes
-from .trace import Finding, canonical_destination, count_of
+from .trace import Finding, canonical_destination, check_times, count_of
 
 Clock = Literal["ts", "seq"]
 CLOCKS: tuple[Clock, ...] = ("ts", "seq")
@@ -26,6 +26,8 @@ CLOCKS: tuple[Clock, ...] = ("ts", "seq")
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 NEVER = float("inf")
+SEQ_SPAN_MAX = (1 << 62) - 1
+"""Positions from the first operation to the last: a bucket's number and time are computed from their difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +84,25 @@ def build(
     clock: Clock = "ts",
     operations_per_second: float = 1000.0,
     sizes: JournalSizes | None = None,
+    source: str = "the trace",
 ) -> Operations:
     """The arrays of a trace in `trace.SCHEMA`. Raises TraceError where the trace cannot be used.
 
-    `operations_per_second` turns positions into seconds when `clock` is "seq".
+    `operations_per_second` turns positions into seconds when `clock` is "seq". `source` is what errors call the trace.
     """
-    table = _ordered(table)
+    if clock == "ts":
+        check_times(table, source)
+    table = _ordered(table, source)
     seq = table.column("seq").to_numpy()
     is_send = pc.equal(table.column("op"), "send").to_numpy()
     names, destination = _destinations(table.column("destination"))
     findings: list[Finding] = []
-    time = clock_times(table, seq, clock, operations_per_second, findings)
+    time = clock_times(table, seq, clock, operations_per_second, findings, source)
     tx, transactions = _transactions(table.column("tx"), destination)
     rule = OperationSizes.of(model, sizes, sum(t.count for t in transactions), int((tx >= 0).sum()))
     size = _int_column(table, "size", -1)
     body = _int_column(table, "body_size", -1)
-    _size_findings(model, is_send, size, body, findings)
+    _size_findings(model, is_send, size, body, findings, source)
     needed = np.where(is_send, _int_column(table, "acks_needed", 1), 0)
     send, end = _lives(table.column("message_id"), destination, is_send, needed, time, findings)
     totals = _totals(names, destination, is_send, rule.rows(is_send, tx >= 0, size, body), end)
@@ -116,8 +121,11 @@ def build(
     )
 
 
-def _ordered(table: pa.Table) -> pa.Table:
+def _ordered(table: pa.Table, source: str) -> pa.Table:
     seq = table.column("seq").to_numpy()
+    first, last = int(seq.min()), int(seq.max())
+    if last - first > SEQ_SPAN_MAX:
+        raise TraceError(f"{source}: column seq goes from {first} to {last}; number the operations 0, 1, 2, ...")
     steps = np.diff(seq)
     if (steps < 0).any():
         table = table.sort_by("seq")
@@ -126,7 +134,8 @@ def _ordered(table: pa.Table) -> pa.Table:
     if duplicates:
         at = int(table.column("seq")[int(np.argmax(steps == 0))].as_py())
         raise TraceError(
-            f"column seq repeats a value {count_of(duplicates, 'time')}, first {at}; number the operations 0, 1, 2, ..."
+            f"{source}: column seq repeats a value {count_of(duplicates, 'time')}, first {at}; "
+            "number the operations 0, 1, 2, ..."
         )
     return table
 
@@ -156,33 +165,39 @@ def _int_column(table: pa.Table, name: str, default: int) -> Ints:
 
 
 def clock_times(
-    table: pa.Table, seq: Ints, clock: Clock, operations_per_second: float, findings: list[Finding]
+    table: pa.Table, seq: Ints, clock: Clock, operations_per_second: float, findings: list[Finding], source: str
 ) -> Floats:
+    """Seconds of each operation, in the global order and never falling. `ts` has been checked."""
     if clock == "seq":
-        time = seq / operations_per_second
+        stamps = time = seq / operations_per_second
     else:
-        column = table.column("ts")
-        if column.null_count:
-            empty = count_of(column.null_count, "row")
-            raise TraceError(f"column ts is empty in {empty}; choose the clock seq (--clock seq) to go by order alone")
-        stamps = column.to_numpy()
-        backwards = int((np.diff(stamps) < 0).sum())
-        if backwards:
-            findings.append(
-                Finding(
-                    "clock-backwards",
-                    backwards,
-                    ("time that lies" if backwards == 1 else "times that lie")
-                    + " before the operation's predecessor; the predecessor's is used",
-                )
-            )
+        stamps = table.column("ts").to_numpy()
         time = np.maximum.accumulate(stamps)
     if not time[-1] > time[0]:
-        raise TraceError(
-            "the trace begins and ends at the same time; choose the clock seq (--clock seq) to go by order alone, "
-            "or give a trace that spans some time"
-        )
+        raise TraceError(f"{source}: {_standing(seq, stamps)}")
+    earlier = time - stamps
+    backwards = int((earlier > 0).sum())
+    if backwards:
+        what = "time that lies" if backwards == 1 else "times that lie"
+        message = f"{what} before an earlier operation's, by {earlier.max():.6g} s at most; the latest so far is used"
+        findings.append(Finding("clock-backwards", backwards, message))
     return time.astype(np.float64)
+
+
+def _standing(seq: Ints, stamps: Floats) -> str:
+    """Why no time passes between the first operation and the last."""
+    if len(stamps) == 1:
+        return "there is one operation alone; give a trace that covers some days of ordinary use"
+    instead = "choose the clock seq (--clock seq) to go by order alone"
+    falls = np.flatnonzero(np.diff(stamps) < 0)
+    if not len(falls):
+        return f"column ts is {stamps[0]} in every row; {instead}, or give a trace that spans some time"
+    before, after = falls[0], falls[0] + 1
+    return (
+        f"column ts goes backwards, first from {stamps[before]} at seq {seq[before]} to {stamps[after]} at seq "
+        f"{seq[after]}, and never comes after its first time; number the operations (seq) in the order in which they "
+        f"happened, or {instead}"
+    )
 
 
 def _transactions(
@@ -277,11 +292,13 @@ def _life_findings(
 
 
 def _size_findings(
-    model: Model, is_send: npt.NDArray[np.bool_], size: Ints, body: Ints, findings: list[Finding]
+    model: Model, is_send: npt.NDArray[np.bool_], size: Ints, body: Ints, findings: list[Finding], source: str
 ) -> None:
     unsized = is_send & (body < 0) & (size <= 0)
     if is_send.any() and unsized.sum() == is_send.sum():
-        raise TraceError("no send has a size: give the column size (bytes in the journal) or body_size (of the body)")
+        raise TraceError(
+            f"{source}: no send has a size: give the column size (bytes in the journal) or body_size (of the body)"
+        )
     if model == "kahadb":
         unknown = int((size <= 0).sum())
         if unknown:

@@ -31,8 +31,10 @@ import pyarrow.feather
 import pyarrow.parquet
 
 from ..destination import Destination
-from ..errors import DestinationError, TraceError
+from ..errors import ConfigError, DestinationError, TraceError
+from ..outputs import local_path
 from .events import UsageEvent
+from .sizes import SIZE_BYTES_MAX
 
 SCHEMA = pa.schema(
     [
@@ -49,7 +51,11 @@ SCHEMA = pa.schema(
     ]
 )
 REQUIRED = ("seq", "op", "destination", "message_id")
+SECONDS_MAX = 1e11
+"""The year 5138. Milliseconds since the epoch have been above this number since 1973, so they are recognised by it."""
 _BATCH_ROWS = 65536
+_NOT_NUMBERS = ["nan", "NaN", "-nan", "-NaN", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"]
+"""What some programs write for a number that is none. Empty in every column but `ts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +80,17 @@ def _batches(events: Iterator[UsageEvent]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+def trace_path(path: str | Path) -> Path:
+    """Where on this machine a trace lies; `file:` URLs are paths too. Raises TraceError for any other URL."""
+    try:
+        return local_path(path, "the trace")
+    except ConfigError as error:
+        raise TraceError(str(error)) from None
+
+
 def read_trace(path: str | Path) -> pa.Table:
     """The whole trace in `SCHEMA`'s columns and types, in the file's own order. Raises TraceError."""
-    path = Path(path)
+    path = trace_path(path)
     if not path.exists():
         raise TraceError(f"there is no trace at {path}; give a .parquet, .arrow or .csv file or a directory of Parquet")
     try:
@@ -89,7 +103,7 @@ def read_trace(path: str | Path) -> pa.Table:
 def _read(path: Path) -> pa.Table:
     name = path.name.lower()
     if path.is_dir():
-        files = sorted(str(p) for p in path.rglob("*.parquet"))
+        files = [str(file) for file in _parquet_files(path)]
         if not files:
             raise TraceError(f"directory {path} holds no .parquet file; give a trace file or a directory of Parquet")
         return pyarrow.dataset.dataset(files, format="parquet").to_table()
@@ -102,16 +116,24 @@ def _read(path: Path) -> pa.Table:
     raise TraceError(f"{path} has no suffix of a trace; .parquet, .arrow, .feather, .csv and .csv.gz are read")
 
 
+def _parquet_files(directory: Path) -> list[Path]:
+    """In the order in which they are read."""
+    return sorted(directory.rglob("*.parquet"), key=str)
+
+
 def _read_csv(path: Path) -> pa.Table:
     # As text, so that what is no number can be named with its line.
     types = {field.name: pa.string() for field in SCHEMA}
     convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+    convert.null_values = [text for text in convert.null_values if text not in _NOT_NUMBERS]
     table = pyarrow.csv.read_csv(path, convert_options=convert)
     if len(table.column_names) == 1 and ";" in table.column_names[0]:
         raise TraceError(f"{path} is separated by semicolons; separate its columns by commas")
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         if name in types:
+            if name != "ts":  # there it is told as what it is, no number
+                column = pc.if_else(pc.is_in(column, value_set=pa.array(_NOT_NUMBERS)), None, column)
             column = _typed(column, SCHEMA.field(name), path)
         columns.append(column)
     return pa.table(columns, names=table.column_names)
@@ -119,22 +141,38 @@ def _read_csv(path: Path) -> pa.Table:
 
 def _typed(column: pa.ChunkedArray, field: pa.Field, path: Path) -> pa.ChunkedArray:
     """Texts as a field's type. Raises TraceError, which names the first that is none."""
-    kind = field.type
     try:
-        return column.cast(kind)
+        return column.cast(field.type)
     except pa.ArrowException:
-        row = next(row for row, value in enumerate(column) if not _can_cast(value, kind))
-        expected = "seconds since the epoch, such as 1767571200.5" if pa.types.is_floating(kind) else "a whole number"
+        row = _first_misfit(column, field.type)
         place = f"{path}: line {row + 2}, column {field.name}"
-        raise TraceError(f"{place} is {column[row].as_py()!r}; expected {expected}") from None
+        raise TraceError(f"{place} is {column[row].as_py()!r}; expected {_expected(field.type)}") from None
 
 
-def _can_cast(value: pa.Scalar, kind: pa.DataType) -> bool:
+def _first_misfit(column: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first row whose value is none of this type, of a column that has one."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _can_cast(column.slice(low, middle - low), kind):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _can_cast(column: pa.ChunkedArray, kind: pa.DataType) -> bool:
     try:
-        value.cast(kind)
+        column.cast(kind)
     except pa.ArrowException:
         return False
     return True
+
+
+def _expected(kind: pa.DataType) -> str:
+    if pa.types.is_floating(kind):
+        return "seconds since the epoch, such as 1767571200.5"
+    return "a whole number" if pa.types.is_integer(kind) else "text"
 
 
 def _one_line(error: Exception) -> str:
@@ -164,6 +202,9 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
         hint = "; names are written in small letters, without blanks" if folded.intersection(missing) else ""
         what = "column" if len(missing) == 1 else "columns"
         raise TraceError(f"{source} lacks the {what} {', '.join(missing)}; it has {have}{hint}")
+    twice = [name for name in SCHEMA.names if table.column_names.count(name) > 1]
+    if twice:
+        raise TraceError(f"{source} has the column {twice[0]} more than once; leave one of them")
     if table.num_rows == 0:
         raise TraceError(f"{source} holds no operation; record one that covers some days of ordinary use")
     columns: list[Any] = []
@@ -174,18 +215,22 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
         try:
             column = table.column(field.name).cast(field.type)
         except pa.ArrowException as error:
-            reason = _one_line(error)
-            raise TraceError(f"{source}: column {field.name} cannot be read as {field.type}: {reason}") from error
+            row = _first_misfit(table.column(field.name), field.type)
+            place = f"{source}: row {row_of(source, row)}: column {field.name}"
+            value = table.column(field.name)[row].as_py()
+            raise TraceError(f"{place} is {value!r}; expected {_expected(field.type)}") from error
         if field.name in REQUIRED and column.null_count:
             first = pc.index(pc.is_null(column), True).as_py()
             raise TraceError(
                 f"{source}: column {field.name} is empty in {count_of(column.null_count, 'row')}, first in row "
-                f"{first + 1}; it must be given"
+                f"{row_of(source, first)}; it must be given"
             )
         columns.append(column)
     nullable = pa.schema([pa.field(field.name, field.type) for field in SCHEMA])
     result = pa.table(columns, schema=nullable)
     _check_ops(result, source)
+    for name, largest in (("size", SIZE_BYTES_MAX), ("body_size", SIZE_BYTES_MAX), ("acks_needed", None)):
+        _check_amounts(result, name, largest, source)
     _check_destinations(result, source)
     return result
 
@@ -194,12 +239,40 @@ def _check_ops(table: pa.Table, source: str) -> None:
     known = pc.is_in(table.column("op"), value_set=pa.array(["send", "ack"]))
     if not pc.all(known).as_py():
         strange = pc.unique(table.column("op").filter(pc.invert(known))).to_pylist()[:5]
-        first = pc.index(known, False).as_py()
-        raise TraceError(f"{source}: row {first + 1}: column op holds {strange}; only 'send' and 'ack' are known")
-    negative = pc.less(pc.fill_null(table.column("size"), 0), 0)
-    if pc.any(negative).as_py():
-        first = pc.index(negative, True).as_py()
-        raise TraceError(f"{source}: row {first + 1}: column size is {table.column('size')[first]}; it is 0 or more")
+        row = row_of(source, pc.index(known, False).as_py())
+        raise TraceError(f"{source}: row {row}: column op holds {strange}; only 'send' and 'ack' are known")
+
+
+def _check_amounts(table: pa.Table, name: str, largest: int | None, source: str) -> None:
+    """Raises TraceError for a size or a count that cannot be one. Where a trace does not say, it is empty."""
+    column = table.column(name)
+    first = pc.index(pc.less(column, 0), True).as_py()
+    if first >= 0:
+        place = f"{source}: row {row_of(source, first)}: column {name} is {column[first]}"
+        raise TraceError(f"{place}; it is 0 or more, or empty where it is not known")
+    first = -1 if largest is None else pc.index(pc.greater(column, largest), True).as_py()
+    if first >= 0:
+        place = f"{source}: row {row_of(source, first)}: column {name} is {column[first]}"
+        raise TraceError(f"{place}; it is in bytes, and {largest} (1 TiB) at most")
+
+
+def check_times(table: pa.Table, source: str) -> None:
+    """Raises TraceError for a `ts` that is empty or cannot be a time; for the clock `ts` only, no other reads it."""
+    column = table.column("ts")
+    instead = "choose the clock seq (--clock seq) to go by order alone"
+    if column.null_count:
+        row = row_of(source, pc.index(pc.is_null(column), True).as_py())
+        empty = count_of(column.null_count, "row")
+        raise TraceError(f"{source}: column ts is empty in {empty}, first in row {row}; {instead}")
+    # NaN is not below anything.
+    possible = pc.less_equal(pc.abs(column), SECONDS_MAX)
+    first = pc.index(possible, False).as_py()
+    if first >= 0:
+        place = f"{source}: row {row_of(source, first)}: column ts is {column[first]}"
+        raise TraceError(
+            f"{place}; expected seconds since the epoch, such as 1767571200.5 (divide milliseconds by 1000); "
+            f"or {instead}"
+        )
 
 
 def _check_destinations(table: pa.Table, source: str) -> None:
@@ -209,7 +282,20 @@ def _check_destinations(table: pa.Table, source: str) -> None:
             Destination.parse(text)
         except DestinationError as error:
             first = pc.index(column, text).as_py()
-            raise TraceError(f"{source}: row {first + 1}: {error}") from error
+            raise TraceError(f"{source}: row {row_of(source, first)}: {error}") from error
+
+
+def row_of(source: str, row: int) -> str:
+    """How a row, counted from 0, is told to people: from 1, and in a directory of Parquet with the file it is in."""
+    directory = Path(source)
+    if directory.is_dir():
+        before = 0
+        for path in _parquet_files(directory):
+            rows = pyarrow.parquet.read_metadata(path).num_rows
+            if row < before + rows:
+                return f"{row - before + 1} of {path.relative_to(directory)}"
+            before += rows
+    return str(row + 1)
 
 
 def count_of(number: int, what: str) -> str:

@@ -31,15 +31,20 @@ destination without an arrival is sent to in transactions only.
 from __future__ import annotations
 
 import datetime
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from .. import config_yaml
+from ..config_problems import describe_value
 from ..destination import Destination, Kind
 from ..errors import ConfigError, Problem
+from ..outputs import local_path
 from ..units import parse_duration, parse_size
+from .sizes import SIZE_BYTES_MAX
 
 
 def _rate(value: object) -> float:
@@ -47,13 +52,19 @@ def _rate(value: object) -> float:
     if isinstance(value, str) and "/" in value:
         count, _, time = value.partition("/")
         seconds = parse_duration(time if time.strip()[:1].isdigit() else "1" + time.strip())
-        try:
-            return float(count) / seconds
-        except (ValueError, ZeroDivisionError):
-            pass
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(ValueError, ZeroDivisionError):
+            if math.isfinite(rate := float(count) / seconds):
+                return rate
+    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     raise ValueError("expected a rate: a number a second, or a count by a time such as 2/s, 225/h or 5400/24h")
+
+
+def _size(value: object) -> int:
+    size = parse_size(value)
+    if size > SIZE_BYTES_MAX:
+        raise ValueError(f"expected a size of {SIZE_BYTES_MAX} bytes (1 TiB) at most")
+    return size
 
 
 def _destination(value: object) -> str:
@@ -64,7 +75,6 @@ def _destination(value: object) -> str:
 
 Rate = Annotated[float, BeforeValidator(_rate), Field(gt=0)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
-Size = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[str, BeforeValidator(_destination)]
 
 
@@ -91,9 +101,15 @@ class Spread(_Model):
 
 
 def _spread(parse: Any) -> Any:
+    def part(key: str, value: object) -> object:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}; found {describe_value(value)}") from None
+
     def convert(value: object) -> object:
         if isinstance(value, dict):
-            return {key: parse(item) for key, item in value.items()}
+            return {key: part(key, item) for key, item in value.items()}
         if isinstance(value, Spread):
             return value
         amount = parse(value)
@@ -178,7 +194,7 @@ class DestinationLoad(_Model):
 
     name: Name
     arrival: Arrival | None = None
-    size: Annotated[Spread, BeforeValidator(_spread(parse_size))]
+    size: Annotated[Spread, BeforeValidator(_spread(_size))]
     consumer: Consumer = Consumer()
     subscriptions: Annotated[int, Field(ge=1)] = 1
 
@@ -228,33 +244,51 @@ class Workload(_Model):
         start = self.start if self.start.tzinfo else self.start.replace(tzinfo=datetime.UTC)
         return start.timestamp()
 
+    @property
+    def operations(self) -> float:
+        """About how many sends and acks it describes."""
+        own = {load.name: 1 + load.subscriptions for load in self.destinations}
+        rate = sum(load.arrival.per_second * own[load.name] for load in self.destinations if load.arrival is not None)
+        rate += sum(t.arrival.per_second * own[name] for t in self.transactions for name in t.sends)
+        return rate * self.duration
+
     @classmethod
     def load(cls, path: str | Path) -> Workload:
         """From a YAML file. Raises ConfigError with all that is wrong in it."""
-        path = Path(path)
+        path = local_path(path, "the workload")
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError([f"the workload cannot be read: {error.strerror}"], str(path)) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(["not UTF-8; save the file as UTF-8"], str(path)) from error
         return cls.parse(text, str(path))
 
     @classmethod
     def parse(cls, text: str, source: str | None = None) -> Workload:
         """From YAML text. Raises ConfigError."""
+        document = config_yaml.parse(text)
+        if document.problems:
+            raise ConfigError(document.problems, source)
         try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            what = str(getattr(error, "problem", None) or error)
-            raise ConfigError([Problem(what, mark.line + 1 if mark else 0)], source) from error
-        try:
-            return cls.model_validate(data)
+            return cls.model_validate(document.data)
         except ValidationError as error:
-            raise ConfigError([_problem(found) for found in error.errors()], source) from None
+            raise ConfigError(_problems(error, document), source) from None
 
 
-def _problem(found: Any) -> str:
-    """One of pydantic's findings as a line: where, what."""
-    place = ".".join(str(part) for part in found["loc"])
-    message = str(found["msg"]).removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
+def _problems(error: ValidationError, document: config_yaml.Document) -> list[Problem]:
+    """Pydantic's findings: line, key, what is wrong with which value."""
+    found = error.errors()
+    problems = []
+    for details in found:
+        path = details["loc"]
+        below = any(len(other["loc"]) > len(path) and other["loc"][: len(path)] == path for other in found)
+        if details["type"] == "too_short" and below:
+            continue  # what is wrong is in its items, which pydantic then takes for missing
+        place = ".".join(str(part) for part in path)
+        message = str(details["msg"]).removeprefix("Value error, ")
+        value = details["input"]
+        if details["type"] != "missing" and not isinstance(value, dict | list | tuple):
+            message = f"{message}; found {describe_value(value)}"
+        problems.append(Problem(f"{place}: {message}" if place else message, document.line(path)))
+    return problems

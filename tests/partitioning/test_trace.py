@@ -124,15 +124,91 @@ def test_unusable_traces_say_what_and_what_next(tmp_path: Path) -> None:
         ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,eat,a,1\n", "row 2: column op holds ['eat']"),
         ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,,a,1\n", "column op is empty in 1 row, first in row 2"),
         ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,ack,a,1\n", "no send has a size: give the column size"),
+        ("seq,seq,ts,op,destination,message_id\n0,0,1,send,a,1\n", "has the column seq more than once; leave one"),
+        *(
+            (f"seq,ts,op,destination,message_id,size\n0,1,send,a,1,9\n1,{ts},ack,a,1,9\n",
+             f"t.csv: row 2: column ts is {shown}; expected seconds since the epoch, such as 1767571200.5 (divide "
+             "milliseconds by 1000); or choose the clock seq (--clock seq)")
+            for ts, shown in (("inf", "inf"), ("-inf", "-inf"), ("nan", "nan"), ("NaN", "nan"), ("1e308", "1e+308"),
+                              ("1767571200000", "1767571200000.0"))
+        ),
+        *(
+            (f"seq,ts,op,destination,message_id,{name}\n0,1,send,a,1,1\n1,2,send,a,2,{value}\n",
+             f"t.csv: row 2: column {name} is {value}; {expected}")
+            for name, value, expected in (
+                ("size", "-5", "it is 0 or more, or empty where it is not known"),
+                ("body_size", "-5", "it is 0 or more, or empty where it is not known"),
+                ("acks_needed", "-5", "it is 0 or more, or empty where it is not known"),
+                ("body_size", "9000000000000000000", "it is in bytes, and 1099511627776 (1 TiB) at most"),
+                ("size", "9000000000000000000", "it is in bytes, and 1099511627776 (1 TiB) at most"),
+            )
+        ),
+        ("seq,ts,op,destination,message_id,body_size\n0,1,send,a,1,9e18\n", "line 2, column body_size is '9e18'; exp"),
+        ("seq,ts,op,destination,message_id,size\n0,10,send,a,1,9\n1,9,send,a,2,9\n2,8,ack,a,1,9\n",
+         "column ts goes backwards, first from 10.0 at seq 0 to 9.0 at seq 1, and never comes after its first time; "
+         "number the operations (seq) in the order in which they happened, or choose the clock seq"),
+        ("seq,ts,op,destination,message_id,size\n0,10,send,a,1,9\n1,10,ack,a,1,9\n", "column ts is 10.0 in every row; "
+         "choose the clock seq"),
+        ("seq,ts,op,destination,message_id,size\n0,10,send,a,1,9\n", "there is one operation alone; give a trace that"),
+        ("seq,ts,op,destination,message_id,size\n-5,1,send,a,1,9\n9223372036854775807,2,ack,a,1,9\n",
+         "column seq goes from -5 to 9223372036854775807; number the operations 0, 1, 2, ..."),
     ],
 )  # fmt: skip
 def test_a_csv_file_by_hand(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
     with pytest.raises(TraceError) as caught:
-        build(read_trace(path))
+        build(read_trace(path), source=str(path))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_broken_clock_is_no_matter_where_order_counts(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("seq,ts,op,destination,message_id,size\n0,1,send,a,1,9\n1,inf,ack,a,1,nan\n2,nan,ack,nan,1,\n")
+    with pytest.raises(TraceError, match="column destination is empty in 1 row, first in row 3"):
+        read_trace(path)  # as ever, in every column but ts
+    path.write_text(path.read_text().replace("ack,nan", "ack,b"))
+    assert build(read_trace(path), clock="seq").duration == pytest.approx(0.002)
+
+
+def test_how_far_a_clock_goes_back_is_told() -> None:
+    times = [10.0, 5.0, 6.5, 7.0, 11.0]
+    (finding,) = (
+        finding
+        for finding in build(from_events(e._replace(ts=ts) for e, ts in zip(events(), times, strict=True))).findings
+        if finding.code == "clock-backwards"
+    )
+    assert finding.count == 3  # all that lie before the 10.0, not the one step down alone
+    assert finding.message == (
+        "times that lie before an earlier operation's, by 5 s at most; the latest so far is used"
+    )
+
+
+def test_a_row_of_a_directory_is_told_with_its_file(tmp_path: Path) -> None:
+    table = from_events([*events()[:4], events()[4]._replace(ts=float("inf"))])
+    write_trace(table.slice(0, 3), tmp_path / "a.parquet")
+    (tmp_path / "more").mkdir()
+    write_trace(table.slice(3), tmp_path / "more" / "b.parquet")
+    with pytest.raises(TraceError, match=r"row 2 of more/b\.parquet: column ts is inf"):
+        build(read_trace(tmp_path), source=str(tmp_path))
+    floats = pa.table({**table.slice(3).to_pydict(), "size": [1.0, float("nan")]})
+    write_trace(floats, tmp_path / "more" / "b.parquet")
+    with pytest.raises(TraceError, match=r"row 2: column size is nan; expected a whole number"):
+        read_trace(tmp_path / "more" / "b.parquet")
+
+
+@pytest.mark.parametrize("text", ["hdfs://namenode:8020/t.parquet", "s3a:/bucket/t.parquet", "file://other/t.csv"])
+def test_a_trace_on_another_file_system_is_refused_as_such(text: str) -> None:
+    with pytest.raises(TraceError, match=f"the trace {text}: files are read and written on this machine alone"):
+        read_trace(text)
+
+
+def test_a_file_url_is_a_path(tmp_path: Path) -> None:
+    table = from_events(events())
+    path = tmp_path / "a trace.csv"
+    write_trace(table, path)
+    assert read_trace(path.as_uri()).to_pylist() == table.to_pylist()
 
 
 def test_files_that_are_no_traces(tmp_path: Path) -> None:

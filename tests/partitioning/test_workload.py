@@ -137,14 +137,42 @@ def test_same_seed_same_trace_however_it_is_cut(monkeypatch: pytest.MonkeyPatch)
             "sends to queue://p, which is not described",
         ),
         ("duration: [", "line 1"),
+        (
+            "duration: 1h\ndestinations: [{name: q, size: 1,\n  arrival: {rate: .inf}}]",
+            "line 3: destinations.0.arrival.rate: expected a rate: a number a second, or a count by a time such as "
+            "2/s, 225/h or 5400/24h; found the number inf",
+        ),
+        ("duration: .inf\ndestinations: [{name: q, size: 1, arrival: {rate: 1}}]", "line 1: duration: expected a dur"),
+        (
+            "duration: 1h\ndestinations: [{name: q, size: 9000000000000000000, arrival: {rate: 1}}]",
+            "line 2: destinations.0.size: expected a size of 1099511627776 bytes (1 TiB) at most; found the number",
+        ),
+        (
+            "duration: 1h\ndestinations: [{name: q, size: {mean: 9e18}, arrival: {rate: 1}}]",
+            "line 2: destinations.0.size: mean: expected a size: a whole number of bytes or a number with a unit, "
+            "such as 65536, 32MiB or 10 MB; found '9e18'",
+        ),
+        ("duration: 1h\nduration: 2h", "key 'duration' stands here twice"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Workload.parse(text)
     assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_than_any_memory_holds_is_refused() -> None:
+    load = "{name: topic://t, size: 1, arrival: {rate: 1}, subscriptions: 1000000000}"
+    with pytest.raises(ConfigError, match="some 3,600,000,003,600 operations, and 1,000,000,000 can be gen"):
+        generate(Workload.parse(f"{{duration: 1h, destinations: [{load}]}}"))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         Workload.load(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8; save the file as UTF-8"):
+        Workload.load(tmp_path / "bytes.yaml")
+    with pytest.raises(ConfigError, match="the workload s3a://bucket/w"):
+        Workload.load("s3a://bucket/w.yaml")
