@@ -154,5 +154,9 @@ class TraceError(AnabranchError):
     """A usage trace or a foreign journal cannot be used: what, where, and what to do."""
 
 
+class SparkError(AnabranchError):
+    """Spark, or the cluster that it should run on, did not do its work: what it said, and what to do."""
+
+
 class MissingExtraError(AnabranchError, ImportError):
     """An optional part is not installed. The message names the `pip install` that brings it."""

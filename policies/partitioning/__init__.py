@@ -18,10 +18,10 @@ priced in.
 Where things are: `events` and `trace` the input, `operations` and `summary` what is made of it (`spark_summary` at
 scale), `sizes` bytes of an operation, `model` the exact retention model, `evaluate` its quick form, `search` the
 optimiser, `confirm` exact figures, `patterns` filters, `recommendation` and `render` the output, `job` all of it;
-`session`, `jvm` and `java` are how Spark is started.
+`session`, `cluster`, `jvm` and `java` are how Spark is started.
 
 It needs `pip install 'anabranch[recommend]'`; importing this package does not. Apart from `write`, nothing here
-touches a disk but Spark's scratch space.
+touches a disk but Spark's scratch space, and a copy of the trace for Spark in the directory for temporary files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .events import UsageEvent
 if TYPE_CHECKING:
     from .generator import generate
     from .job import RecommendOptions, recommend
-    from .recommendation import Candidate, Recommendation, StorePlan
+    from .recommendation import Candidate, Recommendation, StorePlan, check_place
     from .render import render_text
     from .sizes import JournalSizes
     from .trace import Finding, from_events, read_trace, write_trace
@@ -49,6 +49,7 @@ _HOMES = {
     "Recommendation": "recommendation",
     "StorePlan": "recommendation",
     "Workload": "workload",
+    "check_place": "recommendation",
     "from_events": "trace",
     "generate": "generator",
     "read_trace": "trace",
@@ -66,6 +67,7 @@ __all__ = [
     "StorePlan",
     "UsageEvent",
     "Workload",
+    "check_place",
     "from_events",
     "generate",
     "read_trace",

@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from ..destination import Destination
 from ..durability import Sync
-from ..errors import ConfigError
+from ..errors import ConfigError, TraceError
+from ..outputs import scratch_directory
 from ..wildcard import Pattern, RouteTable
 from .confirm import ExactCosts, improve_exactly
 from .evaluate import SetCosts
@@ -33,11 +34,11 @@ from .patterns import filters
 from .recommendation import Candidate, Recommendation, StorePlan, store_names
 from .render import human_bytes
 from .search import Constraints, search
-from .session import spark_session
+from .session import spark_errors, spark_session, told_of_no_workers
 from .sizes import MODELS, JournalSizes, Model
 from .spark_summary import summarise_with_spark
 from .summary import Summary, summarise
-from .trace import Finding, conform, read_trace, write_trace
+from .trace import Finding, conform, read_trace, trace_path, write_trace
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ Progress = Callable[[str, float], None]
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
 
+SEGMENTS_MAX = 10_000_000
+"""Journal files that a trace may fill: each takes some dozens of bytes in every partitioning that is tried."""
 
 _OPTIONS = {"segment_bytes": "segment-size", "peak_bytes_max": "peak-max"}
 """Options of the command line whose names are not those of the fields; so that an error names both."""
@@ -129,7 +132,9 @@ def recommend(
     options = options or RecommendOptions()
     options.check()
     report = progress or (lambda stage, share: None)
-    table = conform(trace) if isinstance(trace, pa.Table) else read_trace(trace)
+    source = trace if isinstance(trace, pa.Table) else trace_path(trace)
+    name = "the trace" if isinstance(source, pa.Table) else str(source)
+    table = conform(source) if isinstance(source, pa.Table) else read_trace(source)
     report("read", 1.0)
     # The exact arrays come first: building them finds what is wrong with a trace before Spark spends time on it.
     operations = build(
@@ -138,8 +143,10 @@ def recommend(
         clock=options.clock,
         operations_per_second=options.operations_per_second,
         sizes=options.sizes,
+        source=name,
     )
-    summary = _summary(table, trace, operations, options, report)
+    _check_segments(operations, options, name)
+    summary = _summary(table, source, operations, options, report)
     constraints = _constraints(operations, options)
     partitions, findings = _choose(summary, operations, constraints, options, report)
     candidates = _candidates(operations, partitions, options, report)
@@ -151,31 +158,46 @@ def recommend(
     )
 
 
+def _check_segments(operations: Operations, options: RecommendOptions, source: str) -> None:
+    """Raises TraceError where there would be more journal files than can be simulated."""
+    total = float(operations.size.sum(dtype=float))
+    segments = total / operations.sizes.capacity(options.segment_bytes)
+    if segments > SEGMENTS_MAX:
+        largest = int(operations.size.argmax())
+        raise TraceError(
+            f"{source}: {human_bytes(total)} in all fill {segments:,.0f} journal files of {options.segment_bytes} "
+            f"bytes, and at most {SEGMENTS_MAX:,} can be simulated; the largest operation is that of seq "
+            f"{operations.seq[largest]}, of {operations.size[largest]} bytes; if the sizes are right, choose a larger "
+            "--segment-size"
+        )
+
+
 def _summary(
-    table: pa.Table, source: str | Path | pa.Table, operations: Operations, options: RecommendOptions, report: Progress
+    table: pa.Table, source: Path | pa.Table, operations: Operations, options: RecommendOptions, report: Progress
 ) -> Summary:
     if options.engine == "local":
         summary = summarise(operations, options.segment_bytes)
         report("summarise", 1.0)
         return summary
     report("start Spark", 0.0)
-    with quiet_py4j(), tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
+    with quiet_py4j(), spark_errors(), scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
         spark = spark_session(options.master)
         report("start Spark", 1.0)
         path = source
-        if isinstance(source, pa.Table) or not str(source).endswith(".parquet"):
-            path = Path(scratch) / "trace.parquet"
+        if isinstance(path, pa.Table) or path.suffix != ".parquet":
+            path = scratch / "trace.parquet"
             write_trace(table, path)
-        return summarise_with_spark(
-            spark,
-            spark.read.parquet(str(path)),
-            options.segment_bytes,
-            model=options.model,
-            clock=options.clock,
-            operations_per_second=options.operations_per_second,
-            sizes=options.sizes,
-            progress=report,
-        )
+        with told_of_no_workers(spark):
+            return summarise_with_spark(
+                spark,
+                spark.read.parquet(str(path)),
+                options.segment_bytes,
+                model=options.model,
+                clock=options.clock,
+                operations_per_second=options.operations_per_second,
+                sizes=options.sizes,
+                progress=report,
+            )
 
 
 def _constraints(operations: Operations, options: RecommendOptions) -> Constraints:

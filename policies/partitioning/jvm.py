@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import shutil
+import re
 import signal
 import struct
 import subprocess
@@ -26,11 +26,14 @@ from pathlib import Path
 from typing import IO, Final
 
 from ..errors import MissingExtraError
+from ..outputs import scratch_directory
 
 _POLL_S: Final = 0.05
 _END_TIMEOUT_S: Final = 10
-_QUOTED_BYTES: Final = 2000
+_ASKED_TIMEOUT_S: Final = 5
+_QUOTED_BYTES: Final = 8000
 _QUOTED_LINES: Final = 6
+_FRAME: Final = re.compile(r"\s+at |\s+\.\.\. \d+ more")
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 
 
@@ -41,22 +44,20 @@ def gateway(configuration: Mapping[str, object]) -> Iterator[None]:
     After the block it lives until this process exits. `configuration`: what has to be on Spark's command line, such as
     the driver's memory. Raises MissingExtraError where it does not start.
     """
-    directory = Path(tempfile.mkdtemp(prefix="anabranch-spark-"))
     said = tempfile.TemporaryFile()  # noqa: SIM115  the JVM writes to it as long as it lives
-    process = _start(configuration, directory / "gateway", said)
-    try:
-        port, secret = _connection(process, directory / "gateway", said)
-        os.environ |= {_PORT: str(port), _SECRET: secret}
+    with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as directory:
+        process = _start(configuration, directory / "gateway", said)
         try:
-            yield
-        finally:
-            # Whoever finds them takes this process for one that spark-submit started.
-            del os.environ[_PORT], os.environ[_SECRET]
-    except BaseException:
-        _kill(process)
-        raise
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+            port, secret = _connection(process, directory / "gateway", said)
+            os.environ |= {_PORT: str(port), _SECRET: secret}
+            try:
+                yield
+            finally:
+                # Whoever finds them takes this process for one that spark-submit started.
+                del os.environ[_PORT], os.environ[_SECRET]
+        except BaseException:
+            _kill(process)
+            raise
     atexit.register(_end, process, os.getpid())
 
 
@@ -100,7 +101,9 @@ def _connection(process: subprocess.Popen[bytes], path: Path, said: IO[bytes]) -
         if process.poll() is not None:
             size = said.seek(0, os.SEEK_END)
             said.seek(max(size - _QUOTED_BYTES, 0))
-            quoted = " | ".join(said.read().decode(errors="replace").split("\n")[-_QUOTED_LINES:]).strip(" |")
+            lines = said.read().decode(errors="replace").split("\n")
+            # The frames of a stack say nothing to a user, and push out what does.
+            quoted = " | ".join([line for line in lines if not _FRAME.match(line)][-_QUOTED_LINES:]).strip(" |")
             raise MissingExtraError(
                 f"Spark's Java ended with code {process.returncode} before it was ready; set JAVA_HOME to another one, "
                 f"or use the engine local, which needs none. It said: {quoted or 'nothing'}"
@@ -112,9 +115,16 @@ def _connection(process: subprocess.Popen[bytes], path: Path, said: IO[bytes]) -
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End it and its children; asked first, since a Java that is killed leaves its scratch directories behind."""
+    try:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_ASKED_TIMEOUT_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

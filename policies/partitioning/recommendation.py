@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from ..outputs import check_files, local_path, write_files
 from ..units import format_size
 from .trace import Finding
 
@@ -108,22 +109,26 @@ class Recommendation:
         )
         return header + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 
-    def write(self, out: str | Path) -> list[Path]:
+    def write(self, out: str | Path, *, overwrite: bool = False) -> list[Path]:
         """Writes its three files into a directory, which is made where it is missing; other files there stay.
 
-        Returns the paths written.
+        Returns the paths written. They appear whole or not at all. Raises what `check_place` raises, and OSError.
         """
         import json
 
         from .render import render_text
 
-        directory = Path(out)
-        directory.mkdir(parents=True, exist_ok=True)
         texts = (json.dumps(self.to_json(), indent=2) + "\n", self.stores_yaml(), render_text(self))
-        paths = [directory / name for name in FILES]
-        for path, text in zip(paths, texts, strict=True):
-            path.write_text(text, encoding="utf-8")
-        return paths
+        return write_files(local_path(out, "out"), dict(zip(FILES, texts, strict=True)), overwrite=overwrite)
+
+
+def check_place(out: str | Path, *, overwrite: bool = False) -> None:
+    """Raises ConfigError where `Recommendation.write` would refuse to write; for before the work. Touches nothing.
+
+    That is where one of its files is there already, unless `overwrite`, where something else is in the way, and where
+    `out` is no directory of this machine, or not this user's to write.
+    """
+    check_files(local_path(out, "out"), FILES, overwrite=overwrite)
 
 
 def store_names(stores: Sequence[Sequence[str]], weights: dict[str, int]) -> list[str]:

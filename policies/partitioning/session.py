@@ -11,10 +11,11 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from ..errors import MissingExtraError
+from ..errors import MissingExtraError, SparkError
+from .cluster import check_master, is_local, told_to_wait
 from .java import prepare_environment
 from .jvm import gateway
 
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOCAL = "local[*]"
+_REASON_MAX = 500
 
 
 def spark_session(master: str | None = None, *, shuffle_partitions: int | None = None) -> SparkSession:
     """The active session, or a new one on `master` (default: all cores of this machine).
 
-    `shuffle_partitions` holds for a session that is made here; default: twice the cores, 200 on a cluster.
+    `shuffle_partitions` holds for a session that is made here; default: twice the cores, 200 on a cluster. Raises
+    ConfigError for what is no master, SparkError where the cluster is not there.
     """
     try:
         from pyspark.sql import SparkSession
@@ -42,7 +45,9 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
         return active
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     master = master or os.environ.get("MASTER") or (None if submitted else _LOCAL)
-    local = master is not None and master.startswith("local")
+    local = master is not None and is_local(master)
+    if master is not None:
+        check_master(master)
     prepare_environment(local=local)
     configuration: dict[str, bool | float | int | str | None] = {
         "spark.ui.enabled": "false",
@@ -59,10 +64,60 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
             "spark.driver.memory": "4g",
             "spark.sql.shuffle.partitions": str(shuffle_partitions or 2 * (os.cpu_count() or 1)),
         }
-    with _own_gateway(configuration), _handler_of_interrupts():
+    waiting = told_to_wait(f"Spark's master {master} has not answered yet; still waiting for it")
+    # The errors inside the gateway: they are asked for their reasons while its Java is there to tell them.
+    failed = spark_errors(f"Spark could not be started on {master or 'the cluster'}")
+    with _own_gateway(configuration), failed, _handler_of_interrupts(), nullcontext() if local else waiting:
         session = SparkSession.builder.appName("anabranch recommend").config(map=configuration).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextmanager
+def spark_errors(what: str = "Spark did not finish its work") -> Iterator[None]:
+    """Makes a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it."""
+    try:
+        yield
+    except _kinds_of_spark_errors() as error:
+        raise SparkError(f"{what}: {_reason(error)}; mend that, or use --engine local, which needs no Spark") from error
+
+
+def _kinds_of_spark_errors() -> tuple[type[Exception], ...]:
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+    except ImportError:
+        return ()
+    return Py4JError, PySparkException
+
+
+def _reason(error: Exception) -> str:
+    """What an error of the JVM says, in one line: its innermost cause."""
+    told = ""
+    try:
+        java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+        while java is not None:
+            told, java = str(java.toString()), java.getCause()
+        told = told or str(error)
+    except Exception:  # that JVM is gone; then what it said before is all there is
+        told = told or "its Java has ended"
+    lines = (told.strip() or type(error).__name__).splitlines()  # others are the stack, or advice
+    return lines[0][:_REASON_MAX]
+
+
+def told_of_no_workers(spark: SparkSession) -> AbstractContextManager[None]:
+    """Says after some seconds that the cluster has given no executor yet: it may be busy, or have no worker."""
+    context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
+    if context is None or is_local(context.master):
+        return nullcontext()
+
+    def waits() -> bool:
+        # Of the driver alone.
+        return int(context._jsc.sc().getExecutorMemoryStatus().size()) <= 1
+
+    return told_to_wait(
+        f"{context.master} has given no executor yet: it is busy, or has no worker; waiting for one", waits
+    )
 
 
 @contextmanager

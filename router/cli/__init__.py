@@ -2,7 +2,9 @@
 
     anabranch route --config stores.yaml orders.custom
 
-Exit codes: 0 done; 2 bad input (arguments, configuration, a name, a trace); 1 any other failure; 130 interrupted.
+Exit codes: 0 done; 2 bad input (arguments, configuration, a name, a trace); 1 any other failure; 130 interrupted, 143
+terminated (SIGTERM), 129 hung up (SIGHUP). These three end it as Ctrl-C does: what it has open is closed, and its
+temporary files go.
 Results go to stdout, with `--json` as one JSON document; errors, one clear line each, and progress go to stderr, as
 text also with `--json`: then stdout is empty and the exit code tells. (`check --json` alone has errors as its result.)
 
@@ -19,13 +21,16 @@ import sys
 
 def main() -> None:
     """The entry point of `anabranch` and of `python -m anabranch`."""
+    from .signals import ended_by_signals, exit_code
+
     try:
         from .app import app
 
+        ended_by_signals()
         app(prog_name="anabranch")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise
         sys.exit("The command line is not installed; install it with: pip install 'anabranch[cli]'")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:
+        sys.exit(exit_code(interrupt))

@@ -16,6 +16,7 @@ from ...policies.errors import (
     PlacementError,
     TraceError,
 )
+from .signals import describe, exit_code
 
 COMMANDS = ("init", "check", "route", "schema", "stats", "transactions", "explain", "recommend", "demo")
 """Each is the name of a module here that holds a click command called `command`. The order is that of `--help`."""
@@ -63,9 +64,12 @@ class App(click.Group):
         except OSError as error:
             where = f"{error.filename}: " if error.filename is not None else ""
             raise Failure(f"Error: {where}{error.strerror or error}") from error
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(130)
+        except MemoryError as error:
+            reason = f": {error}" if str(error) else ""
+            raise Failure(f"Error: out of memory{reason}; give it less to work on, or more memory") from error
+        except KeyboardInterrupt as interrupt:
+            click.echo(describe(interrupt), err=True)
+            ctx.exit(exit_code(interrupt))
 
 
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -73,8 +77,8 @@ class App(click.Group):
 def app() -> None:
     """Partitioned durable message stores: set them up, look into them, and learn what to split.
 
-    Exit codes: 0 done; 2 bad input; 1 any other failure; 130 interrupted. Errors are lines on stderr, also with
-    --json.
+    Exit codes: 0 done; 2 bad input; 1 any other failure; 130, 143 and 129 ended by Ctrl-C, SIGTERM and SIGHUP.
+    Errors are lines on stderr, also with --json.
 
     \b
     Example:

@@ -10,11 +10,11 @@ from ...policies.config import StoreConfig, load, warnings
 from ...policies.errors import AnabranchError, ConfigError, Problem
 from ...policies.kinds import load_adapter
 from .modes import too_open
-from .output import echo_json, json_option
+from .output import LocalPath, echo_json, json_option
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path), default=Path("stores.yaml"))
+@click.argument("path", type=LocalPath(), default=Path("stores.yaml"))
 @json_option
 @click.pass_context
 def command(ctx: click.Context, path: Path, as_json: bool) -> None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from ...policies.errors import ConfigError
-from .output import echo_json, json_option, working
+from ...policies.outputs import scratch_directory
+from .output import LocalPath, echo_json, json_option, warnings_shown, working
 
 if TYPE_CHECKING:
     from ...policies.partitioning import Recommendation, UsageEvent
@@ -56,9 +57,9 @@ class Row(NamedTuple):
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True,
+@click.option("--out", type=LocalPath(), default=Path("out/demo"), show_default=True,
               help="Where the unpacked journal, the recommendation and the replayed stores go.")  # fmt: skip
-@click.option("--archive", type=click.Path(path_type=Path), default=None,
+@click.option("--archive", type=LocalPath(), default=None,
               help=f"The journal to work on. Default: {ARCHIVE} of the source tree.")  # fmt: skip
 @json_option
 def command(out: Path, archive: Path | None, as_json: bool) -> None:
@@ -81,10 +82,10 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
         usage = kahadb.usage_trace(journal, progress)
         events = list(usage)
     trace = from_events(events)
-    with working("Recommending") as progress:
+    with warnings_shown(), working("Recommending") as progress:
         options = RecommendOptions(segment_bytes=SEGMENT_BYTES, clock="seq")
         answer = recommend(trace, options, progress.stage)
-    paths = answer.write(out)
+    paths = answer.write(out, overwrite=True)  # those of an earlier demo; `_unpack` has looked whose they are
     best = {store.name: store.filters for store in answer.recommended.stores}
     local = replace(options, engine="local")
     apart = recommend(trace, replace(local, current=APART))
@@ -155,19 +156,21 @@ def _find_archive() -> Path:
 def _unpack(archive: Path, out: Path) -> Path:
     """The journal's directory, unpacked anew. The archive is read whole before anything of an earlier run goes."""
     target = out / "broker"
-    with tempfile.TemporaryDirectory(prefix="anabranch-demo-") as scratch:
+    with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
         try:
             with tarfile.open(archive) as tar:
                 tar.extractall(scratch, filter="data")
         except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigError([f"{archive} cannot be unpacked as a tar archive: {reason}"]) from error
-        journals = sorted(path.relative_to(scratch) for path in Path(scratch).rglob("db-*.log"))
+        journals = sorted(path.relative_to(scratch) for path in scratch.rglob("db-*.log"))
         if not journals:
             raise ConfigError([f"{archive} holds no KahaDB journal (db-*.log)"])
         ours = (target, out / "replayed")
         for directory in ours:
             _check_ours(directory)
+        if not (target / MARKER).is_file():
+            _check_free(out)
         for directory in ours:
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True)
@@ -185,6 +188,17 @@ def _check_ours(directory: Path) -> None:
         raise ConfigError(
             [f"{directory} exists and was not made by this demo, so it was left as it is; give another --out"]
         )
+
+
+def _check_free(out: Path) -> None:
+    """No recommendation of somebody else is overwritten."""
+    from ...policies.partitioning.recommendation import FILES
+
+    for path in (out / name for name in FILES):
+        if path.is_symlink() or path.exists():
+            raise ConfigError(
+                [f"{path} exists and was not made by this demo, so it was left as it is; give another --out"]
+            )
 
 
 def _peak(answer: Recommendation, name: str) -> Peak:

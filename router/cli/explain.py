@@ -7,11 +7,11 @@ from shutil import get_terminal_size
 
 import click
 
-from .output import echo_json, json_option, working
+from .output import LocalPath, echo_json, json_option, working
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=LocalPath())
 @json_option
 def command(directory: Path, as_json: bool) -> None:
     """Say why each journal file is kept.

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ...policies.errors import ConfigError
-from .output import echo_json, json_option
+from ...policies.outputs import write_new_file
+from .output import LocalPath, echo_json, json_option
 
 TEMPLATE = """\
 # Which stores there are, what lives in each, and how durable it is.
@@ -45,7 +46,7 @@ stores:
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path), default=Path("stores.yaml"))
+@click.argument("path", type=LocalPath(), default=Path("stores.yaml"))
 @json_option
 def command(path: Path, as_json: bool) -> None:
     """Write a commented configuration file.
@@ -58,9 +59,7 @@ def command(path: Path, as_json: bool) -> None:
       anabranch init config/stores.yaml
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE)
+        write_new_file(path, TEMPLATE)
     except FileExistsError as error:
         # The directory's name may be a file's too.
         taken = error.filename if error.filename is not None else path

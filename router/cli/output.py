@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...policies.outputs import local_path
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ..router import Router
+
+
+class LocalPath(click.Path):
+    """A path of this machine. The URL of another file system is an error, and not a directory named `s3a:`."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        what = "the path"
+        if param is not None:
+            what = max(param.opts, key=len) if param.param_type_name == "option" else (param.name or what).upper()
+        return super().convert(local_path(value, what), param, ctx)
+
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of text. Errors stay text, on stderr."
@@ -22,7 +39,7 @@ config_option = click.option(
     "--config",
     "-c",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     default=Path("stores.yaml"),
     show_default=True,
     help="The configuration file.",
@@ -75,6 +92,20 @@ def working(label: str) -> Iterator[Work]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Work(progress, label)
+
+
+@contextmanager
+def warnings_shown() -> Iterator[None]:
+    """What the library logs as a warning in the block is shown on stderr, a line each."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("Warning: %(message)s"))
+    logger = logging.getLogger(__package__.partition(".")[0])
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def opened(config_path: Path) -> Router:

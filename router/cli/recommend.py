@@ -10,7 +10,7 @@ import click
 
 from ...policies.errors import ConfigError, TraceError
 from ...policies.units import parse_size
-from .output import echo_json, json_option, working
+from .output import LocalPath, echo_json, json_option, warnings_shown, working
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,14 +29,15 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
 
 
 @click.command()
-@click.option("--from-kahadb", "kahadb_directory", type=click.Path(path_type=Path), metavar="DIR",
+@click.option("--from-kahadb", "kahadb_directory", type=LocalPath(), metavar="DIR",
               help="An ActiveMQ KahaDB directory, with its archive if there is one.")  # fmt: skip
-@click.option("--trace", "trace_path", type=click.Path(path_type=Path), metavar="PATH",
+@click.option("--trace", "trace_path", type=LocalPath(), metavar="PATH",
               help="A usage trace: .parquet, .arrow, .csv, or a directory of Parquet.")  # fmt: skip
-@click.option("--workload", "workload_path", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--workload", "workload_path", type=LocalPath(), metavar="FILE",
               help="A workload description in YAML, from which a trace is generated.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR",
-              help="Where recommendation.json, stores.yaml and summary.txt go.")  # fmt: skip
+@click.option("--out", type=LocalPath(), required=True, metavar="DIR",
+              help="Where recommendation.json, stores.yaml and summary.txt go; made where it is missing.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace these files where they are there already.")
 @click.option("--segment-size", type=SizeOption(), default="32MiB", show_default=True,
               help="Size of one journal file.")  # fmt: skip
 @click.option("--model", type=click.Choice(["anabranch", "kahadb"]), default="anabranch", show_default=True,
@@ -65,6 +66,7 @@ def command(
     trace_path: Path | None,
     workload_path: Path | None,
     out: Path,
+    force: bool,
     segment_size: int,
     model: str,
     clock: str | None,
@@ -95,9 +97,7 @@ def command(
     given = [path for path in (kahadb_directory, trace_path, workload_path) if path is not None]
     if len(given) != 1:
         raise ConfigError([f"give one of --from-kahadb, --trace and --workload; {len(given)} were given"])
-    if out.exists() and not out.is_dir():
-        raise ConfigError([f"--out {out} is a file; give a directory"])
-    from ...policies.partitioning import RecommendOptions, recommend
+    from ...policies.partitioning import RecommendOptions, check_place, recommend
 
     options = RecommendOptions(
         model=model,  # type: ignore[arg-type]
@@ -111,6 +111,8 @@ def command(
         master=master,
     )
     options.check()
+    # Before the work, which may take minutes; what appears meanwhile is found when the files are written.
+    check_place(out, overwrite=force)
     warnings: tuple[str, ...] = ()
     trace: Path | pa.Table
     if kahadb_directory is not None:
@@ -122,9 +124,9 @@ def command(
         if not trace_path.exists():
             raise TraceError(f"{trace_path}: no such trace")
         trace = trace_path
-    with working("Recommending") as progress:
+    with warnings_shown(), working("Recommending") as progress:
         answer = recommend(trace, options, progress.stage)
-    paths = answer.write(out)
+    paths = answer.write(out, overwrite=force)
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
     if as_json:
@@ -152,4 +154,8 @@ def _workload_trace(path: Path) -> pa.Table:
     from ...policies.partitioning import Workload, generate
 
     with working(f"Generating {path.name}"):
-        return generate(Workload.load(path))
+        workload = Workload.load(path)
+        try:
+            return generate(workload)
+        except ConfigError as error:
+            raise ConfigError(error.problems, str(path)) from error

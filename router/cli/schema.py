@@ -12,7 +12,7 @@ import click
 from ...policies.config import json_schema, load
 from ...policies.errors import ConfigError
 from ...policies.options import SqlOptions
-from .output import echo_json, json_option
+from .output import LocalPath, echo_json, json_option
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -64,9 +64,7 @@ def _which(function: Callable[..., Any]) -> Callable[..., Any]:
             help="A database, instead of a configuration; better in the variable ANABRANCH_URL if it has a password.",
         ),
         click.option("--store", "store_name", metavar="NAME", help="Which of its SQL stores, if there are several."),
-        click.option(
-            "--config", "-c", "config_path", type=click.Path(path_type=Path), help="The configuration that names it."
-        ),
+        click.option("--config", "-c", "config_path", type=LocalPath(), help="The configuration that names it."),
     ):
         function = option(function)
     return function

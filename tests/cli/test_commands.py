@@ -187,12 +187,59 @@ def test_the_trace_of_the_docs() -> None:
     assert result.stdout.startswith("Leave these 3 destinations in one store")
     assert "The trace left nothing open." in result.stdout
     assert run("check", "advice/stores.yaml").exit_code == 0
-    capped = run(*good, "--peak-max", "1MiB")
+    written = Path("advice/stores.yaml").read_text()
+    again = run(*good)
+    assert (again.exit_code, again.stdout, again.stderr) == (
+        2,
+        "",
+        "advice/recommendation.json exists already and was left as it is; give another directory, or replace it "
+        "(--force; from Python: overwrite=True)\n",
+    )
+    assert Path("advice/stores.yaml").read_text() == written
+    capped = run(*good, "--peak-max", "1MiB", "--force")
     assert capped.exit_code == 1
     assert capped.stdout.startswith("The cap on the peak, 1.0 MB, cannot be kept")
     wrong = run(*good, "--segment-size", "0", "--disk-gib", "-1")
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     assert "(--segment-size)" in wrong.stderr and "(--disk-gib)" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("recommend", "--workload", "w", "--out", "s3a://bucket/advice"), "--out s3a://bucket/advice"),
+        (("recommend", "--trace", "hdfs://nn:8020/t.parquet", "--out", "o"), "--trace hdfs://nn:8020/t.parquet"),
+        (("recommend", "--workload", "s3://b/w.yaml", "--out", "o"), "--workload s3://b/w.yaml"),
+        (("recommend", "--from-kahadb", "gs://b/k", "--out", "o"), "--from-kahadb gs://b/k"),
+        (("init", "s3a://bucket/stores.yaml"), "PATH s3a://bucket/stores.yaml"),
+        (("check", "https://host/stores.yaml"), "PATH https://host/stores.yaml"),
+        (("stats", "-c", "s3a://bucket/stores.yaml"), "--config s3a://bucket/stores.yaml"),
+        (("explain", "hdfs://nn/kahadb"), "DIRECTORY hdfs://nn/kahadb"),
+        (("demo", "--out", "s3a://bucket/demo"), "--out s3a://bucket/demo"),
+    ],
+)
+def test_another_file_system_is_refused_and_nothing_is_made(arguments: tuple[str, ...], what: str) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"{what}: files are read and written on this machine alone, and ")
+    assert result.stderr.count("\n") == 1
+    assert not list(Path().iterdir())
+
+
+def test_what_is_in_the_way_of_a_recommendation_is_told_before_the_work() -> None:
+    Path("blocked/stores.yaml").mkdir(parents=True)
+    Path("file").touch()
+    for out, says in (
+        (
+            "blocked",
+            "blocked/stores.yaml is in the way: a file of that name is to be written; give another directory\n",
+        ),
+        ("file", "file is in the way: a directory is needed there; give another one\n"),
+        ("file/deeper", "file is in the way: a directory is needed there; give another one\n"),
+    ):
+        result = run("recommend", "--trace", "missing.csv", "--out", out)
+        assert (result.exit_code, result.stdout, result.stderr) == (2, "", says)
+    assert [path.name for path in Path("blocked").iterdir()] == ["stores.yaml"]
 
 
 def test_explain(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ANABRANCH = [sys.executable, "-m", "anabranch"]
 
 
@@ -49,14 +51,90 @@ def test_errors_show_no_traceback(tmp_path: Path) -> None:
     assert result.stderr == f"{tmp_path}: the file cannot be read: Is a directory\n"
 
 
-def test_interrupted_it_says_so_and_exits_with_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [
+        (signal.SIGINT, 130, "Interrupted.\n"),
+        (signal.SIGTERM, 143, "Terminated.\n"),
+        (signal.SIGHUP, 129, "Hung up.\n"),
+    ],
+)
+def test_interrupted_it_says_so_and_exits_with_130(tmp_path: Path, number: int, code: int, says: str) -> None:
+    """And terminated or hung up likewise, with their own codes."""
     path = tmp_path / "stores.yaml"
     os.mkfifo(path)
     process = subprocess.Popen([*ANABRANCH, "check", str(path)], stdout=-1, stderr=-1, text=True)
     with path.open("w"):  # opens once the command reads, and then it waits for what never comes
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "Interrupted.\n")
+        process.send_signal(number)
+    # The end of the file comes after the signal: a command that the signal met between two looks at the flag and its
+    # call of read() would sleep on there for ever, and only then sees to what was sent.
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (code, "", says)
+
+
+def test_told_twice_to_end_it_still_cleans_up(tmp_path: Path) -> None:
+    """As `timeout` tells it: the process, then the process group."""
+    code = (
+        "import os, signal, sys, anabranch.router.cli as cli, anabranch.router.cli.check as check\n"
+        "def load(path):\n"
+        "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    finally:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        print('cleaned up')\n"
+        "check.load = load; sys.argv = ['anabranch', 'check', 'x']; cli.main()"
+    )
+    result = run(sys.executable, "-c", code)
+    assert (result.returncode, result.stdout, result.stderr) == (143, "cleaned up\n", "Terminated.\n")
+
+
+def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As under nohup."""
+    code = (
+        "import os, signal, sys, anabranch.router.cli as cli, anabranch.router.cli.init as init\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "init.write_new_file = lambda path, text: os.kill(os.getpid(), signal.SIGHUP)\n"
+        "sys.argv = ['anabranch', 'init', 'x']; cli.main()"
+    )
+    result = run(sys.executable, "-c", code)
+    assert (result.returncode, result.stdout, result.stderr) == (
+        0,
+        "Wrote x. Look through it, then: anabranch check x\n",
+        "",
+    )
+
+
+_AT_A_STAGE = """
+import os, signal, sys
+import anabranch.router.cli as cli
+from anabranch.router.cli.output import Work
+stage, number = Work.stage, int(sys.argv.pop())
+
+def end(self, name, share):
+    stage(self, name, share)
+    if name == "summarise":
+        print(*sorted(path.name for root in os.scandir(os.environ["TMPDIR"]) for path in os.scandir(root)), flush=True)
+        os.kill(os.getpid(), number)
+
+Work.stage = end
+cli.main()
+"""
+
+
+def test_terminated_at_work_it_leaves_no_copy_of_the_trace_and_what_sigkill_left_goes_with_the_next(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "t.csv").write_text("seq,ts,op,destination,message_id,size\n0,1,send,a,1,9\n1,2,ack,a,1,9\n")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for number, copies in ((signal.SIGKILL, 1), (signal.SIGTERM, 0)):
+        result = subprocess.run(
+            [sys.executable, "-c", _AT_A_STAGE, "recommend", "--trace", "t.csv", "--out", "advice", str(number.value)],
+            cwd=tmp_path, env=os.environ | {"TMPDIR": str(scratch)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert result.returncode == (143 if number is signal.SIGTERM else -number)
+        assert result.stdout.split().count("trace.parquet") == 1  # the other one's is gone already
+        assert len(list(scratch.rglob("trace.parquet"))) == copies
+    assert not (tmp_path / "advice").exists()
 
 
 def test_a_reader_who_leaves_is_no_error() -> None:

@@ -12,10 +12,11 @@ import pytest
 from anabranch.policies import config
 from anabranch.policies.destination import Destination
 from anabranch.policies.durability import Sync
-from anabranch.policies.errors import ConfigError
+from anabranch.policies.errors import ConfigError, TraceError
 from anabranch.policies.partitioning import (
     RecommendOptions,
     UsageEvent,
+    check_place,
     from_events,
     generate,
     recommend,
@@ -80,8 +81,16 @@ def test_files_are_written_and_others_left_alone(tmp_path: Path) -> None:
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     answer = recommend(tmp_path / "trace.parquet", OPTIONS)
-    for _ in range(2):
-        paths = answer.write(out)
+    paths = answer.write(out)
+    paths[1].write_text("edited")
+    for place in (out, str(out)):
+        with pytest.raises(ConfigError, match=r"recommendation\.json exists already and was left as it is; give"):
+            answer.write(place)
+        with pytest.raises(ConfigError, match="exists already"):
+            check_place(place)
+    assert paths[1].read_text() == "edited"
+    check_place(out, overwrite=True)
+    assert answer.write(out, overwrite=True) == paths
     assert [path.name for path in paths] == ["recommendation.json", "stores.yaml", "summary.txt"]
     assert sorted(path.name for path in out.iterdir()) == sorted(["mine.txt", *(path.name for path in paths)])
     assert json.loads(paths[0].read_text()) == answer.to_json()
@@ -180,6 +189,17 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(ConfigError, match=r"routes queue://slow\.a nowhere"):
         current = {"fast": ("fast.>",)}
         recommend(generate(shape("slow-among-fast")), replace(OPTIONS, current=current))
+
+
+def test_more_journal_files_than_can_be_simulated_are_refused() -> None:
+    sent = [UsageEvent(i, float(i), "send", "q", str(i), 0, None, 1, None, 1 << 38) for i in range(3)]
+    with pytest.raises(TraceError) as caught:
+        recommend(from_events(sent), OPTIONS)
+    assert str(caught.value) == (
+        "the trace: 824.6 GB in all fill 13,421,773 journal files of 65536 bytes, and at most 10,000,000 can be "
+        "simulated; the largest operation is that of seq 0, of 274877907032 bytes; if the sizes are right, choose a "
+        "larger --segment-size"
+    )
 
 
 def test_progress_is_told_by_stage() -> None:

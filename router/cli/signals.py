@@ -1,0 +1,49 @@
+"""What ends a command from outside: SIGTERM and SIGHUP are raised in it as Ctrl-C is, so that it cleans up first."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Final
+
+ENDING: Final = tuple(
+    number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal.Signals, name, None)) is not None
+)
+_WORDS: Final = {"SIGINT": "Interrupted.", "SIGTERM": "Terminated.", "SIGHUP": "Hung up."}
+
+
+class Ended(KeyboardInterrupt):
+    """This process was told to end. It is a KeyboardInterrupt, since all that has to be put right then is the same."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(number)
+
+
+def ended_by_signals() -> None:
+    """From now on SIGTERM and SIGHUP raise `Ended`, once, in the main thread; but what is ignored (nohup) stays so."""
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    # Who tells it twice, as `timeout` does (the process, then its group), must not cut off the cleaning up.
+    for other in ENDING:
+        if signal.getsignal(other) is _end:
+            signal.signal(other, signal.SIG_IGN)
+    raise Ended(number)
+
+
+def _number(interrupt: KeyboardInterrupt) -> signal.Signals:
+    return signal.Signals(interrupt.number) if isinstance(interrupt, Ended) else signal.SIGINT
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """As a shell tells it: 128 and the signal's number."""
+    return 128 + _number(interrupt)
+
+
+def describe(interrupt: KeyboardInterrupt) -> str:
+    """What ended the command, in a word for its user."""
+    return _WORDS[_number(interrupt).name]
