@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.policies.errors import TraceError
 from anabranch.policies.partitioning import JournalSizes, UsageEvent, from_events
 from anabranch.policies.partitioning.model import CostModel, canonical, lasting_peak, measure, simulate
 from anabranch.policies.partitioning.operations import build
@@ -130,6 +132,37 @@ def test_the_broker_that_wrote_the_toy_makers_journal(toymaker: pa.Table, clock:
     # The ack rule is what costs: without it the same journal is kept to half.
     ours = measure(build(toymaker, model="anabranch", clock=clock), canonical([number.values()]), costs)  # type: ignore[arg-type]
     assert ours.peak_files < together.peak_files / 2
+
+
+def test_a_coarse_clock_makes_peaks_higher_and_the_order_alone_does_not(toymaker: pa.Table) -> None:
+    """The figures of docs/advisor.md."""
+    whole = toymaker.set_column(1, "ts", pc.floor(toymaker.column("ts")))
+    peaks = {}
+    for model in ("anabranch", "kahadb"):
+        for table, clock in ((toymaker, "ts"), (toymaker, "seq"), (whole, "ts"), (whole, "seq")):
+            operations = build(table, model=model, clock=clock)  # type: ignore[arg-type]
+            number = {name: i for i, name in enumerate(operations.destinations)}
+            slow = [number["queue://orders.custom"]], [number["queue://dlq"]]
+            split = canonical([*slow, [i for i in number.values() if [i] not in slow]])
+            found = measure(operations, split, CostModel(segment_bytes=512 << 10)).peak_files
+            peaks.setdefault(model, []).append(found)
+    assert peaks == {"anabranch": [7, 7, 11, 7], "kahadb": [6, 6, 15, 6]}
+
+
+@given(traces())
+@settings(max_examples=100, deadline=None)
+def test_a_peak_is_never_lower_by_time_than_by_order(events: list[UsageEvent]) -> None:
+    partition = canonical([[i] for i in range(len({event.destination for event in events}))])
+    for model in ("anabranch", "kahadb"):
+        try:
+            by_time, by_order = (
+                build(from_events(events), model=model, clock=clock, sizes=JournalSizes(segment_header=0))  # type: ignore[arg-type]
+                for clock in ("ts", "seq")
+            )
+        except TraceError:  # no time passes, or nothing is sent
+            return
+        costs = CostModel(segment_bytes=CAPACITY)
+        assert measure(by_time, partition, costs).peak_files >= measure(by_order, partition, costs).peak_files
 
 
 def test_a_peak_must_last() -> None:
