@@ -98,7 +98,7 @@ class RecommendOptions:
         """Raises ConfigError with everything that is wrong."""
         above_0 = ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate")
         problems = [
-            f"{_named(n)} is {getattr(self, n)!r}; it must be above 0"
+            f"{_named(n)} is {getattr(self, n)!r}; it must be above 0, and finite"
             for n in above_0
             if not 0 < getattr(self, n) < inf
         ]

@@ -184,6 +184,8 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     text = str(caught.value)
     for piece in ("segment_bytes (--segment-size)", "sync_rate (--sync-rate)", "'artemis'", "(--stores-max)"):
         assert piece in text
+    with pytest.raises(ConfigError, match=r"disk_gib \(--disk-gib\) is inf; it must be above 0, and finite"):
+        RecommendOptions(disk_gib=float("inf")).check()
     with pytest.raises(ConfigError, match="header alone"):
         RecommendOptions(segment_bytes=4096).check()
     with pytest.raises(ConfigError, match=r"routes queue://slow\.a nowhere"):
