@@ -143,10 +143,10 @@ class DirectoryLock:
     def lost(self) -> StoreFailedError | None:
         """Why it is held no more, if the file was deleted or replaced since `acquire`; asks the operating system, at
         the price of one stat."""
-        lock = self._lock
-        if self._lost is None and lock is not None and self._generation == fork_generation():
-            found = self._found()
-            if found is not None and self._lock is lock:  # else it was released meanwhile, and the file may go
+        identity = self._identity
+        if self._lost is None and identity is not None and self._generation == fork_generation():
+            found = self._found(identity)
+            if found is not None and self._identity is identity:  # else it was released meanwhile: the file may go
                 self._lost = StoreFailedError(
                     f"the lock file {self._path} {found} while {self._what} was open, so that another process may have "
                     f"opened the same directory; nothing is written there any more. See that no other process uses it, "
@@ -156,13 +156,13 @@ class DirectoryLock:
                     self._on_lost(self._lost)
         return self._lost
 
-    def _found(self) -> str | None:
+    def _found(self, identity: tuple[int, int]) -> str | None:
         """What has become of the file; None if it is there, or if that cannot be said."""
         try:
             found = self._path.stat()
         except OSError as error:
             return "was deleted" if error.errno in _GONE else None
-        return None if (found.st_dev, found.st_ino) == self._identity else "was replaced by another"
+        return None if (found.st_dev, found.st_ino) == identity else "was replaced by another"
 
     def require(self) -> None:
         """Raise StoreFailedError if it was lost; see `lost`."""
@@ -173,15 +173,16 @@ class DirectoryLock:
     def release(self, remove: bool = False) -> None:
         """Idempotent. With `remove` the file goes while it is locked: who has it open by then finds that it has no name
         any more, and tries again."""
-        lock, self._lock = self._lock, None  # first: what is being removed was not lost
-        if lock is None or self._generation != fork_generation():
-            return
-        _watch.remove(self)
-        try:
-            if remove and self._found() is None:  # else it is another's
-                self._path.unlink(missing_ok=True)
-        finally:
-            lock.release()
+        lock, identity = self._lock, self._identity
+        self._identity = None  # first: what is being removed was not lost
+        if lock is not None and self._generation == fork_generation():
+            _watch.remove(self)
+            try:
+                if remove and identity is not None and self._found(identity) is None:  # else it is another's
+                    self._path.unlink(missing_ok=True)
+            finally:
+                lock.release()
+        self._lock = None  # last: an interrupted release is done again
 
 
 def _mark(path: Path, identity: list[tuple[int, int]], fd: int) -> None:

@@ -79,7 +79,6 @@ class Placement:
         self._path, self._file_mode, self._require_lock = path, file_mode, require_lock
         self._env: Any = None
         self._lock = threading.Lock()
-        self._sum = 0
         self.stores: dict[bytes, StoreRow] = {}
         self.destinations: dict[Destination, DestinationRow] = {}
 
@@ -88,12 +87,12 @@ class Placement:
         if not self._path.exists():
             create_lmdb(self._path, MAP_BYTES, self._file_mode)
         try:
-            version = self._read()
+            version, total = self._read()
             self._env = self._open_env()
             fill_lmdb(self._env, self._path, PAGES_AHEAD)
             self._dbs = {name: self._env.open_db(name) for name in _TABLES}
             if version != VERSION:
-                self._begin()
+                self._begin(total)
         except LmdbDamagedError as error:
             raise self._damaged(str(error), error.offset) from error
         except (lmdb.Error, msgspec.MsgspecError, ValueError) as error:
@@ -102,8 +101,8 @@ class Placement:
     def _damaged(self, reason: str, offset: int = 0) -> CorruptionError:
         return CorruptionError(str(self._path), offset, f"the placement record is damaged: {reason}", _WAY_OUT)
 
-    def _read(self) -> int:
-        """Set the rows to those of the file; returns its version, 0 for a new one."""
+    def _read(self) -> tuple[int, int]:
+        """Set the rows to those of the file; returns its version, 0 for a new one, and the sum of its rows."""
         last, before = read_commits(self._path)
         version = _version(last)
         if version > VERSION:
@@ -123,8 +122,7 @@ class Placement:
         for row in rows:
             if row.store_id not in self.stores:
                 raise LmdbDamagedError(0, f"{row.destination} is in store {row.store_id.hex()}, which it does not have")
-        self._sum = _sum(last)
-        return version
+        return version, _sum(last)
 
     def _open_env(self) -> Any:
         try:
@@ -137,11 +135,11 @@ class Placement:
                 ) from error
             raise
 
-    def _begin(self) -> None:
+    def _begin(self, total: int) -> None:
         """Write the sum for the first time. Before it the tables of a new file are empty."""
         with self._env.begin(write=True) as txn:
             txn.put(b"version", str(VERSION).encode(), db=self._dbs[b"meta"])
-            txn.put(b"sum", SUM.pack(txn.id(), self._sum), db=self._dbs[b"meta"])
+            txn.put(b"sum", SUM.pack(txn.id(), total), db=self._dbs[b"meta"])
 
     def close(self) -> None:
         """Idempotent."""
@@ -190,23 +188,24 @@ class Placement:
             if rows > 1:
                 fill_lmdb(self._env, self._path, PAGES_AHEAD + 2 * rows)
             with self._env.begin(write=True) as txn:
-                change = _Change(txn, self._dbs, self._sum)
+                change = _Change(txn, self._dbs)
                 yield change
                 change.end()
-            self._sum = change.sum
             fill_lmdb(self._env, self._path, PAGES_AHEAD)
 
 
 class _Change:
     """Rows that change together, and the sum with them."""
 
-    def __init__(self, txn: Any, dbs: dict[bytes, Any], total: int) -> None:
-        self._txn, self._dbs, self.sum = txn, dbs, total
+    def __init__(self, txn: Any, dbs: dict[bytes, Any]) -> None:
+        self._txn, self._dbs = txn, dbs
+        # Read back each time: Ctrl-C may have struck between a commit and whatever we would remember of it.
+        self._sum: int = SUM.unpack(txn.get(b"sum", db=dbs[b"meta"]))[1]
 
     def put(self, table: bytes, key: bytes, row: bytes) -> None:
         self._drop(table, key)
         self._txn.put(key, row, db=self._dbs[table])
-        self.sum = (self.sum + _digest(table, key, row)) % _SUM_END
+        self._sum = (self._sum + _digest(table, key, row)) % _SUM_END
 
     def delete(self, table: bytes, key: bytes) -> None:
         self._drop(table, key)
@@ -215,11 +214,11 @@ class _Change:
     def _drop(self, table: bytes, key: bytes) -> None:
         before = self._txn.get(key, db=self._dbs[table])
         if before is not None:
-            self.sum = (self.sum - _digest(table, key, before)) % _SUM_END
+            self._sum = (self._sum - _digest(table, key, before)) % _SUM_END
 
     def end(self) -> None:
         """Before the commit."""
-        self._txn.put(b"sum", SUM.pack(self._txn.id(), self.sum), db=self._dbs[b"meta"])
+        self._txn.put(b"sum", SUM.pack(self._txn.id(), self._sum), db=self._dbs[b"meta"])
 
 
 def _digest(table: bytes, key: bytes, row: bytes) -> int:
