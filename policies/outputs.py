@@ -86,7 +86,10 @@ def _make(parent: Path, name: str, mode: int) -> tuple[Path, int]:
 def _sweep(parent: Path, name: str) -> None:
     """Remove the scratch directories of this name that are ours and that no process has locked."""
     pattern = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp")
-    for entry in parent.iterdir():
+    entries: list[Path] = []
+    with suppress(OSError):  # it may be written to and not be listed; where it is missing, making one says so
+        entries += parent.iterdir()
+    for entry in entries:
         if pattern.fullmatch(entry.name):
             with suppress(OSError):  # in use, or somebody else's
                 fd = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
