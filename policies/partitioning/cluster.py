@@ -36,7 +36,8 @@ def is_local(master: str) -> bool:
 def check_master(master: str) -> None:
     """Raises ConfigError for what is no master's URL, SparkError where none of a master's addresses answers.
 
-    It takes 5 seconds at most, and what the system takes to resolve a name. That somebody listens there does not say that it is Spark.
+    It takes 5 seconds at most, and what the system takes to resolve a name. That somebody listens there does not say
+    that it is Spark.
     """
     addresses = _addresses(master)
     if not addresses:

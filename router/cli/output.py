@@ -102,9 +102,12 @@ def warnings_shown() -> Iterator[None]:
     handler.setFormatter(logging.Formatter("Warning: %(message)s"))
     logger = logging.getLogger(__package__.partition(".")[0])
     logger.addHandler(handler)
+    # Spark's Python gives the root logger a handler sometimes, which would say it a second time.
+    propagated, logger.propagate = logger.propagate, False
     try:
         yield
     finally:
+        logger.propagate = propagated
         logger.removeHandler(handler)
 
 
