@@ -494,6 +494,7 @@ class Script:
         for store in stores_of(router):
             store._index.close()
             store._directory.unlock()
+        router.coordinator.log._directory.unlock()
         router.places.let_go()
         router._directory_lock.release()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import struct
 import subprocess
 import sys
@@ -418,8 +419,9 @@ class TestDirectories:
         path = directory_of(store)
         before = listing(path)
         for directory in (path, *path.parents):
-            if directory.stat().st_uid == os.getuid() and os.getuid() == 0 and directory != Path("/"):
-                directory.chmod(0o755)
+            mode = stat.S_IMODE(directory.stat().st_mode)
+            if os.getuid() == 0 and mode & 0o055 != 0o055:
+                directory.chmod(mode | 0o055)  # pytest's own, which root keeps to itself; others stay as they are
         (path / "store.lock").unlink()
         path.chmod(0o555)
         reader, writer = os.pipe()
