@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import stat
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -172,33 +171,6 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
             if os.strerror(number) in str(error):
                 raise OSError(number, os.strerror(number), str(path)) from error
         raise
-
-
-LMDB_MAGIC: Final = 0xBEEFC0DE
-LMDB_META = struct.Struct("=16xII8xQI44x48xQQ")
-"""At the start of each of the first two pages: magic, version, map size, page size, last page, transaction."""
-assert LMDB_META.size == 152
-
-
-def is_cut_short(path: Path) -> bool:
-    """Whether an LMDB file ends before its last page, so that reading it there would kill the process (SIGBUS).
-
-    False for what is no LMDB file at all, which LMDB itself refuses. Only for files that `fill_lmdb` keeps long enough.
-    """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        first = file.read(LMDB_META.size)
-        if len(first) < LMDB_META.size:
-            return True
-        if LMDB_META.unpack(first)[0] != LMDB_MAGIC:
-            return False
-        page_bytes = LMDB_META.unpack(first)[3]
-        file.seek(page_bytes)
-        second = file.read(LMDB_META.size)
-    if len(second) < LMDB_META.size:
-        return True
-    *_, last_page, _ = max(LMDB_META.unpack(first), LMDB_META.unpack(second), key=lambda meta: meta[-1])
-    return bool(size < (last_page + 1) * page_bytes)
 
 
 def fill_lmdb(env: Any, path: Path, pages_ahead: int = 0) -> None:

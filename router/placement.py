@@ -28,7 +28,8 @@ import lmdb
 import msgspec
 
 from ..adapters.files import FILE_MODE, create_lmdb, fill_lmdb, open_lmdb
-from ..adapters.lmdb_file import Commit, LmdbDamagedError, Rows, read_commits
+from ..adapters.lmdb_file import Commit, Rows, read_commits
+from ..adapters.lmdb_format import LmdbDamagedError
 from ..policies.destination import Destination, Kind
 from ..policies.errors import ClosedError, CorruptionError, PlacementError, StoreLockedError
 

@@ -23,14 +23,34 @@ import os
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import google_crc32c
-import lmdb
 
 from ..files import FILE_MODE, sync_directory
+from ..lmdb_format import (
+    BRANCH,
+    DEPTH_MAX,
+    IN_OVERFLOW,
+    LEAF,
+    META,
+    METAS,
+    NO_PAGE,
+    NODE,
+    NUMBER,
+    OVERFLOW,
+    SUBTREE,
+    LmdbDamagedError,
+    Meta,
+    Tree,
+    children,
+    node_offsets,
+    overflow_pages,
+    read_meta,
+    read_tree,
+    require_page,
+)
 from .files import File, write_all
 
 log = logging.getLogger(__name__)
@@ -44,56 +64,9 @@ SUM_BYTES: Final = 4
 CHUNK_PAGES: Final = 256
 """Read at once when all are verified."""
 
-META = struct.Struct("=8xHH4xII8xQ48s48sQQ")
-"""A meta page, of which there are two, the first two pages, written in turn: 0, flags, magic, version, map size, the
-tree of free pages, the main tree, last page, number of the commit."""
-assert META.size == 152
-TREE = struct.Struct("=IHHQQQQQ")
-"""Bytes in a page (of the free pages' tree), flags, depth, branch, leaf and overflow pages, rows, root."""
-assert TREE.size == 48
-PAGE = struct.Struct("=QHHHH")
-"""Its own number, 0, flags, end of the node pointers, begin of the nodes. Of an overflow page the last two are one: how
-many pages it takes."""
-assert PAGE.size == 16
-PAGE_START = struct.Struct("=QxxH")
-OVERFLOW_PAGES = struct.Struct("=12xI")
-NODE = struct.Struct("=IHH")
-"""In a leaf: bytes of the value, flags, bytes of the key, which follows. In a branch: the low 32 bits of the number of
-the page below, the high 16, bytes of the key."""
-assert NODE.size == 8
-NUMBER = struct.Struct("=Q")
-
-LMDB_MAGIC: Final = 0xBEEFC0DE
-METAS: Final = 2
-PAGE_SIZES: Final = range(512, 1 << 16)
-BRANCH, LEAF, OVERFLOW = 1, 2, 4
-IN_OVERFLOW, SUBTREE = 1, 2
-EMPTY: Final = (1 << 64) - 1
-DEPTH_MAX: Final = 32
-
 
 class IndexBrokenError(Exception):
     """The index file is missing, damaged, of another version or another store: rebuild it."""
-
-
-class Tree(NamedTuple):
-    page_bytes: int
-    flags: int
-    depth: int
-    branches: int
-    leaves: int
-    overflows: int
-    rows: int
-    root: int
-
-
-class Meta(NamedTuple):
-    """What one commit begins at."""
-
-    free: Tree
-    main: Tree
-    last_page: int
-    commit: int
 
 
 def checksum(page: bytes) -> int:
@@ -143,7 +116,7 @@ class PageChecksums:
             raise IndexBrokenError("its checksums are missing") from None
 
     def write(self) -> None:
-        """After a commit: make the checksums those of it. Raises lmdb.CorruptedError if its tree is none.
+        """After a commit: make the checksums those of it. Raises LmdbDamagedError if its tree is none.
 
         An error of the disk is logged: without checksums the index is good, until the next open rebuilds it.
         """
@@ -179,7 +152,7 @@ class PageChecksums:
     def _of_last_commit(self, fd: int) -> tuple[int, int, array[int]]:
         """The last commit, bytes in a page, and the checksums of its pages."""
         first = _Pages(fd, META.size).meta(0)
-        pages = _Pages(fd, first.free.page_bytes)
+        pages = _Pages(fd, first.page_bytes)
         metas = sorted((first, pages.meta(1)), key=lambda meta: meta.commit)
         old, new = metas
         known = self._sums if old.commit == self._commit else array("I")
@@ -204,7 +177,7 @@ class PageChecksums:
 
 
 class _Pages:
-    """The index's file, read by itself. Raises lmdb.CorruptedError where it is no LMDB file."""
+    """The index's file, read by itself. Raises LmdbDamagedError where it is no LMDB file."""
 
     def __init__(self, fd: int, page_bytes: int) -> None:
         self._fd = fd
@@ -213,7 +186,8 @@ class _Pages:
     def read(self, first: int, count: int = 1) -> bytes:
         data = os.pread(self._fd, self.page_bytes * count, first * self.page_bytes)
         if len(data) != self.page_bytes * count:
-            raise lmdb.CorruptedError(f"page {first + count - 1} lies beyond the end of the file")
+            last = first + count - 1
+            raise LmdbDamagedError(last * self.page_bytes, f"page {last} lies beyond the end of the file")
         return data
 
     def _read_all(self, pages: Sequence[int]) -> Iterator[tuple[int, bytes]]:
@@ -229,11 +203,7 @@ class _Pages:
             position = end
 
     def meta(self, page: int) -> Meta:
-        _, _, magic, _, _, free, main, last_page, commit = META.unpack_from(self.read(page))
-        meta = Meta(Tree._make(TREE.unpack(free)), Tree._make(TREE.unpack(main)), last_page, commit)
-        if magic != LMDB_MAGIC or meta.free.page_bytes not in PAGE_SIZES:
-            raise lmdb.CorruptedError(f"page {page} is no meta page")
-        return meta
+        return read_meta(self.read(page), page, page * self.page_bytes)
 
     def walk(self, meta: Meta, is_known: Callable[[int], bool], summed: bool = True) -> dict[int, int]:
         """The checksum of each page of a commit, but of none that is known, nor of those below one. Without `summed`
@@ -245,15 +215,16 @@ class _Pages:
             if pages:
                 inside = pages[0] >= METAS and pages[-1] <= meta.last_page
                 if not inside or len(set(pages)) != len(pages) or not found.keys().isdisjoint(pages):
-                    raise lmdb.CorruptedError(f"one of pages {pages[0]} to {pages[-1]} cannot be where it is")
+                    reason = f"one of pages {pages[0]} to {pages[-1]} cannot be where it is"
+                    raise LmdbDamagedError(pages[0] * self.page_bytes, reason)
                 found.update(dict.fromkeys(pages, 0))
 
         trees = [meta.free, meta.main]
         while trees:
             tree = trees.pop()
             if tree.depth > DEPTH_MAX:
-                raise lmdb.CorruptedError(f"a tree is {tree.depth} levels deep")
-            level = [tree.root] if tree.root != EMPTY else []
+                raise LmdbDamagedError(0, f"a tree is {tree.depth} levels deep")
+            level = [tree.root] if tree.root != NO_PAGE else []
             for above in range(tree.depth - 1, -1, -1):
                 level = sorted(page for page in level if not is_known(page))
                 claim(level)
@@ -261,11 +232,11 @@ class _Pages:
                 below: list[int] = []
                 parsed = above or tree.overflows or tree is meta.main
                 for page, data in self._read_all(level) if parsed or summed else ():
-                    self._require(page, data, BRANCH if above else LEAF)
+                    require_page(data, page, BRANCH if above else LEAF)
                     if summed:
                         found[page] = checksum(data)
                     if above:
-                        below += _children(data)
+                        below += children(data)
                     elif parsed:
                         _look_into(data, extents, trees)
                 for first in extents:
@@ -277,43 +248,25 @@ class _Pages:
                 level = below
         return found
 
-    def _require(self, page: int, data: bytes, kind: int) -> None:
-        if PAGE_START.unpack_from(data) != (page, kind):
-            raise lmdb.CorruptedError(f"page {page} is not what the tree says")
-
     def _extent(self, first: int) -> range:
-        """The pages of a value that is too large for a leaf. Only the first has a header."""
+        """The pages of a value that is too large for a leaf."""
         data = self.read(first)
-        self._require(first, data, OVERFLOW)
-        return range(first, first + OVERFLOW_PAGES.unpack_from(data)[0])
-
-
-def _nodes(data: bytes) -> tuple[int, ...]:
-    """The offsets of a page's nodes."""
-    *_, end, begin = PAGE.unpack_from(data)
-    if not PAGE.size <= end <= begin <= len(data) or end % 2:
-        raise lmdb.CorruptedError("a page's bounds are none")
-    offsets: tuple[int, ...] = struct.unpack_from(f"={(end - PAGE.size) // 2}H", data, PAGE.size)
-    if offsets and max(offsets) + NODE.size > len(data):
-        raise lmdb.CorruptedError("a node lies beyond its page")
-    return offsets
-
-
-def _children(data: bytes) -> list[int]:
-    return [low | high << 32 for low, high, _ in map(NODE.unpack_from, repeat(data), _nodes(data))]
+        require_page(data, first, OVERFLOW)
+        return range(first, first + overflow_pages(data))
 
 
 def _look_into(leaf: bytes, extents: list[int], trees: list[Tree]) -> None:
     """Add the first pages of values that are too large for it, and the trees that it holds."""
     try:
-        for offset in _nodes(leaf):
+        for offset in node_offsets(leaf):
             _, flags, key_bytes = NODE.unpack_from(leaf, offset)
             if flags & IN_OVERFLOW:
                 extents.append(NUMBER.unpack_from(leaf, offset + NODE.size + key_bytes)[0])
             elif flags & SUBTREE:
-                trees.append(Tree._make(TREE.unpack_from(leaf, offset + NODE.size + key_bytes)))
+                trees.append(read_tree(leaf, offset + NODE.size + key_bytes))
     except struct.error as error:
-        raise lmdb.CorruptedError("a node lies beyond its page") from error
+        number = NUMBER.unpack_from(leaf)[0]
+        raise LmdbDamagedError(number * len(leaf), f"a row of page {number} goes beyond it") from error
 
 
 def _different(fd: int, page_bytes: int, sums: array[int]) -> Iterator[int]:

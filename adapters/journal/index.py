@@ -27,7 +27,7 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
 from ..base import Subscription
-from ..files import FILE_MODE, create_lmdb, fill_lmdb, is_cut_short, open_lmdb
+from ..files import FILE_MODE, create_lmdb, open_lmdb
 from . import format as f
 from .batch import Entry
 from .checksums import IndexBrokenError, PageChecksums, path_of
@@ -127,8 +127,6 @@ class Index:
         if not self.path.exists():
             raise IndexBrokenError("it is missing")
         self.is_undone = self._checksums.verify()
-        if is_cut_short(self.path):
-            raise IndexBrokenError("its file is cut short")
         try:
             self._open_file()
             packed = self._txn.get(b"checkpoint", db=self._state_db)
@@ -475,7 +473,6 @@ class Index:
         """Commit, synced, and go on; the map grows here, where no transaction is open (rule X4)."""
         self._txn.commit()
         self._txn = None
-        fill_lmdb(self._env, self.path)
         info = self._env.info()
         if (info["last_pgno"] + 1) * self._env.stat()["psize"] * 100 > info["map_size"] * MAP_FULL_PERCENT:
             self._env.set_mapsize(2 * info["map_size"])

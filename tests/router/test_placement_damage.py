@@ -12,7 +12,8 @@ import pytest
 
 import anabranch
 from anabranch.adapters.files import LMDB_ENGINE
-from anabranch.adapters.lmdb_file import LmdbDamagedError, read_commits
+from anabranch.adapters.lmdb_file import read_commits
+from anabranch.adapters.lmdb_format import NODE, LmdbDamagedError, node_offsets, read_meta
 from anabranch.policies.errors import CorruptionError, StoreLockedError
 from anabranch.router.placement import MAP_BYTES, DestinationRow, Placement, StoreRow
 
@@ -123,6 +124,22 @@ def test_the_commit_before_the_last_does_not_pass_for_the_last(tmp_path: Path) -
             path.write_bytes(data)
             with pytest.raises(CorruptionError):
                 Placement(path).open()
+
+
+def test_a_free_page_without_a_number(tmp_path: Path) -> None:
+    """One flipped bit empties the key of a row of the tree of free pages, which is no number then."""
+    path = tmp_path / "placement.mdb"
+    filled(path, 5)
+    good = path.read_bytes()
+    metas = [read_meta(good[at:], at // 4096, at) for at in (0, 4096)]
+    root = max(metas, key=lambda meta: meta.commit).free.root
+    leaf = good[root * 4096 : (root + 1) * 4096]
+    for offset in node_offsets(leaf):
+        data = bytearray(good)
+        data[root * 4096 + offset + NODE.size - 2] ^= 8
+        path.write_bytes(data)
+        with pytest.raises(CorruptionError, match="placement record is damaged"):
+            Placement(path).open()
 
 
 def test_a_record_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
