@@ -119,7 +119,7 @@ class Index:
         remove_file(self.path)
         create_lmdb(self.path, MAP_BYTES, self._file_mode)
         self.checkpointed, self.is_undone = None, False
-        self._checksums = PageChecksums(self.path)  # what the old file held says nothing of this one
+        self._checksums = PageChecksums(self.path, self._file_mode)  # what the old file held says nothing of this one
         self._open_file()
 
     def open(self) -> Checkpoint:
