@@ -53,7 +53,7 @@ class Background:
                 self._condition.notify()
 
     def schedule_while_alive(self, delay: float, method: Callable[[], None]) -> None:
-        """As `schedule`, for a bound method; passed over if nobody holds its object any more by then. For what an
+        """As `schedule`, for a bound method; skipped if nobody holds its object any more by then. For what an
         object does for its holders alone: a timer must not keep alive, and locked, what they have let go of."""
         alive = weakref.WeakMethod(method)
 

@@ -46,9 +46,9 @@ def limit() -> int:
 
 def shares() -> Shares:
     """How the limit of now is shared out."""
-    all_of_them = limit()
-    application = all_of_them // 4
-    part = (all_of_them - application) / 16
+    allowed = limit()
+    application = allowed // 4
+    part = (allowed - application) / 16
     return Shares(application, max(STORE, int(11 * part)), min(max(1, int(2 * part)), READING_MAX), int(2 * part))
 
 

@@ -250,8 +250,8 @@ class Router:
             return dead_letter.requeue_all(self.places, self._unlimited, self.queue(letters), limit)
         if limit is not None:
             raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
-        some = [letters] if isinstance(letters, Message) else letters
-        return dead_letter.requeue(self.places, self._unlimited, some)
+        messages = [letters] if isinstance(letters, Message) else letters
+        return dead_letter.requeue(self.places, self._unlimited, messages)
 
     # Transactions
 
@@ -386,9 +386,9 @@ class Router:
         rows = self.places.rows_by_name()
         stores = {name: self.places.with_row(row, lambda store: store.stats()) for name, row in rows.items()}
         companions = {name: store.stats() for name, store in self.places.companions().items()}
-        all_of_them = {**stores, **companions}
-        dropped = self.sweeper.dropped + sum(store.dropped for store in all_of_them.values())
-        return RouterStats(all_of_them, self.coordinator.log.syncs, self.sweeper.dead_lettered, dropped)
+        with_companions = {**stores, **companions}
+        dropped = self.sweeper.dropped + sum(store.dropped for store in with_companions.values())
+        return RouterStats(with_companions, self.coordinator.log.syncs, self.sweeper.dead_lettered, dropped)
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.

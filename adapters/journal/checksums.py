@@ -272,10 +272,10 @@ def _look_into(leaf: bytes, extents: list[int], trees: list[Tree]) -> None:
 def _different(fd: int, page_bytes: int, sums: array[int]) -> Iterator[int]:
     """The pages that count and are not as their checksum says."""
     for start in range(0, len(sums), CHUNK_PAGES):
-        some = sums[start : start + CHUNK_PAGES]
-        data = os.pread(fd, page_bytes * CHUNK_PAGES, start * page_bytes) if any(some) else b""
-        for number, expected in enumerate(some):
-            if expected and checksum(data[number * page_bytes : (number + 1) * page_bytes]) != expected:
+        expected = sums[start : start + CHUNK_PAGES]
+        data = os.pread(fd, page_bytes * CHUNK_PAGES, start * page_bytes) if any(expected) else b""
+        for number, crc in enumerate(expected):
+            if crc and checksum(data[number * page_bytes : (number + 1) * page_bytes]) != crc:
                 yield start + number
 
 

@@ -111,8 +111,7 @@ def payload_of(branch: Branch) -> bytes:
     named = [(destination.kind.value, destination.name) for destination in places]
     all_sends: Sequence[Sending | Staged] = branch.sends
     requeued = [at for at, send in enumerate(all_sends) if send.requeued]
-    said = _Payload(list(branch.participants), named, sends, acks, changes, branch.stage, staged, requeued)
-    return _encode(said)
+    return _encode(_Payload(list(branch.participants), named, sends, acks, changes, branch.stage, staged, requeued))
 
 
 def branch_of(

@@ -34,7 +34,7 @@ class Root(NamedTuple):
 
 def too_open(config: Config) -> list[Problem]:
     """One warning for each directory in which something is there with a mode beyond `file_mode`, which was made by
-    hand, or by an earlier version. Looks at modes alone; what cannot be looked at is passed over."""
+    hand, or by an earlier version. Looks at modes alone; what cannot be looked at is skipped."""
     roots = list(_roots(config))
     warnings = []
     for root in roots:
