@@ -50,7 +50,8 @@ SENT: Final = 90
 PAGE: Final = 4096
 RIGHT: Final = ("right", "named", "ours", "known")
 KINDS: Final = {
-    "*.seg": "segment", "*.free": "pool", "index.mdb": "index", "placement.mdb": "placement", "store.id": "id",
+    "*.seg": "segment", "*.free": "pool", "index.mdb": "index", "index.sums": "checksums",
+    "placement.mdb": "placement", "store.id": "id",
     "store.db": "database", "store.db-wal": "wal", "store.db-shm": "shm", "*.swap": "swap", "*.lock": "lock",
     "*-lock": "lock",
 }  # fmt: skip
