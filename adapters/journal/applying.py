@@ -21,7 +21,7 @@ from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
 from ..background import shared
 from ..delivery import Delivery
-from ..files import disk_errors, is_for_room
+from ..files import disk_errors, is_for_room, refused
 from . import format as f
 from . import recovery, snapshot
 from .batch import Entry, Flight, Tail
@@ -267,6 +267,11 @@ class Applier:
         self.before_checkpoint()
         self._log.sync()
         applied, index = self.applied, self.index
+        try:
+            files = index.checksum_files()
+        except OSError as error:
+            self._full_until = time.monotonic() + FULL_PAUSE
+            raise refused(f"store {self._name!r}: the index cannot be written out: {error}", error) from error
         self._interrupted = True
         try:
             self._checkpointing = True
@@ -279,7 +284,7 @@ class Applier:
                     snapshot=self._log.snapshot_at, clean=clean, next_subscription=index.next_subscription,
                     priorities=index.priorities,
                 ),
-                (table or self._log.table).segments,
+                (table or self._log.table).segments, files,
             )  # fmt: skip
         except (lmdb.Error, OSError) as error:
             # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which

@@ -24,11 +24,11 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import google_crc32c
 
-from ..files import FILE_MODE, sync_directory
+from ..files import FILE_MODE, is_out_of_files
 from ..lmdb_format import (
     BRANCH,
     DEPTH_MAX,
@@ -74,6 +74,16 @@ def checksum(page: bytes) -> int:
     return int(google_crc32c.value(page)) or 1
 
 
+class Files(NamedTuple):
+    """What is written once LMDB has committed. All of them close when nobody holds this any more."""
+
+    pages: File
+    """The index's file, for reading."""
+    sums: File
+    names: File | None
+    """The directory, if the file of the checksums is new there."""
+
+
 class PageChecksums:
     """Of one index file. Every method is called under the store's index lock."""
 
@@ -115,39 +125,52 @@ class PageChecksums:
         except FileNotFoundError:
             raise IndexBrokenError("its checksums are missing") from None
 
-    def write(self) -> None:
+    def open_files(self) -> Files | None:
+        """What `write` needs, opened before the commit, when there is a way back: raises OSError if the process can
+        open no more files. None after another error of the disk, which is logged as `write` does."""
+        try:
+            is_new = not self.path.exists()
+            pages = File(self._index, os.O_RDONLY)
+            names = File(self.path.parent, os.O_RDONLY | os.O_DIRECTORY) if is_new else None
+            return Files(pages, File(self.path, os.O_RDWR | os.O_CREAT, self._file_mode), names)
+        except OSError as error:
+            if is_out_of_files(error):
+                raise
+            self._give_up(error)
+            return None
+
+    def write(self, files: Files | None) -> None:
         """After a commit: make the checksums those of it. Raises LmdbDamagedError if its tree is none.
 
         An error of the disk is logged: without checksums the index is good, until the next open rebuilds it.
         """
+        if files is None:
+            return
         try:
-            file = File(self._index, os.O_RDONLY)
-            commit, page_bytes, sums = self._of_last_commit(file.fd)
+            commit, page_bytes, sums = self._of_last_commit(files.pages.fd)
             data = encode(commit, page_bytes, sums)
-            is_new = not self.path.exists()
-            target = File(self.path, os.O_RDWR | os.O_CREAT, self._file_mode)
-            write_all(target.fd, data, 0)
-            os.ftruncate(target.fd, len(data))
-            os.fdatasync(target.fd)
-            if is_new:
-                sync_directory(self.path.parent)
+            write_all(files.sums.fd, data, 0)
+            os.ftruncate(files.sums.fd, len(data))
+            os.fdatasync(files.sums.fd)
+            if files.names is not None:
+                os.fsync(files.names.fd)
         except OSError as error:
-            if self._written:
-                log.warning(
-                    "%s cannot be written: %s; unless a later checkpoint can, the next open rebuilds the index",
-                    self.path, error,
-                )  # fmt: skip
-            self._written, self._commit = False, -1
-            self.remove()
+            self._give_up(error)
         else:
             self._written, self._commit, self._sums = True, commit, sums
 
-    def remove(self) -> None:
+    def _give_up(self, error: OSError) -> None:
         """Take the file away. One that stays is stale, and found to be so."""
+        if self._written:
+            log.warning(
+                "%s cannot be written: %s; unless a later checkpoint can, the next open rebuilds the index",
+                self.path, error,
+            )  # fmt: skip
+        self._written, self._commit = False, -1
         try:
             self.path.unlink(missing_ok=True)
-        except OSError as error:
-            log.debug("%s stays: %s", self.path, error)
+        except OSError as stays:
+            log.debug("%s stays: %s", self.path, stays)
 
     def _of_last_commit(self, fd: int) -> tuple[int, int, array[int]]:
         """The last commit, bytes in a page, and the checksums of its pages."""

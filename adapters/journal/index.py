@@ -30,7 +30,7 @@ from ..base import Subscription
 from ..files import FILE_MODE, create_lmdb, open_lmdb
 from . import format as f
 from .batch import Entry
-from .checksums import IndexBrokenError, PageChecksums, path_of
+from .checksums import Files, IndexBrokenError, PageChecksums, path_of
 from .destinations import LSN, DestinationState, SubscriptionState
 from .rows import ID, KEY, PLACE, SEQ_END, TABLES, Rows
 from .segment import Segment, SegmentTable
@@ -442,8 +442,13 @@ class Index:
         for number in numbers:
             self._txn.delete(NUMBER.pack(number), db=self._segments_db)
 
-    def checkpoint(self, checkpoint: Checkpoint, segments: Iterable[Segment]) -> None:
-        """Make the index's file reflect all that was applied. The journal is synced through it (rule X3)."""
+    def checksum_files(self) -> Files | None:
+        """What `checkpoint` needs besides. Raises OSError if the process can open no more files."""
+        return self._checksums.open_files()
+
+    def checkpoint(self, checkpoint: Checkpoint, segments: Iterable[Segment], files: Files | None) -> None:
+        """Make the index's file reflect all that was applied. The journal is synced through it (rule X3). `files` are
+        those that `checksum_files` has opened."""
         txn = self._txn
         for segment in segments:
             if segment.changed:
@@ -466,7 +471,7 @@ class Index:
                 txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
         txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)
         self.commit_partial()
-        self._checksums.write()  # before the next transaction can write any page
+        self._checksums.write(files)  # before the next transaction can write any page
         self.checkpointed = checkpoint
 
     def commit_partial(self) -> None:

@@ -37,7 +37,7 @@ def index_of(store: JournalStore) -> Path:
 def of_all_pages(index: Path) -> list[int]:
     """The checksums of a file's last commit, found by walking its whole tree."""
     checksums = PageChecksums(index)
-    checksums.write()
+    checksums.write(checksums.open_files())
     return whole_of(checksums)
 
 
@@ -74,7 +74,7 @@ class TestPages:
                                 cursor.delete()
             if chance.random() < 0.2 and commit < 23:
                 continue
-            checksums.write()
+            checksums.write(checksums.open_files())
             copy = Path(shutil.copy(index, tmp_path / "copy.mdb"))
             assert whole_of(checksums) == of_all_pages(copy)
         pages = checksums._sums
@@ -101,7 +101,7 @@ class TestPages:
             with env.begin(write=True) as txn:
                 txn.put(b"key", value)
             if value != b"three":
-                checksums.write()
+                checksums.write(checksums.open_files())
         env.close()
         for _ in range(2):
             assert PageChecksums(index).verify() is True
