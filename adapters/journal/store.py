@@ -207,7 +207,11 @@ class JournalStore:
     def _take_over(self, found: recovery.Survey, index: Index, replayer: Replayer) -> None:
         """From reading to writing: the one durable step of recovery (rule J5), then a checkpoint."""
         prepared = [read_payload(*known, found.table()) for known in index.prepared()]
-        self._log.window.add(dict(index.duplicates()))
+        ids: dict[tuple[int, bytes], int] = {}
+        for key, seq in index.duplicates():
+            ids.pop(key, None)  # requeued: it is among the latest
+            ids[key] = seq
+        self._log.window.add(ids)
         recovery.take_over(found, self._log, replayer.seq, max(replayer.snapshot or (0, 0), found.snapshot))
         self._log.subscribed.update(
             ((known.state.id, known.subscription.key), known.number) for known in index.subscribers.values()

@@ -125,6 +125,23 @@ def test_other_sends_of_the_same_id_are_duplicates_still(tmp_path: Path) -> None
         assert (contents(router, "q"), contents(router, "other")) == ([], [b"pay"])
 
 
+@pytest.mark.parametrize("kind", ["journal", "sql"])
+def test_what_was_put_back_is_among_the_latest_ids_after_a_restart_too(tmp_path: Path, kind: str) -> None:
+    settings = config(tmp_path, kind, duplicate_window=4)
+    with anabranch.open(settings) as router:
+        queue = router.queue("orders")
+        for name in ("a", "b", "c"):
+            queue.send(name.encode(), message_id=name)
+        fail(router, queue, b"a")
+        assert router.requeue("dlq.orders") == 1
+    with anabranch.open(settings) as router:
+        queue = router.queue("orders")
+        for name in ("d", "e"):
+            queue.send(name.encode(), message_id=name)
+        assert queue.send(b"again", message_id="a").duplicate
+        assert not queue.send(b"again", message_id="b").duplicate
+
+
 def test_a_transaction_keeps_its_receipts(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         router.queue("q").send(b"1", message_id=ID)
