@@ -153,13 +153,18 @@ def requeue(places: Places, begin: Callable[[], Transaction], messages: Iterable
 def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter]) -> None:
     if not letters:
         return
-    sent: set[tuple[Destination, str]] = set()
+    sent: Counter[Any] = Counter()
+    given_up: Counter[Any] = Counter()
     with begin() as transaction:
         for message, source, message_id, headers, persistent in letters:
             if source.kind is Kind.TOPIC and message_id is not None:
-                if (source, message_id) in sent:  # one message that several subscriptions have given up
+                # The id alone says too little: once the duplicate window had forgotten it, another message took it.
+                same = (source, message_id, message.body, frozenset(headers.items()))
+                by = (same, message.headers.get(CLIENT), message.headers.get(SUBSCRIPTION))
+                given_up[by] += 1
+                if given_up[by] <= sent[same]:  # one message that several subscriptions have given up
                     continue
-                sent.add((source, message_id))
+                sent[same] += 1
             transaction.send(
                 source, message.body, headers, message_id, priority=message.priority, persistent=persistent
             )

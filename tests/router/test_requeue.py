@@ -347,6 +347,20 @@ def test_what_a_subscription_has_given_up_goes_to_its_topic(tmp_path: Path, kind
         assert (message.body, message.message_id, message.deliveries) == (b"x", ID, 1)
 
 
+def test_messages_of_a_topic_that_have_the_same_id_all_go_back(tmp_path: Path) -> None:
+    bodies = [b"first", b"between", b"second", b"between", b"second"]
+    with anabranch.open(config(tmp_path, duplicate_window=1)) as router:
+        topic = router.topic("prices")
+        one, two = topic.subscribe("one"), topic.subscribe("two")
+        for body in bodies:
+            assert not topic.send(body, message_id="between" if body == b"between" else ID).duplicate
+        fail(router, one, *bodies)
+        fail(router, two, *bodies)
+        assert router.requeue("dlq.prices") == 2 * len(bodies)
+        for subscription in (one, two):
+            assert sorted(message.body for message in subscription.browse()) == sorted(bodies)
+
+
 def test_what_nobody_would_have_does_not_go_back(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         topic = router.topic("t")
