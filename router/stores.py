@@ -38,6 +38,8 @@ _all_lock = threading.RLock()  # re-entrant, for signal handlers
 def _after_fork_in_child() -> None:
     global _all_lock
     _all_lock = threading.RLock()
+    for stores in _all:  # those of the parent: what they have open is open here too, and is counted
+        stores.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -60,7 +62,7 @@ class OpenStores:
     def __init__(self, layout: Layout, owner: object = None, require_lock: Callable[[], None] = lambda: None) -> None:
         """As of Places."""
         self._layout, self._owner, self._require_lock = layout, owner, require_lock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant, for signal handlers: another router's call may come here too
         self._open: OrderedDict[str, Store] = OrderedDict()
         self._exclusive: dict[str, threading.RLock] = {}
         self._last_seqs: dict[str, int] = {}
@@ -77,6 +79,10 @@ class OpenStores:
         """The destinations that are recorded in a store."""
         with _all_lock:
             _all.add(self)
+
+    def after_fork(self) -> None:
+        """In a child: another thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
 
     def values(self) -> list[Store]:
         with self._lock:

@@ -303,3 +303,17 @@ def test_a_forked_child_reads_though_another_thread_was_opening_a_file(tmp_path:
 
     with read_files._lock, Parallel(lambda: said_in_a_child(in_the_child)) as forking:
         assert forking.result() == ["returned"]
+
+
+def test_a_forked_child_opens_a_router_whatever_the_parents_other_threads_were_at(tmp_path: Path) -> None:
+    router = anabranch.open(config(tmp_path / "parents"))
+    router.queue("q").send(b"1")
+
+    def in_the_child() -> None:
+        signal.alarm(30)  # instead of hanging
+        with anabranch.open(config(tmp_path / "childs")) as mine:
+            mine.queue("q").send(b"1")
+
+    with router.places._stores._lock, Parallel(lambda: said_in_a_child(in_the_child)) as forking:
+        assert forking.result() == ["returned"]
+    router.close()
