@@ -135,9 +135,11 @@ class FileMode:
         if isinstance(value, str) and re.fullmatch("0?o?[0-7]{3}", value):
             mode = int(value.removeprefix("0").removeprefix("o"), 8)
         if mode & ~0o666 or mode & FILE_MODE != FILE_MODE:
+            # YAML has made a number of what was written: 0777 is the number 511, and 644 is 01204.
+            octal = f" (this number is 0{mode:o} in octal)" if mode >= 0 and isinstance(value, int) else ""
             raise ValueError(
                 "expected the mode of files in octal with a 0 in front, such as 0600 or 0640: the owner reads and "
-                "writes, nobody executes"
+                f"writes, nobody executes{octal}"
             )
         return mode
 
