@@ -31,6 +31,7 @@ from sqlalchemy import (
     update,
 )
 
+from ...policies.config_problems import did_you_mean
 from ...policies.destination import Kind
 from ...policies.errors import ConfigError
 from ...policies.options import SqlOptions
@@ -267,7 +268,7 @@ def _read(
 ) -> tuple[list[str], Executable | None]:
     """What is wrong with a statement that is given, and the statement."""
     if name not in ours:
-        return [f"statements: there is no statement {name!r}; there are: {', '.join(sorted(ours))}"], None
+        return [f"statements: there is no statement {name!r}; {did_you_mean(name, sorted(ours))}"], None
     wrong, sql = substituted(tables, f"statements: {name}", written)
     if wrong:
         return wrong, None

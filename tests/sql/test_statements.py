@@ -55,7 +55,7 @@ def test_a_statement_that_is_given_is_used(disk: SqliteDisk) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"insert.mesage": "SELECT 1"}, "no statement 'insert.mesage'"),
+        ({"insert.mesage": "SELECT 1"}, "no statement 'insert.mesage'; did you mean 'insert.message'\\?"),
         ({"delete.message": "DELETE FROM ${schema_prefix}MESSAGES WHERE ID = :message"}, "unknown variable"),
         ({"delete.message": "DELETE FROM ${}MESSAGES WHERE ID = :message"}, "unknown variable"),
         ({"delete.message": "DELETE FROM MESSAGES"}, "parameter :message is missing"),
