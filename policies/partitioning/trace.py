@@ -238,9 +238,11 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
 def _check_ops(table: pa.Table, source: str) -> None:
     known = pc.is_in(table.column("op"), value_set=pa.array(["send", "ack"]))
     if not pc.all(known).as_py():
-        strange = pc.unique(table.column("op").filter(pc.invert(known))).to_pylist()[:5]
-        row = row_of(source, pc.index(known, False).as_py())
-        raise TraceError(f"{source}: row {row}: column op holds {strange}; only 'send' and 'ack' are known")
+        first = pc.index(known, False).as_py()
+        strange = table.column("op")[first].as_py()
+        raise TraceError(
+            f"{source}: row {row_of(source, first)}: column op is {strange!r}; only 'send' and 'ack' are known"
+        )
 
 
 def _check_amounts(table: pa.Table, name: str, largest: int | None, source: str) -> None:

@@ -102,7 +102,7 @@ def test_unusable_traces_say_what_and_what_next(tmp_path: Path) -> None:
     duplicate = from_events([e._replace(seq=min(e.seq, 3)) for e in events()])
     assert "repeats a value 1 time, first 3" in _bad(tmp_path, duplicate)
     strange = from_events([events()[0]._replace(op="peek")])
-    assert "['peek']" in _bad(tmp_path, strange)
+    assert "column op is 'peek'" in _bad(tmp_path, strange)
     assert "row 1: column size is -1" in _bad(tmp_path, from_events([events()[0]._replace(size=-1)]))
     assert "unknown scheme" in _bad(tmp_path, from_events([events()[0]._replace(destination="ftp://x")]))
     still = from_events([e._replace(ts=1.0) for e in events()])
@@ -121,7 +121,7 @@ def test_unusable_traces_say_what_and_what_next(tmp_path: Path) -> None:
         ("Seq,ts,Op,destination,message_id\n0,1,send,a,1\n", "lacks the columns seq, op; it has Seq, ts, Op, "
          "destination, message_id; names are written in small letters"),
         ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,ack,ftp://a,1\n", "row 2: unknown scheme 'ftp'"),
-        ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,eat,a,1\n", "row 2: column op holds ['eat']"),
+        ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,eat,a,1\n", "row 2: column op is 'eat'"),
         ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,,a,1\n", "column op is empty in 1 row, first in row 2"),
         ("seq,ts,op,destination,message_id\n0,1,send,a,1\n1,2,ack,a,1\n", "no send has a size: give the column size"),
         ("seq,seq,ts,op,destination,message_id\n0,0,1,send,a,1\n", "has the column seq more than once; leave one"),
