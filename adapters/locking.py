@@ -149,8 +149,8 @@ class DirectoryLock:
             if found is not None and self._identity is identity:  # else it was released meanwhile: the file may go
                 self._lost = StoreFailedError(
                     f"the lock file {self._path} {found} while {self._what} was open, so that another process may have "
-                    f"opened the same directory; nothing is written there any more. See that no other process uses it, "
-                    "then close and open again; a lock file that is left over does no harm: never delete one"
+                    f"opened the same directory; nothing is written there any more. See that no other process uses it "
+                    "before you open it again. A lock file that is left over does no harm: never delete one"
                 )
                 if self._on_lost is not None:
                     self._on_lost(self._lost)
