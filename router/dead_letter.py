@@ -132,7 +132,8 @@ class _Checker:
         name = message.headers.get(SUBSCRIPTION)
         if name is None and not known:
             raise DeadLetterError(
-                f"{message!r} cannot go back to {topic}, which has no durable subscription: nobody would have it"
+                f"{message!r} cannot go back to {topic}, which has no durable subscription: nobody would have it; "
+                "subscribe first, or ack the message"
             )
         if name is not None and (message.headers.get(CLIENT, ""), name) not in known:
             raise DeadLetterError(

@@ -250,8 +250,14 @@ class Router:
             return dead_letter.requeue_all(self.places, self._unlimited, self.queue(letters), limit)
         if limit is not None:
             raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
-        messages = [letters] if isinstance(letters, Message) else letters
-        return dead_letter.requeue(self.places, self._unlimited, messages)
+        if isinstance(letters, Message):
+            letters = [letters]
+        elif not isinstance(letters, Iterable):
+            raise TypeError(
+                "requeue takes messages that were received, or their queue as text, as a Destination or a Queue, "
+                f"not {type(letters).__name__}: {letters!r}"
+            )
+        return dead_letter.requeue(self.places, self._unlimited, letters)
 
     # Transactions
 

@@ -299,6 +299,10 @@ def test_what_is_no_message_is_refused(tmp_path: Path) -> None:
         letter = take(router, "dlq.q")
         with pytest.raises(TypeError, match="put back"):
             router.requeue([letter, b"x"])  # type: ignore[list-item]
+        with pytest.raises(
+            TypeError, match=r"^requeue takes messages that were received, or their queue .*, not int: 5$"
+        ):
+            router.requeue(5)  # type: ignore[arg-type]
         for wrong in (True, "1", 1.5):
             with pytest.raises(TypeError, match=r"^limit is a number of messages, not "):
                 router.requeue(dead, wrong)  # type: ignore[arg-type]
@@ -374,7 +378,7 @@ def test_what_nobody_would_have_does_not_go_back(tmp_path: Path) -> None:
         eventually(lambda: router.put_aside() > 0 or len(router.queue("dlq.t")) == 2)
         two.unsubscribe()
         first = take(router, "dlq.t")
-        with pytest.raises(anabranch.DeadLetterError, match="no durable subscription: nobody would have it"):
+        with pytest.raises(anabranch.DeadLetterError, match="nobody would have it; subscribe first, or ack"):
             router.requeue("dlq.t")
         first.release()
         assert len(router.queue("dlq.t")) == 2
