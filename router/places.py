@@ -383,6 +383,17 @@ class Places:
         return rows
 
 
+def missing_directories(config: Config) -> list[str]:
+    """What is to be said of the directories that are not there and must not be made: a line for each."""
+    wanted = [] if config.create_directory else [("the data directory", config.directory)]
+    wanted += [
+        (f"the directory of store {store.name!r}", config.directory_of(store))
+        for store in config.stores
+        if not config.may_create(store)
+    ]
+    return [missing_directory(what, path) for what, path in wanted if not path.is_dir()]
+
+
 def missing_directory(what: str, path: Path) -> str:
     """What is said of a directory that is not there and must not be made."""
     return (

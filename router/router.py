@@ -42,7 +42,7 @@ from .decision_log import COMMIT, ROLLBACK
 from .doubt import Heuristic, InDoubt
 from .endpoint import Endpoint, SendOptions
 from .open_transactions import OpenTransactions
-from .places import Places, missing_directory
+from .places import Places, missing_directories
 from .queue import Queue
 from .topic import Topic
 from .tpc import Connection
@@ -138,16 +138,9 @@ class Router:
 
     def _require_directories(self) -> None:
         """Raise ConfigError for those that are not there and must not be made."""
-        config = self.config
-        wanted = [] if config.create_directory else [("the data directory", config.directory)]
-        wanted += [
-            (f"the directory of store {store.name!r}", config.directory_of(store))
-            for store in config.stores
-            if not config.may_create(store)
-        ]
-        missing = [(what, path) for what, path in wanted if not path.is_dir()]
+        missing = missing_directories(self.config)
         if missing:
-            raise ConfigError([missing_directory(what, path) for what, path in missing])
+            raise ConfigError(missing)
 
     def _lose(self, error: StoreFailedError) -> None:
         """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""

@@ -9,6 +9,7 @@ import click
 from ...policies.config import StoreConfig, load, warnings
 from ...policies.errors import AnabranchError, ConfigError, Problem
 from ...policies.kinds import load_adapter
+from ..places import missing_directories
 from .modes import too_open
 from .output import LocalPath, echo_json, json_option
 
@@ -21,7 +22,8 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Say what is wrong with a configuration file.
 
     All of it at once, of PATH or stores.yaml. Opens no store and creates nothing. What is right, and probably not what
-    was meant, is a warning, and so are files that more users may read than the configuration says.
+    was meant, is a warning, and so are files that more users may read than the configuration says, and
+    directories that are missing and must not be made.
 
     \b
     Example:
@@ -39,7 +41,7 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
         problems = [{"line": problem.line, "message": problem.message} for problem in error.problems]
         echo_json({"path": str(path), "valid": False, "problems": problems})
         ctx.exit(2)
-    doubtful = [*warnings(path), *too_open(config)]
+    doubtful = [*warnings(path), *map(Problem, missing_directories(config)), *too_open(config)]
     if as_json:
         found = [{"line": warning.line, "message": warning.message} for warning in doubtful]
         stores = [store.name for store in config.stores]

@@ -146,6 +146,19 @@ def test_check_warns_of_what_is_probably_not_meant() -> None:
     assert (found["valid"], [warning["line"] for warning in found["warnings"]]) == (True, [4, 5, 6])
 
 
+def test_check_warns_of_directories_that_are_missing_and_must_not_be_made() -> None:
+    text = "directory: {}\ncreate_directory: false\nstores: [{{name: a, match: ['>'], directory: {}}}]\n"
+    Path("s.yaml").write_text(text.format("data", "disk"))
+    result = run("check", "s.yaml")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (0, 2)
+    assert f"s.yaml: warning: the data directory, {Path('data').absolute()}, is not there" in result.stderr
+    assert f"the directory of store 'a', {Path('disk').absolute()}, is not there" in result.stderr
+    assert [path.name for path in Path().iterdir()] == ["s.yaml"]
+    Path("data").mkdir(mode=0o700)
+    Path("disk").mkdir(mode=0o700)
+    assert run("check", "s.yaml").stderr == ""
+
+
 def test_route_as_json() -> None:
     run("init")
     found = json.loads(run("route", "--config", "stores.yaml", "topic://ticks.eu", "--json").stdout)
