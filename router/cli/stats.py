@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ...policies.units import format_size
-from .output import config_option, echo_json, json_option, opened
+from .output import config_option, echo_json, json_option, opened, warnings_shown
 
 
 @click.command()
@@ -24,7 +24,7 @@ def command(config_path: Path, as_json: bool) -> None:
       anabranch stats --config stores.yaml
       anabranch stats --config stores.yaml --json
     """
-    with opened(config_path) as router:
+    with warnings_shown(), opened(config_path) as router:
         directory, stats = router.config.directory, router.stats()
     if as_json:
         stores = {}

@@ -159,6 +159,17 @@ def test_check_warns_of_directories_that_are_missing_and_must_not_be_made() -> N
     assert run("check", "s.yaml").stderr == ""
 
 
+def test_stats_tell_that_an_index_was_rebuilt() -> None:
+    Path("s.yaml").write_text("{directory: data, stores: [{name: all, match: ['>']}]}")
+    with anabranch.open("s.yaml") as router:
+        router.queue("orders").send(b"x")
+    Path("data/stores/all/index.mdb").write_bytes(b"not an index")
+    result = run("stats", "--config", "s.yaml", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["stores"]["all"]["messages"]) == (0, 1)
+    assert result.stderr.startswith("Warning: store all: the index is rebuilt from the journal: ")
+    assert run("stats", "--config", "s.yaml").stderr == ""
+
+
 def test_route_as_json() -> None:
     run("init")
     found = json.loads(run("route", "--config", "stores.yaml", "topic://ticks.eu", "--json").stdout)
