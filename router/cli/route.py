@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ...policies.config import load
-from ...policies.destination import Destination
+from ...policies.destination import Destination, wildcard_in
 from ...policies.errors import NoRouteError
 from .output import config_option, echo_json, json_option
 
@@ -28,6 +28,13 @@ def command(name: str, config_path: Path, as_json: bool) -> None:
       anabranch route -c stores.yaml --json topic://ticks.eu
     """
     destination = Destination.parse(name)
+    wildcard = wildcard_in(destination.name)
+    if wildcard is not None:
+        click.echo(
+            f"Warning: {destination} holds the wildcard {wildcard}, which only patterns have; this is where a "
+            "destination goes that is really named so",
+            err=True,
+        )
     routes = load(config_path).routes()
     matches = routes.matches(destination)
     if not matches:

@@ -170,6 +170,14 @@ def test_stats_tell_that_an_index_was_rebuilt() -> None:
     assert run("stats", "--config", "s.yaml").stderr == ""
 
 
+def test_route_warns_of_a_wildcard() -> None:
+    run("init")
+    result = run("route", "orders.*")
+    assert (result.exit_code, result.stdout.splitlines()[0][:37]) == (0, "queue://orders.* goes to store orders")
+    assert result.stderr.startswith("Warning: queue://orders.* holds the wildcard *, which only patterns have; ")
+    assert run("route", "orders.#").stderr == ""
+
+
 def test_route_as_json() -> None:
     run("init")
     found = json.loads(run("route", "--config", "stores.yaml", "topic://ticks.eu", "--json").stdout)
