@@ -97,6 +97,8 @@ def command(
     given = [path for path in (kahadb_directory, trace_path, workload_path) if path is not None]
     if len(given) != 1:
         raise ConfigError([f"give one of --from-kahadb, --trace and --workload; {len(given)} were given"])
+    if master is not None and engine == "local":
+        raise ConfigError([f"--engine local uses no Spark, so --master {master} has no effect; leave one of them out"])
     from ...policies.partitioning import RecommendOptions, check_place, recommend
 
     options = RecommendOptions(

@@ -178,6 +178,14 @@ def test_route_warns_of_a_wildcard() -> None:
     assert run("route", "orders.#").stderr == ""
 
 
+def test_a_cluster_has_no_use_without_spark() -> None:
+    result = run("recommend", "--trace", "t.csv", "--out", "o", "--engine", "local", "--master", "spark://h:7077")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "--engine local uses no Spark, so --master spark://h:7077 has no effect; leave one of them out\n"
+    )
+
+
 def test_route_as_json() -> None:
     run("init")
     found = json.loads(run("route", "--config", "stores.yaml", "topic://ticks.eu", "--json").stdout)
