@@ -54,7 +54,8 @@ class App(click.Group):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            raise BadInput(str(error)) from error
+            prefix = "" if error.path else "Error: "  # what is wrong with a file begins with its name
+            raise BadInput("\n".join(f"{prefix}{line}" for line in str(error).splitlines())) from error
         except BAD_INPUT as error:
             raise BadInput(f"Error: {error}") from error
         except AnabranchError as error:

@@ -182,7 +182,7 @@ def test_a_cluster_has_no_use_without_spark() -> None:
     result = run("recommend", "--trace", "t.csv", "--out", "o", "--engine", "local", "--master", "spark://h:7077")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        "--engine local uses no Spark, so --master spark://h:7077 has no effect; leave one of them out\n"
+        "Error: --engine local uses no Spark, so --master spark://h:7077 has no effect; leave one of them out\n"
     )
 
 
@@ -232,7 +232,7 @@ def test_the_trace_of_the_docs() -> None:
     assert (again.exit_code, again.stdout, again.stderr) == (
         2,
         "",
-        "advice/recommendation.json exists already and was left as it is; give another directory, or replace it "
+        "Error: advice/recommendation.json exists already and was left as it is; give another directory, or replace it "
         "(--force; from Python: overwrite=True)\n",
     )
     assert Path("advice/stores.yaml").read_text() == written
@@ -261,7 +261,7 @@ def test_the_trace_of_the_docs() -> None:
 def test_another_file_system_is_refused_and_nothing_is_made(arguments: tuple[str, ...], what: str) -> None:
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"{what}: files are read and written on this machine alone, and ")
+    assert result.stderr.startswith(f"Error: {what}: files are read and written on this machine alone, and ")
     assert result.stderr.count("\n") == 1
     assert not list(Path().iterdir())
 
@@ -278,7 +278,7 @@ def test_what_is_in_the_way_of_a_recommendation_is_told_before_the_work() -> Non
         ("file/deeper", "file is in the way: a directory is needed there; give another one\n"),
     ):
         result = run("recommend", "--trace", "missing.csv", "--out", out)
-        assert (result.exit_code, result.stdout, result.stderr) == (2, "", says)
+        assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {says}")
     assert [path.name for path in Path("blocked").iterdir()] == ["stores.yaml"]
 
 
