@@ -142,6 +142,14 @@ def open_file(path: Path, flags: int, file_mode: int = FILE_MODE) -> int:
     return fd
 
 
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """pwrite until all is written; the kernel may write less, most often just before it says that the disk is full."""
+    written = os.pwrite(fd, data, offset)
+    while written < len(data):
+        view = memoryview(data)[written:]
+        written += os.pwrite(fd, view, offset + written)
+
+
 def unfinished(path: Path, store_id: bytes) -> Path:
     """What a store's directory is called until it is whole."""
     return path.with_name(f".{path.name}.{store_id.hex()}.tmp")

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from ..files import FILE_MODE, is_out_of_files
+from ..files import FILE_MODE, is_out_of_files, write_all
 from ..lmdb_format import (
     BRANCH,
     DEPTH_MAX,
@@ -51,7 +51,7 @@ from ..lmdb_format import (
     read_tree,
     require_page,
 )
-from .files import File, write_all
+from .files import File
 
 log = logging.getLogger(__name__)
 

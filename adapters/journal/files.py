@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, make_directory, open_file
+from ..files import FILE_MODE, make_directory, open_file, write_all
 from .format import HEADER_BYTES, SegmentHeader
 
 log = logging.getLogger(__name__)
@@ -50,14 +50,6 @@ class File:
     def __del__(self) -> None:
         if hasattr(self, "fd"):
             self._close(self.fd)
-
-
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """pwrite until all is written; the kernel may write less, most often just before it says that the disk is full."""
-    written = os.pwrite(fd, data, offset)
-    while written < len(data):
-        view = memoryview(data)[written:]
-        written += os.pwrite(fd, view, offset + written)
 
 
 def zero_fill(fd: int, start: int, end: int) -> None:

@@ -32,11 +32,11 @@ from ...policies.errors import (
 from ..background import shared
 from ..descriptors import shares, unsynced_files
 from ..duplicates import DuplicateWindow
-from ..files import FULL, refused
+from ..files import FULL, refused, write_all
 from ..locking import fork_generation
 from . import format as f
 from .batch import Branch, Flight, Outcome, Subscribed, Tail, Ticket, encode
-from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, write_all, zero_fill
+from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, zero_fill
 from .segment import Segment, SegmentTable
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,12 @@ from typing import Final, NamedTuple
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from ..base import Progress, Subscription
+from ..files import write_all
 from . import format as f
 from . import snapshot as snapshots
 from .batch import Tail
 from .destinations import SubscriptionState
-from .files import File, SegmentFiles, write_all
+from .files import File, SegmentFiles
 from .index import Checkpoint, Index
 from .log import Log
 from .reader import Batch, BatchReader, Replayer, read_at, records_of
