@@ -29,7 +29,7 @@ CHECKED = frozenset(
     for name, code in dis.opmap.items()
     if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD")) or name == "PRECALL"
 )
-POINTS_MAX = 3000
+POINTS_MAX = 6000
 ROUNDS = 3
 """How often a place counts that is reached by the same calls, at the same bytecodes of theirs, again and again."""
 
