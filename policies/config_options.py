@@ -155,10 +155,16 @@ class Base:
     directory: Path
 
 
+URL_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+"""Of a URL. One slash is enough: that is what pathlib leaves of two."""
+
+
 def _written(value: object) -> object:
     # Path("") is ".", which nobody means who leaves a value empty.
     if isinstance(value, str) and (not value.strip() or "\0" in value):
         raise ValueError("expected the path of a directory")
+    if isinstance(value, (str, Path)) and URL_SCHEME.match(str(value)):
+        raise ValueError("expected the path of a directory of this machine, not a URL")
     return value
 
 

@@ -23,10 +23,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from .config_options import URL_SCHEME
 from .errors import ConfigError
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-"""Of a URL. One slash is enough: that is what pathlib leaves of two."""
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
@@ -35,7 +33,7 @@ def local_path(given: str | os.PathLike[str], what: str) -> Path:
     Raises ConfigError for a URL of another file system; `what` says for what it was given, such as `--out`.
     """
     text = os.fspath(given)
-    scheme = _SCHEME.match(text)
+    scheme = URL_SCHEME.match(text)
     if scheme is None:
         return Path(text)
     url = urlsplit(text)

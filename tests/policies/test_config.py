@@ -281,6 +281,11 @@ def test_all_errors_of_a_file_at_once() -> None:
         ("directory: d\nstores: {a: b}\n", 2, "stores: expected a list; found a mapping"),
         ("directory: 5\nstores: [{name: a, match: [a]}]", 1, "directory: expected a path; found the number 5"),
         ("directory: ''\nstores: [{name: a, match: [a]}]", 1, "directory: expected the path of a directory"),
+        (
+            "directory: s3a://b/d\nstores: [{name: a, match: [a]}]",
+            1,
+            "directory: expected the path of a directory of this machine",
+        ),
         ("directory: d\nstores:\n- {name: 2024-01-01, match: [a]}", 3, "expected text; found 2024-01-01 (a date)"),
         ("directory: d\nstores: [{name: a, match: [a]}]\ndefaults: 5", 3, "defaults: expected a mapping"),
         ("directory: d\nstores: [{name: a, match: [a]}]\ndefaults: {jurnal: 5}", 3, "did you mean 'journal'?"),
