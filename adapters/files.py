@@ -25,7 +25,8 @@ LMDB_ENGINE: Final = 0
 OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE))
 """What the operating system says of a process, and of a machine, that can have no more files open."""
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILES
-"""And where nothing more fits for now, those included: what was asked for took no effect and may be tried again."""
+"""What it says where there is no room now, on a disk or for another open file: what was asked for took no effect and
+may be tried again."""
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
 """And of a place that is the wrong one."""
 

@@ -19,10 +19,10 @@ from .keeping import KeptPool
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
 """An execution option of connections: its transactions write."""
-SQLITE_FILES: Final = 4
-"""What SQLite has open at once for one connection: the database, its directory, the write-ahead log and its index."""
 BARE: Final = "anabranch_bare"
 """Likewise: what runs there runs outside of any transaction. SQLite alone asks for it."""
+SQLITE_FILES: Final = 4
+"""What SQLite has open at once for one connection: the database, its directory, the write-ahead log and its index."""
 BUSY_SECONDS: Final = 10.0
 """How long SQLite waits for another one's lock: a backup tool's, say."""
 
