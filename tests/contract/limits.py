@@ -143,14 +143,16 @@ class LimitsContract:
         with pytest.raises(StoreFullError):
             store.receive(A)
 
-    def test_max_leases_is_the_stores(self, disk: Disk) -> None:
+    def test_max_leases_is_a_queues_own(self, disk: Disk) -> None:
+        """Who does not ack holds up nobody but those who receive from the same queue."""
         store = disk.create(max_leases=2)
-        store.send(A, b"a")
+        store.send_many(A, [b"a"] * 3)
         store.send_many(B, [b"b"] * 2)
         take(store, A)
-        take(store, B)
+        take(store, A)
         with pytest.raises(StoreFullError):
-            store.receive(B)
+            store.receive(A)
+        assert [take(store, B).body for _ in range(2)] == [b"b"] * 2
 
     def test_full_is_not_failed(self, disk: Disk) -> None:
         store = disk.create(max_messages=1)

@@ -5,11 +5,20 @@
         match: ["queue://notes.>"]
         onefile: {max_messages: 1000}
 
-It is slow (each change costs the time that the whole store takes to write) and plainly right: an operation makes new
-contents out of the old ones, writes them beside the old file, syncs, renames, and is seen from then on. Who holds
-which message is Anabranch's part (anabranch.adapters.delivery). See docs/adapters.md.
+It is slow (each change costs the time that the whole store takes to write) and plainly right: a write makes new
+contents out of the old ones, writes them beside the old file, syncs, renames, and is seen from then on. All else,
+from who holds which message to prepared transactions, is Anabranch's core (anabranch.adapters.core). See
+docs/adapters.md.
 """
 
-from .store import OneFileOptions, OneFileStore
+from anabranch.adapters.core import CoreStore
+
+from .backend import OneFileBackend, OneFileOptions
+
+
+class OneFileStore(CoreStore):
+    backend_type = OneFileBackend
+    options_model = OneFileOptions
+
 
 __all__ = ["OneFileOptions", "OneFileStore"]

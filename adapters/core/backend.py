@@ -1,0 +1,159 @@
+"""What a kind of store has to bring: a place for its bytes. All else is the core's.
+
+A write ends in one of three ways. It is done: then its changes are applied under the store's lock, and seen. It is
+refused: `write` raised an AnabranchError, and nothing of it happened. Or it is unknown, a COMMIT or a sync that was cut
+off: `write` raised OutcomeUnknownError, and nothing more is shown before `took_effect` has told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...policies.errors import CorruptionError
+from ...policies.options import StoreOptions
+from ..base import Progress
+from .changes import Change, Table
+from .delivery import Place, Rows
+from .plan import Plan
+from .states import Catalog, DestinationState
+
+
+class ReadError(CorruptionError):
+    """The disk did not give a message's bytes, which may be whole: the same may be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the core has to know of a store's options."""
+
+    priorities: bool = False
+    duplicate_window: int = 100_000
+    max_leases: int = 100_000
+    max_deliveries: int | None = None
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    max_bytes_option: str = "max_bytes"
+    """What users know `max_bytes` by."""
+    message_bytes_max: int = 1 << 30
+    ticket_bytes_max: int = 1 << 20
+    """Of a send of many so much is written together."""
+
+    @classmethod
+    def of(cls, options: StoreOptions, **others: Any) -> Settings:
+        """From what every kind's options have; `others` are fields of this class."""
+        return cls(
+            priorities=options.priorities,
+            duplicate_window=options.duplicate_window,
+            max_leases=options.max_leases,
+            max_deliveries=options.max_deliveries,
+            max_messages=options.max_messages,
+            message_bytes_max=options.message_bytes_max,
+            **others,
+        )
+
+
+@dataclass(slots=True)
+class Found:
+    """What a backend finds when it is opened, beside destinations and subscriptions, which it puts into the catalog
+    itself."""
+
+    last_seq: int = 0
+    """The highest that was ever given out."""
+    ids: Iterable[tuple[tuple[int, bytes], int]] = ()
+    """Of the duplicate window: (destination's number, message id) and seq, oldest first."""
+    prepared: Sequence[tuple[bytes, bytes]] = ()
+    """Branches that wait for their outcome: transaction and payload."""
+    committed: Sequence[bytes] = ()
+    """Transactions that are committed and not forgotten, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStats:
+    """The backend's share of StoreStats; the fields are explained there."""
+
+    syncs: int = 0
+    journal_bytes: int = 0
+    capacity_bytes: int = 0
+    pool_bytes: int = 0
+    segments: dict[str, int] = field(default_factory=dict)
+    live_percent: float = 100.0
+    memory_bytes: int = 0
+    swap_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a backend is given of its store when it is opened."""
+
+    catalog: Catalog
+    lock: threading.RLock
+    """The store's, under which all but `write`, `bodies` and `sync` are called."""
+    fail: Callable[[BaseException], None]
+    """Stop the store for good: a disk has failed, say (invariant 7)."""
+
+
+class Backend(Rows, Table, Protocol):
+    """One store's. The constructor touches nothing; it is given the same as the store's (adapters/base.py)."""
+
+    kind: str
+    """As `StoreStats.kind` says it."""
+    settings: Settings
+    volatile: bool
+    shared: bool
+    descriptors: int
+    threaded: bool
+    """True: the core calls `write` and `apply` on a thread of the store's own, where no Ctrl-C strikes. False: on the
+    thread of whoever changes something, under the store's lock; an interruption may strike at any place."""
+
+    def __init__(self, name: str, directory: Path, options: Any, index_directory: Path | None = None) -> None: ...
+
+    # `create` and `identify`, class methods, are those of an Adapter (adapters/base.py); `check_options` may be there.
+
+    def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
+        """Lock the directory, recover what is there, fill the catalog. Returns the store's id and what else there is.
+        Raises StoreLockedError, CorruptionError, ConfigError, PlacementError; then nothing is open."""
+
+    def close(self, clean: bool) -> None:
+        """Leave all durable, if `clean`, and let go of the directory. Idempotent. Nothing is written meanwhile."""
+
+    def require_owned(self) -> None:
+        """Raise StoreFailedError if the directory's lock, or the store's lease, was lost."""
+
+    def write(self, plan: Plan) -> None:
+        """Make all changes of a plan durable, as the store's policy says, all or none. On a thread of the store's own,
+        or under its lock."""
+
+    def took_effect(self, plan: Plan) -> bool:
+        """Whether a write that ended in OutcomeUnknownError has taken effect. Raises AnabranchError if that cannot be
+        told yet."""
+
+    def apply(self, changes: Sequence[Change], number: int) -> None:
+        """Bring changes that are written into what `rows` reads: `changes.apply_all(changes, self)`. `number` is that
+        of the last plan which they are of."""
+
+    def recover(self) -> int:
+        """`apply` was interrupted, or a write. Make whole again what is read; returns the number of the last plan that
+        is applied whole: those behind it are applied once more."""
+
+    def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        """The records of these messages; None for one that has died meanwhile. Raises CorruptionError where one is
+        damaged, and ReadError where the disk does not give it now. Any thread."""
+
+    def sync(self) -> None:
+        """On return all that is written survives a power failure. Raises StoreFailedError. Any thread."""
+
+    def checkpoint(self) -> None:
+        """Write out what shortens the next opening. Any thread."""
+
+    def reclaim(self) -> int:
+        """Free the space that can be freed; returns bytes. Any thread."""
+
+    def stats(self) -> BackendStats:
+        """Cheap enough to take every second."""
+
+    def check(self) -> Iterator[str]:
+        """Walk everything and yield each violation found. Nothing is pending."""

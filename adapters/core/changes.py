@@ -1,0 +1,562 @@
+"""What can happen to a store, as values: each knows how it takes its place in the order (`plan`), what a backend is
+told of it (`apply`), and what it means to those who hold messages (`settle`).
+
+A caller puts changes into a ticket. The one thread that writes plans them: duplicates fall away, seqs are given out,
+what depends on what was before is decided. What comes out goes to the backend in one write, and once that has counted
+it is applied and settled under the store's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ..base import Message, Prepared, Subscription, SubscriptionKey
+from .delivery import Lease, Place
+from .records import is_requeued
+from .states import DestinationState, SubscriptionState
+
+if TYPE_CHECKING:
+    from .delivery import Delivery
+    from .plan import Plan
+
+SEQ_MAX: Final = (1 << 64) - 1
+
+SMALL_BYTES: Final = 64
+"""At most so many bytes a change takes when it is written, beside the record of a message and the texts of names."""
+
+
+class Table(Protocol):
+    """What a backend does for each change, in their order. Whatever of it is done already must change nothing: who was
+    interrupted does it again."""
+
+    def put(self, sends: Sequence[Send]) -> None:
+        """New messages, all of one destination. Of a topic each is for those whom `entitled` names; without any it is
+        not kept. Their destination and those subscriptions count them."""
+
+    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
+        """A message is dead for the subscription of this number, and for good when all have acked it; number 0: for
+        all. `place`: where it was when it was leased, if that is known."""
+
+    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
+        """The same of all messages between two seqs."""
+
+    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+        """A message has come back so often by now."""
+
+    def declare(self, state: DestinationState) -> None:
+        """A destination is there from now on."""
+
+    def remove(self, state: DestinationState) -> None:
+        """A destination goes with all that belongs to it."""
+
+    def subscribe(self, known: SubscriptionState) -> None:
+        """A subscription begins: all that its topic holds behind `known.start` is for it as well."""
+
+    def unsubscribe(self, known: SubscriptionState) -> None:
+        """A subscription ends: it has acked all, so to speak."""
+
+    def prepare(self, branch: Branch) -> None:
+        """A branch waits for its outcome: `branch.payload` is to be kept until then."""
+
+    def settled(self, branch: Branch, committed: bool) -> None:
+        """A branch has its outcome; that it is committed is remembered until `forget`."""
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        """These need no longer be remembered."""
+
+
+class Change(Protocol):
+    """One of the classes below."""
+
+    @property
+    def size(self) -> int:
+        """At most so many bytes it takes when it is written."""
+
+    def plan(self, plan: Plan) -> Any:
+        """Take its place behind what is in the plan. Returns what its caller is told. May be done again."""
+
+    def apply(self, table: Table) -> None:
+        """Tell the backend."""
+
+    def settle(self, delivery: Delivery) -> None:
+        """It takes effect now: what becomes of who holds what. May be done again."""
+
+    def states(self) -> Iterable[DestinationState]:
+        """Where a message may have become free by it."""
+
+
+def apply_all(changes: Sequence[Change], table: Table) -> None:
+    """In order, messages that follow each other to one destination with one call."""
+    sends: list[Send] = []
+    for change in changes:
+        if type(change) is Send:
+            if sends and sends[0].state is not change.state:
+                table.put(sends)
+                sends = []
+            sends.append(change)
+            continue
+        if sends:
+            table.put(sends)
+            sends = []
+        change.apply(table)
+    if sends:
+        table.put(sends)
+
+
+class Send:
+    """A message at the end of its destination."""
+
+    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "seq", "state")
+
+    def __init__(
+        self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
+    ) -> None:
+        self.state = state
+        self.record = record
+        """As records.py makes it."""
+        self.name = name
+        """The message id."""
+        self.order = order
+        self.expires_at_ms = expires_at_ms
+        self.seq = 0
+        """Set by the plan."""
+        self.entitled: Sequence[SubscriptionState] = ()
+        """Of a topic's: whom it is for. Set by the plan."""
+        self.own: Any = None
+        """The backend's: where it has written it."""
+
+    @property
+    def size(self) -> int:
+        return len(self.record) + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """What it takes beside its record, with its destination's name if that is yet to be written."""
+        return SMALL_BYTES if self.state.declared else SMALL_BYTES + declaration_bytes(self.state)
+
+    def plan(self, plan: Plan) -> tuple[int, bool]:
+        """Its seq, and whether it is a duplicate."""
+        key = None
+        if self.name is not None:
+            key = (self.state.number, self.name)
+            first = plan.seq_of(key)
+            if first is not None and not is_requeued(self.record):
+                return first, True
+        plan.declare(self.state)
+        self.seq = seq = plan.next_seq()
+        if key is not None:
+            plan.ids[key] = seq
+        if self.state.is_topic:
+            self.entitled = list(plan.subscriptions(self.state).values())
+            plan.dropped += not self.entitled
+        plan.changes.append(self)
+        return seq, False
+
+    def apply(self, table: Table) -> None:
+        table.put([self])
+
+    def settle(self, delivery: Delivery) -> None:
+        """Nobody holds it yet."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+class Ack:
+    """A message is done with."""
+
+    __slots__ = ("number", "place", "seq", "state")
+
+    def __init__(self, state: DestinationState, seq: int, number: int, place: Place | None = None) -> None:
+        self.state, self.seq, self.place = state, seq, place
+        self.number = number
+        """The subscription's; 0: for all."""
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES
+
+    def plan(self, plan: Plan) -> None:
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.ack(self.state, self.seq, self.number, self.place)
+
+    def settle(self, delivery: Delivery) -> None:
+        for feed in self.state.feeds(self.number):
+            feed.held.pop(self.seq, None)
+
+    def states(self) -> Iterable[DestinationState]:
+        return ()
+
+
+class AckRange:
+    """All messages between two seqs are done with."""
+
+    __slots__ = ("first", "last", "number", "state")
+
+    def __init__(self, state: DestinationState, first: int, last: int, number: int) -> None:
+        self.state, self.first, self.last, self.number = state, first, last, number
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES
+
+    def plan(self, plan: Plan) -> None:
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.ack_range(self.state, self.first, self.last, self.number)
+
+    def settle(self, delivery: Delivery) -> None:
+        for feed in self.state.feeds(self.number):
+            delivery.purged(feed, self.first, self.last)
+
+    def states(self) -> Iterable[DestinationState]:
+        return ()
+
+
+class Returned:
+    """How often a message has come back."""
+
+    __slots__ = ("count", "number", "seq", "state")
+
+    def __init__(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+        self.state, self.seq, self.number, self.count = state, seq, number, count
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES
+
+    def plan(self, plan: Plan) -> None:
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.returned(self.state, self.seq, self.number, self.count)
+
+    def settle(self, delivery: Delivery) -> None:
+        """It is free once its holder has given it back."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return ()
+
+
+class Declare:
+    """A destination gets its number. Made by the plan."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: DestinationState) -> None:
+        self.state = state
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES + declaration_bytes(self.state)
+
+    def plan(self, plan: Plan) -> None:
+        plan.declare(self.state)
+
+    def apply(self, table: Table) -> None:
+        table.declare(self.state)
+
+    def settle(self, delivery: Delivery) -> None:
+        """Nobody holds anything of it."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return ()
+
+
+class Remove:
+    """A destination goes, with its messages, leased ones too, and its subscriptions."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: DestinationState) -> None:
+        self.state = state
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES
+
+    def plan(self, plan: Plan) -> None:
+        if plan.is_declared(self.state):
+            plan.remove(self.state)
+            plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.remove(self.state)
+
+    def settle(self, delivery: Delivery) -> None:
+        for feed in (self.state.feed, *self.state.feeds()):
+            delivery.gone(feed)
+        self.state.subscriptions = {}
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+class Subscribe:
+    """A durable subscription begins, unless it is there."""
+
+    __slots__ = ("known", "number", "retroactive", "state", "subscription")
+
+    def __init__(self, state: DestinationState, number: int, subscription: Subscription, retroactive: bool) -> None:
+        self.state, self.number, self.subscription, self.retroactive = state, number, subscription, retroactive
+        self.known: SubscriptionState | None = None
+        """Set by the plan: that which begins."""
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES + subscription_bytes(self.subscription) + declaration_bytes(self.state)
+
+    def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
+        """The subscription, and whether it was there already."""
+        known = plan.subscriptions(self.state).get(self.subscription.key)
+        if known is not None:
+            return known, True
+        plan.declare(self.state)
+        start = 0 if self.retroactive else plan.last_seq
+        self.known = known = SubscriptionState(self.number, self.state, self.subscription, start)
+        plan.subscribe(known)
+        plan.changes.append(self)
+        return known, False
+
+    def apply(self, table: Table) -> None:
+        assert self.known is not None
+        table.subscribe(self.known)
+
+    def settle(self, delivery: Delivery) -> None:
+        assert self.known is not None
+        self.state.join(self.known)
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+class Unsubscribe:
+    """A durable subscription ends, if it is there."""
+
+    __slots__ = ("key", "known", "state")
+
+    def __init__(self, state: DestinationState, key: SubscriptionKey) -> None:
+        self.state, self.key = state, key
+        self.known: SubscriptionState | None = None
+        """Set by the plan: that which ends."""
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES
+
+    def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
+        """The subscription, if it was there."""
+        self.known = known = plan.subscriptions(self.state).get(self.key)
+        if known is None:
+            return None, False
+        plan.unsubscribe(known)
+        plan.changes.append(self)
+        return known, True
+
+    def apply(self, table: Table) -> None:
+        assert self.known is not None
+        table.unsubscribe(self.known)
+
+    def settle(self, delivery: Delivery) -> None:
+        assert self.known is not None
+        self.state.leave(self.known)
+        delivery.gone(self.known.feed)
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+class Branch:
+    """A store's part of a transaction over several: what its commit will do."""
+
+    __slots__ = ("changes", "leases", "messages", "own", "participants", "payload", "promise", "reservation",
+                 "returned", "transaction")  # fmt: skip
+
+    def __init__(self, transaction: bytes, participants: tuple[bytes, ...], changes: Sequence[Change]) -> None:
+        self.transaction = transaction
+        self.participants = participants
+        """Ids of all stores that take part."""
+        self.changes = changes
+        """Changes of subscriptions, sends, then acks."""
+        self.leases: Sequence[Lease] = ()
+        """Of what it acks."""
+        self.messages: Sequence[Message] = ()
+        """The same, where this process received them."""
+        self.payload = b""
+        """All of it in bytes (branches.py)."""
+        self.returned: list[Change] = []
+        """What a rollback writes of the messages that come back."""
+        self.promise = 0
+        """Bytes that are kept free for its outcome."""
+        self.reservation: object = None
+        """Room in the store until the outcome (limits.py)."""
+        self.own: Any = None
+        """The backend's."""
+
+    @property
+    def sends(self) -> list[Send]:
+        return [change for change in self.changes if type(change) is Send]
+
+    @property
+    def acks(self) -> list[Ack]:
+        return [change for change in self.changes if type(change) is Ack]
+
+    @property
+    def summary(self) -> Prepared:
+        """What the coordinator is told."""
+        return Prepared(self.transaction, self.participants, len(self.sends), len(self.acks))
+
+    @property
+    def size(self) -> int:
+        """At most so many bytes its outcome takes."""
+        return sum(change.size for change in self.changes) + SMALL_BYTES
+
+
+class Prepare:
+    """A branch waits for its outcome from now on."""
+
+    __slots__ = ("branch",)
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES + len(self.branch.payload)
+
+    def plan(self, plan: Plan) -> None:
+        plan.prepared.append(self.branch)
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.prepare(self.branch)
+
+    def settle(self, delivery: Delivery) -> None:
+        """What it acks is claimed already."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return ()
+
+
+class Commit:
+    """A prepared branch takes effect, as if it were done now. Told twice, the second time says nothing."""
+
+    __slots__ = ("branch",)
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+
+    @property
+    def size(self) -> int:
+        return self.branch.size
+
+    def plan(self, plan: Plan) -> list[Any] | None:
+        """What comes of its changes; None if it was committed or rolled back before."""
+        if not plan.is_prepared(self.branch):
+            return None
+        outcomes = [change.plan(plan) for change in self.branch.changes]
+        plan.settled.append(self.branch)
+        plan.changes.append(self)
+        return outcomes
+
+    def apply(self, table: Table) -> None:
+        table.settled(self.branch, True)
+
+    def settle(self, delivery: Delivery) -> None:
+        """Its changes are in the plan before it."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return ()
+
+
+class Rollback:
+    """A prepared branch is forgotten. Likewise."""
+
+    __slots__ = ("branch",)
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES * (2 + len(self.branch.leases))
+
+    def plan(self, plan: Plan) -> bool:
+        """Whether it was prepared."""
+        if not plan.is_prepared(self.branch):
+            return False
+        for change in self.branch.returned:
+            change.plan(plan)
+        plan.settled.append(self.branch)
+        plan.changes.append(self)
+        return True
+
+    def apply(self, table: Table) -> None:
+        table.settled(self.branch, False)
+
+    def settle(self, delivery: Delivery) -> None:
+        """What it acked is free again; the store does that once it is applied (store.py)."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return (feed.state for lease in self.branch.leases for feed in lease.feeds)
+
+
+class Forget:
+    """Committed transactions need no longer be remembered."""
+
+    __slots__ = ("transactions",)
+
+    def __init__(self, transactions: Sequence[bytes]) -> None:
+        self.transactions = transactions
+
+    @property
+    def size(self) -> int:
+        return SMALL_BYTES * (1 + len(self.transactions))
+
+    def plan(self, plan: Plan) -> None:
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.forget(self.transactions)
+
+    def settle(self, delivery: Delivery) -> None:
+        """It concerns no message."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return ()
+
+
+def acks_of(leases: Iterable[Lease]) -> list[Change]:
+    """What is held, as acks. What was leased for a topic as a whole is dead for all."""
+    return [
+        Ack(lease.feeds[0].state, lease.seq, 0 if lease.whole else lease.feeds[0].number, lease.place)
+        for lease in leases
+    ]
+
+
+def returned_of(leases: Iterable[Lease]) -> list[Change]:
+    """How often these have come back, now that they are given back. What was leased for a topic as a whole was not
+    delivered to anybody."""
+    return list(_returned(leases))
+
+
+def _returned(leases: Iterable[Lease]) -> Iterator[Change]:
+    for lease in leases:
+        if not lease.whole:
+            feed = lease.feeds[0]
+            yield Returned(feed.state, lease.seq, feed.number, lease.place[3] + 1)
+
+
+def declaration_bytes(state: DestinationState) -> int:
+    """Of a destination's name."""
+    return len(state.destination.name.encode()) + SMALL_BYTES
+
+
+def subscription_bytes(subscription: Subscription) -> int:
+    """Of a subscription's texts."""
+    texts = (subscription.client_id, subscription.name, subscription.selector or "")
+    return sum(len(text.encode()) for text in texts)

@@ -1,0 +1,526 @@
+"""Who holds which message, who waits for one, and which is delivered next (rule X6).
+
+H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
+    `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
+    `_limited`; in a second one after an interruption, or if it came back before it was fetched: `lease` gives it once.
+H2  A message that somebody holds has a Lease in its feed's `held`: LEASED by a receiver, CLAIMED by a transaction, or
+    LEAVING while its ack or its return is under way.
+H3  Holds are memory alone: what a backend does to its own state, such as restoring an index, does not touch them.
+H4  Of those who wait the first gets what becomes free. Who is woken hands over to all whom there is something for.
+
+A topic's message is held for each subscription on its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ...policies.errors import StoreFullError, UnknownMessageError
+from ..base import EXPIRED, PRIORITY_MAX, SPENT, Message, Store, SubscriptionKey, require_leased
+
+if TYPE_CHECKING:
+    from .states import DestinationState, SubscriptionState
+
+log = logging.getLogger(__name__)
+
+LEASED: Final = 1
+CLAIMED: Final = 2
+LEAVING: Final = 3
+
+FETCH: Final = 64
+"""How many messages a receive looks up ahead."""
+LIMITED_MAX: Final = 10_000
+"""Of the messages that have reached the delivery limit, so many are remembered; the others are looked for once these
+are gone (invariant 10)."""
+CLOCK_SECONDS: Final = 1.0
+"""Who waits where a message was skipped looks at the clock so often: it may go back."""
+
+Place = tuple[int, int, int, int, Any]
+"""Where a message is: order, seq, when it expires (ms, 0: never), how often it has come back, what its backend needs to
+find it."""
+ORDER: Final = 0
+SEQ: Final = 1
+EXPIRES: Final = 2
+DELIVERIES: Final = 3
+OWN: Final = 4
+
+PLAIN_ORDERS: Final = (0,)
+"""The orders of a store that knows no priorities."""
+PRIORITY_ORDERS: Final = tuple(range(PRIORITY_MAX + 1))
+"""Of one that does: `order_of` each priority, the highest first."""
+
+
+def order_of(priority: int, priorities: bool) -> int:
+    """What comes before the seq in the order of delivery."""
+    return PRIORITY_MAX - priority if priorities else 0
+
+
+def wall_ms() -> int:
+    """Now, in milliseconds since the epoch: what expiry goes by."""
+    return time.time_ns() // 1_000_000
+
+
+class Lane:
+    """What has been fetched of one order of a feed."""
+
+    __slots__ = ("cursor", "ready")
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        """All up to this seq has been fetched."""
+        self.ready: deque[Place] = deque()
+
+
+class Feed:
+    """What one who receives draws from: a queue, or one subscription of a topic. All fields belong to the store's lock
+    (the one under which Delivery's methods are called), but `watches`."""
+
+    __slots__ = (
+        "first", "held", "lanes", "passed_at", "purging", "returned", "returned_places", "state", "subscription",
+        "takers", "watches",
+    )  # fmt: skip
+
+    def __init__(self, state: DestinationState, subscription: SubscriptionState | None = None) -> None:
+        self.state = state
+        self.subscription = subscription
+        """None for a queue."""
+        self.first = Lane()
+        """The lane of order 0, the only one in a store without priorities."""
+        self.lanes: dict[int, Lane] = {0: self.first}
+        self.held: dict[int, Lease] = {}
+        """By seq."""
+        self.returned: list[tuple[int, int]] = []
+        """A heap of what was released: order and seq."""
+        self.returned_places: dict[int, Place] = {}
+        """The same by seq."""
+        self.purging = 0
+        """Purges under way: nothing is delivered meanwhile."""
+        self.passed_at = 0
+        """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""
+        self.takers: dict[Taker, None] = {}
+        """Who waits for a message, in the order in which they came."""
+        self.watches: list[Callable[[], object]] = []
+        """Called once, when a message may have become free."""
+
+    @property
+    def number(self) -> int:
+        """Of the subscription in its store; 0 for a queue."""
+        return self.subscription.number if self.subscription is not None else 0
+
+    @property
+    def key(self) -> SubscriptionKey | None:
+        """Of the subscription; None for a queue."""
+        return self.subscription.subscription.key if self.subscription is not None else None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody waits, watches, or holds a message."""
+        return bool(self.takers or self.watches or self.held)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether something of the first order is fetched already: it comes before all that is yet to come. In a store
+        with priorities something more urgent may come, unless it has the highest."""
+        return bool(self.first.ready) and not self.passed_at
+
+    def lane(self, order: int) -> Lane:
+        """Made if it is not there."""
+        lane = self.lanes.get(order)
+        if lane is None:
+            lane = self.lanes[order] = Lane()
+        return lane
+
+    def rewind(self) -> None:
+        """Fetch everything anew. Wherever Ctrl-C strikes nothing is out of sight: cursors go first."""
+        for lane in self.lanes.values():
+            lane.cursor = 0
+            lane.ready.clear()
+        self.returned.clear()
+        self.returned_places.clear()
+        self.passed_at = 0
+
+    def wake(self) -> None:
+        """A message may have become free: tell the first who waits, and all who watch. Any thread may."""
+        while self.takers:
+            try:
+                next(iter(self.takers)).wake()
+                break
+            except (RuntimeError, StopIteration):
+                pass  # another thread has just come or gone
+        while self.watches:
+            try:
+                self.watches.pop()()
+            except (IndexError, RuntimeError):
+                pass  # another thread woke it
+
+    def wake_all(self) -> None:
+        """The store stops: tell all."""
+        for taker in list(self.takers):
+            taker.wake()
+        self.wake()
+
+
+class Lease:
+    """That somebody holds a message."""
+
+    __slots__ = ("feeds", "hold", "place", "whole")
+
+    def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
+        self.feeds = feeds
+        """For whom it is held: one feed; of an expired message of a topic, all that have yet to ack it."""
+        self.place = place
+        self.hold = hold
+        self.whole = whole
+        """Its ack is for all."""
+
+    @property
+    def seq(self) -> int:
+        return self.place[SEQ]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it still counts: not so once the message is acked, given back, or its feeds are gone."""
+        return any(feed.held.get(self.place[SEQ]) is self for feed in self.feeds)
+
+
+class Taker:
+    """Who waits for one message of a feed."""
+
+    __slots__ = ("_waiter", "lease")
+
+    def __init__(self) -> None:
+        self.lease: Lease | None = None
+        """What it was given. Set before the message counts as held, so that who is interrupted can give it back."""
+        self._waiter: Any = None
+
+    def prepare(self) -> None:
+        """From now on `wake` ends a `wait`."""
+        if self._waiter is None:
+            self._waiter = threading.Lock()
+            self._waiter.acquire()
+
+    def wake(self) -> None:
+        """Let it look whether there is something for it. Any thread may."""
+        try:
+            self._waiter.release()
+        except (RuntimeError, AttributeError):
+            pass  # it is awake
+
+    def wait(self, seconds: float | None) -> bool:
+        """False if the time is over."""
+        return bool(self._waiter.acquire(timeout=-1 if seconds is None else max(seconds, 0)))
+
+
+class Rows(Protocol):
+    """What a backend knows of the messages it holds. Asked under the store's lock."""
+
+    def orders(self, feed: Feed) -> Sequence[int]:
+        """PLAIN_ORDERS, or those of PRIORITY_ORDERS in which there may be something."""
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        """The first `limit` messages of this order (None: of any) by seq, from the one after seq `after`; for a
+        `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have
+        expired, is not the backend's affair."""
+
+    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+        """Where one message is; None if it is dead, or acked by the subscription."""
+
+    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
+        """Those that have expired by now (ms), in any order: each with the feeds that have yet to ack it. Cheap if
+        there are none."""
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+        """Feed and seq of those that have come back so often or more often. Asked for at open and when there are
+        many."""
+
+
+class Delivery:
+    """Of one store. A lease's `hold` changes under `_lock`; all else under the store's lock."""
+
+    def __init__(self, name: str, max_leases: int, max_deliveries: int | None = None) -> None:
+        self._name = name
+        self._max_leases = max_leases
+        self._max_deliveries = max_deliveries
+        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
+        self._limited: dict[tuple[Feed, int], None] = {}
+        """Feed and seq of messages that have come back as often as `max_deliveries` says."""
+        self._look_for_limited = max_deliveries is not None
+        """There may be others than those in `_limited`."""
+
+    # Leasing
+
+    def lease(self, feed: Feed, rows: Rows, taker: Taker) -> bool:
+        """Give `taker` the first message that nobody holds and that is to be delivered; False if there is none. All
+        that has returned is in the rows; if `feed.has_ready` it need not be, unless this returns False.
+
+        A message leaves its place only once it is held: Ctrl-C in between makes it seen twice here, not skipped.
+        """
+        if feed.purging:
+            return False  # what is free is about to go
+        if feed.passed_at and wall_ms() < feed.passed_at:
+            feed.rewind()
+        held, returned = feed.held, feed.returned
+        lane: Lane | None
+        while True:
+            lane = feed.first
+            if not lane.ready:
+                lane = self._first(feed, rows)
+            if returned and (lane is None or returned[0] < lane.ready[0][:2]):
+                seq = returned[0][1]
+                back = feed.returned_places.get(seq)
+                # An interrupted ack of it may have been under way when it was released.
+                if (
+                    back is not None and seq not in held and rows.row(feed.state, feed.subscription, seq) is not None
+                    and self._deliverable(feed, back)
+                ):  # fmt: skip
+                    self._give(feed, back, taker)
+                    heapq.heappop(returned)
+                    feed.returned_places.pop(seq, None)
+                    return True
+                heapq.heappop(returned)
+                feed.returned_places.pop(seq, None)
+            elif lane is not None:
+                place = lane.ready[0]
+                if place[SEQ] not in held and (
+                    (not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(feed, place)
+                ):
+                    self._give(feed, place, taker)
+                    lane.ready.popleft()
+                    return True
+                lane.ready.popleft()
+            else:
+                return False
+
+    def _give(self, feed: Feed, place: Place, taker: Taker) -> None:
+        taker.lease = lease = Lease((feed,), place)
+        feed.held[place[SEQ]] = lease
+
+    def _first(self, feed: Feed, rows: Rows) -> Lane | None:
+        """The first lane that has something ready."""
+        for order in rows.orders(feed):
+            lane = feed.lane(order)
+            if lane.ready or self._fetch(feed, order, lane, rows):
+                return lane
+        return None
+
+    def _fetch(self, feed: Feed, order: int, lane: Lane, rows: Rows) -> bool:
+        """Look some ahead; False if nobody holds none. What a transaction prepared before this open has claimed is
+        skipped: a rollback brings it back, after a commit nothing would tell that it is dead."""
+        held = feed.held
+        while places := rows.rows(feed.state, feed.subscription, order, lane.cursor, FETCH):
+            lane.ready.extend(place for place in places if place[SEQ] not in held)
+            lane.cursor = places[-1][SEQ]
+            if lane.ready:
+                return True
+        return False
+
+    def _deliverable(self, feed: Feed, place: Place) -> bool:
+        if place[EXPIRES]:
+            now = wall_ms()
+            if place[EXPIRES] <= now:
+                feed.passed_at = max(now, feed.passed_at)
+                return False
+        if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
+            self._limit(feed, place[SEQ])
+            return False
+        return True
+
+    def _limit(self, feed: Feed, seq: int) -> None:
+        if len(self._limited) < LIMITED_MAX:
+            self._limited[feed, seq] = None
+        else:
+            self._look_for_limited = True
+
+    def anything(self, feed: Feed, rows: Rows) -> bool:
+        """Whether `lease` may find something, all that is pending being in the rows."""
+        if feed.purging:
+            return False
+        if feed.returned or (feed.passed_at and wall_ms() < feed.passed_at):
+            return True
+        for order in rows.orders(feed):
+            lane = feed.lane(order)
+            if lane.ready or rows.rows(feed.state, feed.subscription, order, lane.cursor, 1):
+                return True
+        return False
+
+    def require_room(self, feed: Feed) -> None:
+        """Raise StoreFullError if as many of its messages are leased as may be."""
+        if len(feed.held) >= self._max_leases:
+            raise StoreFullError(
+                f"{len(feed.held)} messages of {feed.state.destination} in store {self._name!r} are leased; max_leases "
+                f"is {self._max_leases}: ack or release some"
+            )
+
+    def hand_over(self, feed: Feed, rows: Rows) -> None:
+        """Give those who wait what there is for them, in the order in which they came."""
+        while feed.takers and len(feed.held) < self._max_leases:
+            taker = next(iter(feed.takers))
+            if taker.lease is None and not self.lease(feed, rows, taker):
+                return
+            feed.takers.pop(taker, None)
+            taker.wake()
+
+    # What is not delivered any more
+
+    def take_undelivered(self, limit: int, rows: Rows, taken: list[tuple[Lease, str]]) -> None:
+        """Lease up to so many of those that are not to be delivered. Each is added to `taken` before it is leased, so
+        that who is interrupted knows which to `unlease`."""
+        for feeds, place, reason in self._undelivered(rows):
+            if len(taken) >= limit:
+                return
+            seq = place[SEQ]
+            if not feeds or any(seq in feed.held for feed in feeds):
+                continue
+            if any(len(feed.held) >= self._max_leases for feed in feeds):
+                continue
+            lease = Lease(tuple(feeds), place, LEASED, reason == EXPIRED and feeds[0].subscription is not None)
+            taken.append((lease, reason))
+            for feed in feeds:
+                feed.held[seq] = lease
+
+    def _undelivered(self, rows: Rows) -> Iterator[tuple[Sequence[Feed], Place, str]]:
+        for feeds, place in rows.expired(wall_ms()):
+            yield feeds, place, EXPIRED
+        if self._max_deliveries is None:
+            return
+        if self._look_for_limited and not self._limited:
+            for feed, seq in rows.limited(self._max_deliveries):
+                if len(self._limited) >= LIMITED_MAX:
+                    break
+                self._limited[feed, seq] = None
+            else:
+                self._look_for_limited = False
+        for feed, seq in list(self._limited):
+            row = rows.row(feed.state, feed.subscription, seq) if seq not in feed.held else None
+            if row is not None:
+                yield (feed,), row, SPENT
+            self._limited.pop((feed, seq), None)  # it is held now; who gives it back says so again
+
+    # Settling
+
+    def take(self, store: Store, messages: Sequence[Message], before: int, after: int) -> list[Lease]:
+        """Move all from one hold to another, or none. Returns their leases. Raises UnknownMessageError."""
+        taken: list[Lease] = []
+        with self._lock:
+            for message in messages:
+                lease = message.note
+                if (
+                    type(lease) is Lease and lease.hold == before and message.store is store and message.leased
+                    and lease.is_held
+                ):  # fmt: skip
+                    lease.hold = after
+                    taken.append(lease)
+                    continue
+                for other in taken:
+                    other.hold = before
+                require_leased(message)
+                raise UnknownMessageError(
+                    f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: it was "
+                    "acked, released or claimed by a transaction"
+                )
+        return taken
+
+    def put_back(self, messages: Iterable[Message], hold: int) -> None:
+        """What was LEAVING and is still there is held again: its ack has failed, or was interrupted."""
+        with self._lock:
+            for message in messages:
+                lease = message.note
+                if type(lease) is Lease and lease.hold == LEAVING:
+                    lease.hold = hold
+
+    def give_back(self, messages: Iterable[Message], rows: Rows, delivered: bool) -> None:
+        """What was LEAVING is free, each at its old place; `delivered`: it counts as a delivery. All that is pending is
+        in the rows.
+
+        Who gave a message back cannot do anything with it any more, be it held again by somebody else.
+        """
+        for message in messages:
+            lease = message.note
+            if type(lease) is Lease and lease.hold == LEAVING:
+                self.unlease(lease, rows, delivered)
+                message.note = None
+
+    def unlease(self, lease: Lease, rows: Rows, delivered: bool = False) -> None:
+        """The message is free, at its old place. Idempotent."""
+        order, seq, expires, deliveries, _ = lease.place
+        if delivered and not lease.whole:
+            deliveries += 1
+        for feed in lease.feeds:
+            if feed.held.get(seq) is not lease:
+                continue  # the feed is gone, or it was acked for all
+            row = rows.row(feed.state, feed.subscription, seq)
+            if row is not None:
+                place = (order, seq, expires, deliveries if not lease.whole else row[DELIVERIES], row[OWN])
+                if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
+                    self._limit(feed, seq)
+                else:
+                    feed.returned_places[seq] = place
+                    heapq.heappush(feed.returned, (order, seq))
+            feed.held.pop(seq, None)
+            feed.wake()
+
+    def claim_again(self, feeds: Sequence[Feed], place: Place, whole: bool) -> Lease:
+        """At open: what a prepared transaction acks is claimed, before anybody can receive (rule X6)."""
+        lease = Lease(tuple(feeds), place, CLAIMED, whole)
+        for feed in feeds:
+            feed.held[place[SEQ]] = lease
+        return lease
+
+    def gone(self, feed: Feed) -> None:
+        """The feed is no more, or all in it is dead, held or not. Idempotent."""
+        for lane in feed.lanes.values():
+            lane.ready.clear()
+        feed.returned.clear()
+        feed.returned_places.clear()
+        feed.held.clear()
+        for known in [known for known in self._limited if known[0] is feed]:
+            self._limited.pop(known, None)
+        feed.wake_all()
+
+    def purged(self, feed: Feed, first: int, last: int) -> None:
+        """Those of its messages between these seqs that nobody held are dead. Idempotent."""
+        for lane in feed.lanes.values():
+            if lane.ready and lane.ready[0][SEQ] <= last:
+                lane.ready = deque(place for place in lane.ready if not first <= place[SEQ] <= last)
+        feed.returned = [known for known in feed.returned if not first <= known[1] <= last]
+        heapq.heapify(feed.returned)
+        for seq in [seq for seq in feed.returned_places if first <= seq <= last]:
+            feed.returned_places.pop(seq, None)
+
+    def watch(self, feed: Feed, wake: Callable[[], None]) -> Callable[[], None]:
+        """Store.watch of one feed."""
+        watch = _Watch(feed, wake)
+        feed.watches.append(watch)
+        return watch.end
+
+
+def claimed(feed: Feed) -> int:
+    """How many of its messages transactions have claimed."""
+    return sum(lease.hold == CLAIMED for lease in list(feed.held.values()))
+
+
+class _Watch:
+    """Told by a call that a message may be free."""
+
+    def __init__(self, feed: Feed, wake: Callable[[], None]) -> None:
+        self._feed, self._wake = feed, wake
+
+    def __call__(self) -> None:
+        try:
+            self._wake()
+        except Exception:  # who sends or releases must not pay for it
+            log.exception("who watches a destination raised an error when told that a message may be free")
+
+    def end(self) -> None:
+        try:
+            self._feed.watches.remove(self)
+        except ValueError:
+            pass  # it was told

@@ -1,0 +1,230 @@
+"""From what is written to what is seen: plans wait here until somebody reads, and are then applied in order (rule X2).
+
+E1  A plan counts once it is in `_pending`. Applied it is under the lock, in order, once; who was interrupted in between
+    leaves `_interrupted`, and whoever takes the lock next makes it whole.
+E2  Holds end before the backend applies: the other way round a dead message would stay held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
+from ..locking import fork_generation
+from .backend import Backend, Host
+from .changes import Ack, Change, Commit, Forget, Rollback, Send
+from .delivery import Delivery, Feed
+from .plan import Plan, Sequencer
+from .states import Catalog
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+APPLY_AT: Final = 1024
+"""A sender that leaves so many changes pending applies them, if nobody else is at it."""
+TOGETHER_MAX: Final = 1024
+"""Plans that are applied together."""
+COMMITTED_MAX: Final = 100_000
+"""Transactions over several stores that are remembered as committed until their coordinator forgets them."""
+
+
+class Engine:
+    """The state of one store that is open: catalog, deliveries, what is pending. `lock` guards all that is not said to
+    be the writer's."""
+
+    def __init__(self, name: str, backend: Backend) -> None:
+        self.name, self.backend = name, backend
+        settings = backend.settings
+        self.lock = threading.RLock()
+        """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
+        self.catalog = Catalog()
+        self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries)
+        self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
+        self.committed: dict[bytes, None] = {}
+        """Transactions that are committed here and not forgotten, oldest first."""
+        self.sends = self.acks = self.batches = 0
+        self.closed = True
+        self.failed: BaseException | None = None
+        self.pending_changes = 0
+        self._generation = fork_generation()
+        self._pending: deque[Plan] = deque()
+        self._changed = 0
+        """Number of the latest plan that changes subscriptions."""
+        self._applied = 0
+        self._interrupted = False
+
+    # Whether it may be used
+
+    @property
+    def forked(self) -> bool:
+        return self._generation != fork_generation()
+
+    def ensure_usable(self) -> None:
+        """Raise if closed, forked or failed."""
+        if self.closed:
+            raise ClosedError(f"store {self.name!r} is closed; open it again")
+        if self.forked:
+            raise ClosedError(f"store {self.name!r} was opened by the parent process; open it anew in a forked child")
+        if self.failed is not None:
+            raise self.failure()
+
+    def failure(self) -> StoreFailedError:
+        """What callers of a failed store get."""
+        error = StoreFailedError(
+            f"store {self.name!r} has stopped after an error: {self.failed}; close it and open it again"
+        )
+        error.__cause__ = self.failed
+        return error
+
+    def refusal(self) -> AnabranchError:
+        """Why nothing is written any more."""
+        return self.failure() if self.failed is not None else ClosedError(f"store {self.name!r} is closed")
+
+    def fail(self, cause: BaseException) -> None:
+        """Stop for good (invariant 7)."""
+        if self.failed is None:
+            self.failed = cause
+            log.error("store %s has failed: %s", self.name, cause)
+            self.wake_all()
+
+    def check(self) -> None:
+        """Before taking the lock: raise what `ensure_usable` raises, since in a forked child another thread's hold on
+        the lock would last for ever; and RuntimeError in a signal handler that interrupted its own thread (G3)."""
+        self.ensure_usable()
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                f"store {self.name!r} was called from a signal handler that interrupted it in the same thread"
+            )
+
+    def wake_all(self) -> None:
+        """Let all who wait see that the store stops."""
+        for feed in self.catalog.feeds():
+            feed.wake_all()
+
+    # Opening
+
+    def host(self) -> Host:
+        """What the backend is given."""
+        return Host(self.catalog, self.lock, self.fail)
+
+    def start(self) -> None:
+        """The backend has filled the catalog."""
+        self.closed = False
+        self.failed = None
+        self._generation = fork_generation()
+
+    # Taking plans in
+
+    def take(self, plan: Plan) -> None:
+        """A plan has become as durable as the policy asks. Called by who writes, in order; again after an
+        interruption, for the same."""
+        if plan.changes and (not self._pending or self._pending[-1] is not plan):
+            self.pending_changes += len(plan.changes)
+            self._pending.append(plan)
+        if plan.subscribed:
+            self._changed = plan.number
+        for change in plan.changes:
+            for state in change.states():
+                for feed in state.feeds():
+                    if feed.takers or feed.watches:
+                        feed.wake()
+
+    @property
+    def unsubscribing(self) -> bool:
+        """Whether a change of subscriptions is pending: what was fetched for one may not be its own any more."""
+        return self._changed > self._applied
+
+    @property
+    def behind(self) -> bool:
+        """Whether anything is pending."""
+        return bool(self._pending)
+
+    def current(self, drained: bool = True) -> None:
+        """With the lock held: the store is usable and, if `drained`, all that has returned is applied."""
+        self.ensure_usable()
+        if drained or self._interrupted:
+            self.drain()
+
+    def help(self) -> None:
+        """Apply what is pending, if there is much of it."""
+        if self.pending_changes >= APPLY_AT:
+            try:
+                self.check()
+                with self.lock:
+                    self.current()
+            except (AnabranchError, RuntimeError) as error:  # what the caller did has taken effect all the same
+                log.debug("store %s: nothing applied: %s", self.name, error)
+
+    def drain(self) -> None:
+        """With the lock held: apply what is pending."""
+        if self._interrupted:
+            self._applied = self.backend.recover()
+            self._interrupted = False
+        pending = self._pending
+        while pending:
+            for _ in range(self._apply_some()):
+                pending.popleft()
+        self.pending_changes = sum(len(plan.changes) for plan in list(pending))
+
+    def _apply_some(self) -> int:
+        """Apply the first pending plans; returns how many. Numbers tell what was applied already by somebody who was
+        interrupted before it could take it out."""
+        pending, changes, number = self._pending, list[Change](), self._applied
+        count = 0
+        for position in range(min(len(pending), TOGETHER_MAX)):
+            plan = pending[position]
+            count += 1
+            if plan.number > number:
+                changes += plan.changes
+                number = plan.number
+            if len(changes) >= APPLY_AT:
+                break
+        if not changes:
+            return count
+        self._interrupted = True
+        for change in changes:
+            change.settle(self.delivery)
+        self.backend.apply(changes, number)
+        for change in changes:
+            if type(change) is not Send and type(change) is not Ack:
+                self._finish(change)
+        self._applied = number
+        self._interrupted = False
+        return count
+
+    def _finish(self, change: Change) -> None:
+        """What follows once a change is in the rows. May be done again."""
+        if type(change) is Rollback:
+            for lease in change.branch.leases:
+                self.delivery.unlease(lease, self.backend, delivered=True)
+            for message in change.branch.messages:  # who had acked them can do nothing more with them
+                message.note = None
+        elif type(change) is Commit:
+            self.committed[change.branch.transaction] = None
+            while len(self.committed) > COMMITTED_MAX:
+                self.committed.pop(next(iter(self.committed)), None)
+        elif type(change) is Forget:
+            for transaction in change.transactions:
+                self.committed.pop(transaction, None)
+        else:
+            for state in change.states():
+                self.catalog.drop(state)
+
+    # Asking
+
+    def asked(self, question: Callable[[], T]) -> T:
+        """The answer, with all that has returned applied."""
+        self.check()
+        with self.lock:
+            self.current()
+            return question()
+
+    def is_gone(self, feed: Feed) -> bool:
+        """Whether its subscription has ended."""
+        known = feed.subscription
+        return known is not None and feed.state.subscriptions.get(known.subscription.key) is not known

@@ -1,0 +1,179 @@
+"""What many callers asked for, put in order: the one place where seqs are given out and duplicates fall away (rule X7).
+
+P1  A plan changes nothing but the tickets' outcomes and the seqs of its sends, so that it may be made again after an
+    interruption. It counts from `Sequencer.accept` on: what is planned next builds on it.
+P2  Plans are made and accepted by one thread at a time, in the order in which they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...policies.errors import AnabranchError
+from ..base import SubscriptionKey
+from ..duplicates import DuplicateWindow, Key
+from .changes import Branch, Change, Declare, Send
+from .records import is_requeued
+from .states import Catalog, DestinationState, SubscriptionState
+from .tickets import Ticket
+
+Subscribed = dict[SubscriptionKey, SubscriptionState]
+"""The subscriptions of a topic. Replaced, never changed."""
+
+
+class Plan:
+    """The changes of some tickets."""
+
+    __slots__ = ("_sequencer", "changes", "declared", "dropped", "ids", "last_seq", "number", "own", "prepared",
+                 "removed", "settled", "subscribed", "tickets")  # fmt: skip
+
+    def __init__(self, sequencer: Sequencer) -> None:
+        self._sequencer = sequencer
+        self.number = sequencer.number + 1
+        """One more than that of the plan before."""
+        self.tickets: list[Ticket] = []
+        """Those that were not refused."""
+        self.changes: list[Change] = []
+        self.last_seq = sequencer.last_seq
+        self.ids: dict[Key, int] = {}
+        """New in the duplicate window."""
+        self.declared: list[DestinationState] = []
+        self.removed: list[DestinationState] = []
+        self.subscribed: dict[int, Subscribed] = {}
+        """By destination's number: the subscriptions of topics where they change."""
+        self.dropped = 0
+        """Messages of topics without subscriptions."""
+        self.prepared: list[Branch] = []
+        self.settled: list[Branch] = []
+        self.own: Any = None
+        """The backend's."""
+
+    def add(self, ticket: Ticket) -> None:
+        """Put a ticket's changes behind what is there. One that is refused leaves nothing."""
+        done = len(self.changes)
+        try:
+            ticket.outcomes = [change.plan(self) for change in ticket.changes]
+        except AnabranchError as error:
+            if len(self.changes) != done:
+                raise AssertionError(f"a ticket was refused half way: {error}") from error
+            ticket.error = error
+        else:
+            self.tickets.append(ticket)
+
+    @property
+    def sync(self) -> bool:
+        """Whether a caller waits for the disk, whatever the policy."""
+        return any(ticket.sync for ticket in self.tickets)
+
+    # What changes ask while they are planned
+
+    def next_seq(self) -> int:
+        """The seq of one more message."""
+        self.last_seq += 1
+        return self.last_seq
+
+    def seq_of(self, key: Key) -> int | None:
+        """Of the message that has been sent with this id."""
+        known = self.ids.get(key)
+        if known is None and not any(state.number == key[0] for state in self.removed):
+            known = self._sequencer.window.get(key)
+        return known
+
+    def is_declared(self, state: DestinationState) -> bool:
+        """Whether a destination is there by then."""
+        return state in self.declared or (state.declared and state not in self.removed)
+
+    def declare(self, state: DestinationState) -> None:
+        """See that a destination is there."""
+        if not self.is_declared(state):
+            self.declared.append(state)
+            self.changes.append(Declare(state))
+
+    def remove(self, state: DestinationState) -> None:
+        """It goes with its ids and subscriptions."""
+        self.removed.append(state)
+        self.declared = [other for other in self.declared if other is not state]
+        self.ids = {key: seq for key, seq in self.ids.items() if key[0] != state.number}
+        self.subscribed[state.number] = {}
+
+    def subscriptions(self, state: DestinationState) -> Subscribed:
+        """Those of a topic by then."""
+        known = self.subscribed.get(state.number)
+        return self._sequencer.subscribed.get(state.number, {}) if known is None else known
+
+    def subscribe(self, known: SubscriptionState) -> None:
+        """One more."""
+        topic = known.topic
+        self.subscribed[topic.number] = {**self.subscriptions(topic), known.subscription.key: known}
+
+    def unsubscribe(self, known: SubscriptionState) -> None:
+        """One less."""
+        others = self.subscriptions(known.topic).items()
+        self.subscribed[known.topic.number] = {key: other for key, other in others if other is not known}
+
+    def is_prepared(self, branch: Branch) -> bool:
+        """Whether it still waits for its outcome by then."""
+        if any(branch is other for other in self.settled):
+            return False
+        return self._sequencer.prepared.get(branch.transaction) is branch or branch in self.prepared
+
+
+class Sequencer:
+    """What the thread that writes knows. Others may look at `prepared` and `last_seq`."""
+
+    def __init__(self, catalog: Catalog, duplicate_window: int) -> None:
+        self.catalog = catalog
+        self.window = DuplicateWindow(duplicate_window)
+        self.subscribed: dict[int, Subscribed] = {}
+        """By destination's number: the subscriptions of topics that have some."""
+        self.dropped = 0
+        """Messages that were sent to a topic without any subscription."""
+        self.prepared: dict[bytes, Branch] = {}
+        """Branches that wait for their outcome, by transaction."""
+        self.last_seq = 0
+        self.number = 0
+        """Of the last plan that was accepted."""
+
+    def plan(self, tickets: Iterable[Ticket]) -> Plan:
+        """The plan of these tickets, behind all that was accepted."""
+        plan = Plan(self)
+        for ticket in tickets:
+            plan.add(ticket)
+        return plan
+
+    def accept(self, plan: Plan) -> None:
+        """It is about to be written, or was. Idempotent."""
+        for state in plan.removed:
+            state.declared = False
+            self.window.forget(state.number)
+        for state in plan.declared:
+            state.declared = True
+            self.catalog.add(state)
+        if plan.ids:
+            self.window.add(plan.ids)
+        for number, known in plan.subscribed.items():
+            for one in known.values():
+                self.catalog.subscriptions[one.number] = one
+            for one in self.subscribed.get(number, {}).values():
+                if known.get(one.subscription.key) is not one:
+                    self.catalog.subscriptions.pop(one.number, None)
+            self.subscribed[number] = known
+            if not known:
+                del self.subscribed[number]
+        for branch in plan.prepared:
+            self.prepared[branch.transaction] = branch
+        for branch in plan.settled:
+            self.prepared.pop(branch.transaction, None)
+            branch.reservation = None
+        if self.number < plan.number:
+            self.dropped += plan.dropped
+        self.last_seq, self.number = plan.last_seq, plan.number
+
+    def amount(self, sends: Sequence[Send]) -> tuple[int, int]:
+        """How many messages and bytes these take of the store's room; those that are stored already, nothing."""
+        new = [
+            send for send in sends
+            if send.name is None or is_requeued(send.record) or self.window.get((send.state.number, send.name)) is None
+        ]  # fmt: skip
+        return len(new), sum(len(send.record) for send in new)

@@ -1,0 +1,88 @@
+"""Removing many messages: a page at a time, so that others get their turn in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from .changes import AckRange, Change
+from .delivery import SEQ, Feed
+from .engine import Engine
+from .states import DestinationState
+
+PAGE: Final = 512
+"""Messages that are looked at under the store's lock at once."""
+PAGES: Final = 8
+"""Pages whose messages are removed by one write."""
+
+Write = Callable[[Sequence[Change]], object]
+
+
+def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write: Write) -> tuple[int, int]:
+    """Remove what nobody holds of these feeds. Returns how many were free, of all feeds together, and by how many
+    messages the destination is less."""
+    free = gone = 0
+    for feed in feeds:
+        after: int | None = 0
+        while after is not None:
+            found, less, after = _purge_some(engine, state, feed, after, write)
+            free += found
+            gone += less
+    return free, gone
+
+
+def _purge_some(
+    engine: Engine, state: DestinationState, feed: Feed, after: int, write: Write
+) -> tuple[int, int, int | None]:
+    """The next pages. Returns how many messages were free, by how many the destination is less, and the seq to go on
+    behind, None at the end."""
+    engine.check()
+    with engine.lock:
+        engine.current()
+        if engine.is_gone(feed):
+            return 0, 0, None
+        ranges, count, last = _free_ranges(engine, state, feed, after)
+        before = state.count
+        if ranges:
+            feed.purging += 1  # nobody shall receive what is about to go
+    if not ranges:
+        return 0, 0, last
+    try:
+        write([AckRange(state, first, to, feed.number) for first, to in ranges])
+        engine.check()
+        with engine.lock:
+            engine.current()
+            less = max(before - state.count, 0)
+    finally:
+        feed.purging -= 1
+        feed.wake()
+    return count, min(less, count), last
+
+
+def _free_ranges(
+    engine: Engine, state: DestinationState, feed: Feed, after: int
+) -> tuple[list[tuple[int, int]], int, int | None]:
+    """The seqs of some pages that nobody holds, as ranges between those that somebody holds, and how many; and the last
+    seq that was looked at, None if there are no more."""
+    ranges: list[tuple[int, int]] = []
+    count = start = end = 0
+    for _ in range(PAGES):
+        places = engine.backend.rows(state, feed.subscription, None, after, PAGE)
+        for place in places:
+            seq = place[SEQ]
+            if seq in feed.held:
+                if start:
+                    ranges.append((start, end))
+                start = 0
+            else:
+                start, end, count = start or seq, seq, count + 1
+        if len(places) < PAGE:
+            break
+        after = places[-1][SEQ]
+    else:
+        if start:
+            ranges.append((start, end))
+        return ranges, count, after
+    if start:
+        ranges.append((start, end))
+    return ranges, count, None

@@ -1,0 +1,288 @@
+"""What comes out of a store: messages received, looked at, or taken because they are not delivered any more."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from ...policies.destination import Destination, Kind
+from ...policies.errors import AnabranchError, CorruptionError, DestinationError
+from ..base import Message, Store, SubscriptionKey, Undelivered
+from ..subscriptions import require_topic, unknown
+from .backend import ReadError
+from .delivery import CLOCK_SECONDS, SEQ, Feed, Lease, Place, Taker, order_of
+from .engine import Engine
+from .records import decode
+from .states import DestinationState, SubscriptionState
+
+log = logging.getLogger(__name__)
+
+PAGE: Final = 512
+"""Messages that browse looks up at once."""
+
+
+class Receiving:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(self, store: Store, engine: Engine) -> None:
+        self._store, self._engine = store, engine
+
+    def receive(
+        self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
+    ) -> Message | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        feed = self.feed(destination, subscription, make=timeout != 0)
+        if feed is None:
+            return None
+        while True:
+            taker = Taker()
+            try:
+                if not self._lease(feed, taker, wait=timeout != 0) and not self._wait(feed, taker, deadline):
+                    return None
+                lease = taker.lease
+                assert lease is not None
+                message = self._read(lease)
+                if message is not None:
+                    return message
+            except BaseException as error:
+                if not _is_damage(error):
+                    self._cancel(feed, taker)
+                raise
+            self._let_go(lease)  # it was purged after it had been fetched
+
+    def _lease(self, feed: Feed, taker: Taker, wait: bool) -> bool:
+        """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already."""
+        engine = self._engine
+        engine.check()
+        with engine.lock:
+            engine.current(drained=False)
+            delivery, rows = engine.delivery, engine.backend
+            pending = feed.subscription is not None and engine.unsubscribing
+            if feed.has_ready and not pending and not feed.takers:
+                delivery.require_room(feed)
+                if delivery.lease(feed, rows, taker):  # what was fetched comes before all that is pending
+                    return True
+            engine.drain()
+            if engine.is_gone(feed):
+                raise unknown(feed.state.destination, feed.key or ("", ""))
+            delivery.require_room(feed)
+            if not feed.takers and delivery.lease(feed, rows, taker):
+                return True
+            if wait:
+                taker.prepare()
+                feed.takers[taker] = None
+            if feed.takers:  # those who came before get theirs first
+                delivery.hand_over(feed, rows)
+                return taker.lease is not None or (not wait and delivery.lease(feed, rows, taker))
+            return False
+
+    def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool:
+        """Until the taker has a message; False when the time (monotonic, in seconds) is over."""
+        engine = self._engine
+        if taker not in feed.takers and taker.lease is None:
+            return False
+        try:
+            while True:
+                left = None if deadline is None else deadline - time.monotonic()
+                over = left is not None and left <= 0
+                if not over:
+                    short = feed.passed_at and (left is None or left > CLOCK_SECONDS)
+                    taker.wait(CLOCK_SECONDS if short else left)
+                engine.check()
+                with engine.lock:
+                    if taker.lease is None:
+                        engine.current()
+                        if engine.is_gone(feed):
+                            raise unknown(feed.state.destination, feed.key or ("", ""))
+                        engine.delivery.hand_over(feed, engine.backend)
+                    if taker.lease is not None:
+                        return True
+                    if over:
+                        return False
+        finally:
+            feed.takers.pop(taker, None)
+            if feed.takers:
+                feed.wake()  # who was woken and did not hand over passes it on
+            else:
+                engine.catalog.drop(feed.state)
+
+    def _cancel(self, feed: Feed, taker: Taker) -> None:
+        """Whoever was interrupted gives back what it was given."""
+        feed.takers.pop(taker, None)
+        if taker.lease is not None:
+            with suppress(AnabranchError, RuntimeError):  # in a store that has stopped nobody holds anything
+                engine = self._engine
+                engine.check()
+                with engine.lock:
+                    engine.current()
+                    engine.delivery.unlease(taker.lease, engine.backend)
+
+    def _read(self, lease: Lease) -> Message | None:
+        """The message; None if it has died meanwhile."""
+        state = lease.feeds[0].state
+        for record in self._engine.backend.bodies(state, [lease.place]):
+            if record is not None:
+                return decode(self._store, state.destination, lease.place, record, lease)
+        return None
+
+    def _let_go(self, lease: Lease) -> None:
+        """What it holds is dead."""
+        engine = self._engine
+        engine.check()
+        with engine.lock:
+            for feed in lease.feeds:
+                if feed.held.get(lease.seq) is lease:
+                    feed.held.pop(lease.seq, None)
+
+    def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
+        """What one receives from there draws from; None for a queue that is new here, unless `make`. Raises
+        DestinationError, UnknownSubscriptionError."""
+        engine = self._engine
+        if key is not None:
+            return self.subscription(destination, key).feed
+        if destination.kind is Kind.TOPIC:
+            raise DestinationError(f"{destination} is a topic: receive for one of its subscriptions; say which")
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.ensure_usable()
+            if not make:
+                return None
+            state = engine.catalog.state(destination)
+        return state.feed
+
+    def subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState:
+        """With all that has returned. Raises DestinationError, UnknownSubscriptionError."""
+        require_topic(topic)
+        engine = self._engine
+        state = engine.catalog.destinations.get(topic)
+        known = state.subscriptions.get(key) if state is not None and not engine.unsubscribing else None
+        if known is None:
+            known = engine.asked(lambda: self._subscription(topic, key))
+        if known is None:
+            raise unknown(topic, key)
+        return known
+
+    def _subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState | None:
+        state = self._engine.catalog.destinations.get(topic)
+        return state.subscriptions.get(key) if state is not None else None
+
+    def watch(
+        self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        self._engine.ensure_usable()
+        feed = self.feed(destination, subscription, make=True)
+        assert feed is not None
+        return self._engine.delivery.watch(feed, wake)
+
+    def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
+        engine = self._engine
+        taken: list[tuple[Lease, str]] = []
+        found: list[Undelivered] = []
+        engine.check()
+        try:
+            with engine.lock:
+                engine.current()
+                engine.delivery.take_undelivered(limit, engine.backend, taken)
+            for lease, reason in taken:
+                try:
+                    message = self._read(lease)
+                except CorruptionError as error:  # others go on
+                    log.error("store %s: %s", engine.name, error)
+                    if not _is_damage(error):
+                        self._give_back(lease)
+                    continue
+                if message is not None:
+                    found.append(Undelivered(message, reason))
+                else:
+                    self._let_go(lease)
+            return found
+        except BaseException:
+            for lease, _ in taken:  # the caller knows of none of them
+                self._give_back(lease)
+            raise
+
+    def _give_back(self, lease: Lease) -> None:
+        with suppress(AnabranchError):
+            engine = self._engine
+            engine.check()
+            with engine.lock:
+                engine.current()
+                engine.delivery.unlease(lease, engine.backend)
+
+    def browse(
+        self,
+        destination: Destination,
+        limit: int | None = None,
+        after: int | Message = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> Iterator[Message]:
+        priorities = self._engine.backend.settings.priorities
+        if isinstance(after, Message):
+            position = (order_of(after.priority, priorities), after.seq)
+        elif after and priorities:
+            raise ValueError(
+                f"store {self._engine.name!r} orders by priority: the seq {after} is no place in its order; give the "
+                "message"
+            )
+        else:
+            position = (0, after)
+        return self._browse(destination, limit, position, subscription)
+
+    def _browse(
+        self,
+        destination: Destination,
+        limit: int | None,
+        after: tuple[int, int],
+        key: SubscriptionKey | None,
+    ) -> Iterator[Message]:
+        engine = self._engine
+        engine.ensure_usable()
+        known = None if key is None else self.subscription(destination, key)
+        state = engine.catalog.destinations.get(destination)
+        left = limit if limit is not None else -1
+        while state is not None and left != 0:
+            engine.check()
+            with engine.lock:
+                engine.current()
+                if known is not None and engine.is_gone(known.feed):
+                    return
+                places = self._page(state, known, after, PAGE if left < 0 else min(PAGE, left))
+            if not places:
+                return
+            for place, record in zip(places, engine.backend.bodies(state, places), strict=True):
+                if record is None or (known is not None and not self._lives(state, known, place)):
+                    continue
+                message = decode(self._store, destination, place, record, None)
+                message.subscription = key
+                yield message
+                left -= 1
+            after = places[-1][:2]
+
+    def _page(
+        self, state: DestinationState, known: SubscriptionState | None, after: tuple[int, int], count: int
+    ) -> list[Place]:
+        """The next messages in order, over all priorities."""
+        order, seq = after
+        found: list[Place] = []
+        rows = self._engine.backend
+        for one in rows.orders(known.feed if known is not None else state.feed):
+            if one >= order and len(found) < count:
+                found += rows.rows(state, known, one, seq if one == order else 0, count - len(found))
+        return found
+
+    def _lives(self, state: DestinationState, known: SubscriptionState, place: Place) -> bool:
+        """Whether the subscription has yet to ack it, with all that has returned."""
+        engine = self._engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            return engine.backend.row(state, known, place[SEQ]) is not None
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Whether a message's bytes were read and are damaged: it stays leased, for receivers to go on behind it. What the
+    disk did not give may be tried again."""
+    return isinstance(error, CorruptionError) and not isinstance(error, ReadError)

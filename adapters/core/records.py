@@ -1,0 +1,108 @@
+"""A message as bytes: what every kind of store keeps of it beside its destination and its seq.
+
+head (24 bytes): priority, flags, length of the message id, length of the headers, sent at (ms), expires at (ms)
+message id, headers, body
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import Any, Final
+
+from ...policies.destination import Destination
+from ...policies.errors import MessageTooLargeError
+from ..base import DEFAULT_PRIORITY, Headers, Message, Outgoing, Store, plain_body, require_order
+from ..clock import before_1970
+from ..headers import pack_headers, pack_id, unpack_headers
+from .delivery import DELIVERIES, EXPIRES, SEQ, Lease, Place
+
+HEAD: Final = struct.Struct("<BBHIQQ")
+assert HEAD.size == 24
+
+REQUEUED: Final = 1
+"""A flag: stored even if its id is in the duplicate window."""
+
+_NEVER: Final = 0
+_pack = HEAD.pack
+_unpack = HEAD.unpack_from
+
+
+def encode(
+    destination: Destination,
+    body: bytes,
+    headers: Headers | None,
+    message_id: str | None,
+    limit: int,
+    priority: int = DEFAULT_PRIORITY,
+    expires_at_ms: int = 0,
+    flags: int = 0,
+) -> tuple[bytes, bytes | None]:
+    """The record, and the message id as bytes if it has one.
+
+    Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id or
+    a value that has no place in the format, MessageTooLargeError beyond `limit` bytes, and ClockError.
+    """
+    if priority is not DEFAULT_PRIORITY or expires_at_ms is not _NEVER:
+        require_order(priority, expires_at_ms)
+    now = time.time_ns() // 1_000_000
+    if now < 0:
+        raise before_1970(now)
+    if type(body) is not bytes:
+        body = plain_body(body)
+    packed = pack_headers(headers) if headers else b""
+    if message_id is None:
+        name = None
+        start = _pack(priority, flags, 0, len(packed), now, expires_at_ms)
+        record = start + packed + body if packed else start + body
+    else:
+        name = pack_id(message_id)
+        start = _pack(priority, flags, len(name), len(packed), now, expires_at_ms)
+        record = b"".join((start, name, packed, body))
+    if len(record) > limit:
+        raise MessageTooLargeError(
+            f"a message of {len(record)} bytes for {destination} is larger than message_bytes_max, {limit}; "
+            "raise the limit or send it in parts"
+        )
+    return record, name
+
+
+def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> tuple[bytes, bytes | None]:
+    """The same of a message that a transaction, or a send of many, gathers."""
+    body, headers, message_id, priority, expires_at_ms, _, requeued = message
+    flags = REQUEUED if requeued else 0
+    return encode(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
+
+
+def order_and_expiry(record: bytes) -> tuple[int, int]:
+    """A record's priority, and when it expires (ms, 0: never)."""
+    head = _unpack(record)
+    return head[0], head[5]
+
+
+def name_of(record: bytes) -> bytes | None:
+    """Its message id, None if it has none."""
+    length = _unpack(record)[2]
+    return record[HEAD.size : HEAD.size + length] if length else None
+
+
+def is_requeued(record: bytes) -> bool:
+    """Whether it is stored whatever the duplicate window says."""
+    return bool(record[1] & REQUEUED)
+
+
+def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
+    """The message; leased if there is a `lease`."""
+    priority, _, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)
+    at = HEAD.size + id_bytes
+    message_id = record[HEAD.size : at].decode() if id_bytes else None
+    headers: dict[str, Any] = {}
+    if headers_bytes:
+        headers = unpack_headers(record[at : at + headers_bytes])
+        at += headers_bytes
+    leased = lease is not None
+    subscription = lease.feeds[0].key if lease is not None and not lease.whole else None
+    return Message(
+        store, destination, place[SEQ], record[at:], headers, message_id, sent_at_ms, leased, lease, priority,
+        place[EXPIRES], place[DELIVERIES] + leased, subscription,
+    )  # fmt: skip

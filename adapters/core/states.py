@@ -1,0 +1,152 @@
+"""What a store knows of its destinations and subscriptions without asking its backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ...policies.destination import Destination, Kind
+from ..base import Subscription, SubscriptionKey
+from .delivery import Feed
+
+
+class SubscriptionState:
+    """One durable subscription of a topic. All fields belong to the store's lock."""
+
+    __slots__ = ("count", "feed", "number", "own", "start", "subscription", "topic")
+
+    def __init__(self, number: int, topic: DestinationState, subscription: Subscription, start: int) -> None:
+        self.number = number
+        """In this store, for life."""
+        self.topic = topic
+        self.subscription = subscription
+        self.start = start
+        """Messages from the one after this seq on are for it; of those before, none."""
+        self.count = 0
+        """Messages that it has yet to ack. The backend counts them."""
+        self.feed = Feed(topic, self)
+        self.own: Any = None
+        """The backend's."""
+
+
+class DestinationState:
+    """One queue or topic. All fields belong to the store's lock, but `declared`, which is the writer's."""
+
+    __slots__ = ("bytes", "count", "declared", "destination", "feed", "is_topic", "number", "own", "subscriptions")
+
+    def __init__(self, number: int, destination: Destination) -> None:
+        self.number = number
+        """In this store, for life."""
+        self.destination = destination
+        self.is_topic = destination.kind is Kind.TOPIC
+        self.declared = False
+        """What is written gives the number its name already."""
+        self.count = 0
+        """Messages held. The backend counts them, and their bytes."""
+        self.bytes = 0
+        self.feed = Feed(self)
+        """Of a queue."""
+        self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}
+        """Replaced, not changed, so that other threads may walk it."""
+        self.own: Any = None
+        """The backend's."""
+
+    def entitled(self, seq: int) -> list[SubscriptionState]:
+        """The subscriptions that a message of this seq is for."""
+        return [known for known in self.subscriptions.values() if known.start < seq]
+
+    def feeds(self, number: int = 0) -> tuple[Feed, ...]:
+        """A queue's; of a topic those of all its subscriptions, or of the one with this number."""
+        if not self.is_topic:
+            return (self.feed,)
+        return tuple(known.feed for known in self.subscriptions.values() if number in (0, known.number))
+
+    def join(self, known: SubscriptionState) -> None:
+        """One more subscription. Idempotent."""
+        self.subscriptions = {**self.subscriptions, known.subscription.key: known}
+
+    def leave(self, known: SubscriptionState) -> None:
+        """One less. Idempotent."""
+        self.subscriptions = {key: other for key, other in self.subscriptions.items() if other is not known}
+
+
+class Catalog:
+    """All destinations and subscriptions of one store. Any thread may ask; `lock` guards what is added."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.destinations: dict[Destination, DestinationState] = {}
+        """Those too from which somebody receives and to which nothing was sent yet."""
+        self.by_number: dict[int, DestinationState] = {}
+        self.subscriptions: dict[int, SubscriptionState] = {}
+        """By number."""
+        self.last_number = 0
+        """The highest that a destination or a subscription ever had."""
+
+    def next_number(self) -> int:
+        """A number that nothing in this store ever had."""
+        with self.lock:
+            self.last_number += 1
+            return self.last_number
+
+    def state(self, destination: Destination) -> DestinationState:
+        """Made if it is new here. It is written down with its first message or subscription."""
+        state = self.destinations.get(destination)
+        if state is None:
+            with self.lock:
+                state = self.destinations.get(destination)
+                if state is None:
+                    state = DestinationState(self.next_number(), destination)
+                    self.add(state)
+        return state
+
+    def add(self, state: DestinationState) -> None:
+        """It is there. Idempotent."""
+        self.by_number[state.number] = state
+        self.destinations[state.destination] = state
+
+    def drop(self, state: DestinationState) -> None:
+        """It is no more, unless somebody waits for its messages. Idempotent."""
+        with self.lock:
+            if not state.declared and not any(feed.is_used for feed in (state.feed, *state.feeds())):
+                if self.destinations.get(state.destination) is state:
+                    del self.destinations[state.destination]
+                self.by_number.pop(state.number, None)
+
+    def declared(self) -> Iterator[DestinationState]:
+        """Those that the store says it has, also empty ones."""
+        return (state for state in list(self.destinations.values()) if state.declared or state.count)
+
+    def load(self, number: int, destination: Destination) -> DestinationState:
+        """At open: a destination that the backend holds."""
+        state = DestinationState(number, destination)
+        state.declared = True
+        self.add(state)
+        self.last_number = max(self.last_number, number)
+        return state
+
+    def load_subscription(
+        self, number: int, topic: DestinationState, subscription: Subscription, start: int
+    ) -> SubscriptionState:
+        """At open: a subscription that the backend holds."""
+        known = SubscriptionState(number, topic, subscription, start)
+        topic.join(known)
+        self.subscriptions[number] = known
+        self.last_number = max(self.last_number, number)
+        return known
+
+    def feeds(self) -> Iterator[Feed]:
+        """All that messages are received from."""
+        for state in list(self.destinations.values()):
+            yield state.feed
+            for known in state.subscriptions.values():
+                yield known.feed
+
+    @property
+    def messages(self) -> int:
+        return sum(state.count for state in list(self.destinations.values()))
+
+    @property
+    def bytes(self) -> int:
+        return sum(state.bytes for state in list(self.destinations.values()))

@@ -1,0 +1,704 @@
+"""The contract of adapters/base.py, once for every kind of store.
+
+engine      what is written becomes seen                       (engine.py)
+writer      tickets become writes                              (writers.py)
+receiving   what comes out                                     (receiving.py)
+backend     where the bytes live: the kind of the store        (backend.py)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from ...policies.destination import Destination
+from ...policies.errors import (
+    AnabranchError,
+    CorruptionError,
+    OutcomeUnknownError,
+    StoreFailedError,
+    StoreFullError,
+    StoreLockedError,
+    UnknownMessageError,
+)
+from .. import base
+from ..base import (
+    DEFAULT_PRIORITY,
+    Done,
+    Headers,
+    Message,
+    Outgoing,
+    Pending,
+    Prepared,
+    Progress,
+    Receipt,
+    StoreStats,
+    Subscription,
+    SubscriptionKey,
+    Undelivered,
+)
+from ..files import disk_errors
+from ..room import Amount, Reservation, Room
+from ..subscriptions import checked, require_same, require_unclaimed, shown, unknown
+from .backend import Backend, Found
+from .branches import branch_of, payload_of
+from .changes import (
+    Branch,
+    Change,
+    Commit,
+    Forget,
+    Prepare,
+    Remove,
+    Rollback,
+    Send,
+    Subscribe,
+    Unsubscribe,
+    acks_of,
+    returned_of,
+)
+from .delivery import CLAIMED, LEASED, LEAVING, claimed, order_of
+from .engine import Engine
+from .purging import purge
+from .receiving import Receiving
+from .records import encode, encode_outgoing, order_and_expiry
+from .states import DestinationState
+from .tickets import Ticket
+from .writers import Direct, Threaded, Writer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class CoreStore:
+    """One store over a backend. A kind of store is a subclass that names its backend and its options' model. Threads:
+    all. Forks: a child's calls raise ClosedError (rule D4). A signal handler that interrupted a call of its own thread
+    gets RuntimeError (rule G3)."""
+
+    backend_type: ClassVar[type[Backend]]
+    options_model: ClassVar[type[BaseModel]]
+
+    def __init__(self, name: str, directory: Path, options: Any, index_directory: Path | None = None) -> None:
+        self.name = name
+        self.directory = directory
+        self.options = options
+        self.backend: Backend = self.backend_type(name, directory, options, index_directory)
+        self.volatile = self.backend.volatile
+        self.shared = self.backend.shared
+        self.descriptors = self.backend.descriptors
+        self.store_id = b""
+        self.owner: object = None
+        self._settings = self.backend.settings
+        self._opened = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """The state of a store that is not open yet."""
+        settings = self._settings
+        self._engine = engine = Engine(self.name, self.backend)
+        self._writer: Writer = Threaded(engine) if self.backend.threaded else Direct(engine)
+        self._receiving = Receiving(self, engine)
+        self._room = Room(
+            self.name, settings.max_messages, settings.max_bytes, self._count_held, settings.max_bytes_option
+        )
+
+    @classmethod
+    def create(cls, name: str, directory: Path, options: Any) -> bytes:
+        """Make an empty store, whole or not at all (rule D2); returns its id. The directory must not exist."""
+        with disk_errors(f"store {name!r} cannot be created"):
+            return cls.backend_type.create(name, directory, options)  # type: ignore[attr-defined,no-any-return]
+
+    @classmethod
+    def identify(cls, directory: Path) -> bytes | None:
+        """The id of the store in a directory, None if there is none."""
+        return cls.backend_type.identify(directory)  # type: ignore[attr-defined,no-any-return]
+
+    # Opening and closing
+
+    def open(self, progress: Progress | None = None) -> None:
+        if self._opened:
+            raise StoreLockedError(f"store {self.name!r} is open already, in this process")
+        started = time.monotonic()
+        self._begin()
+        engine = self._engine
+        with disk_errors(f"store {self.name!r} cannot be opened"):
+            self.store_id, found = self.backend.open(engine.host(), progress)
+            try:
+                self._load(found)
+                self.backend.require_owned()
+            except BaseException:
+                self.backend.close(clean=False)
+                raise
+        engine.start()
+        self._opened = True
+        if engine.catalog.messages:
+            log.info(
+                "store %s: opened with %d messages in %.2f s", self.name, engine.catalog.messages,
+                time.monotonic() - started,
+            )  # fmt: skip
+
+    def _load(self, found: Found) -> None:
+        engine = self._engine
+        sequencer = engine.sequencer
+        sequencer.last_seq = found.last_seq
+        ids: dict[tuple[int, bytes], int] = {}
+        for key, seq in found.ids:
+            ids.pop(key, None)  # requeued: it is among the latest
+            ids[key] = seq
+        sequencer.window.add(ids)
+        for state in engine.catalog.destinations.values():
+            if state.subscriptions:
+                sequencer.subscribed[state.number] = state.subscriptions
+        engine.committed = dict.fromkeys(found.committed)
+        for transaction, payload in found.prepared:
+            try:
+                branch = branch_of(transaction, payload, engine.catalog, self._settings.priorities)
+            except msgspec.DecodeError as error:
+                reason = f"the prepared transaction {transaction.hex()} does not read: {error}"
+                raise CorruptionError(f"store {self.name!r}", 0, reason, "restore it from a backup") from None
+            self._claim_again(branch)
+            if self._room.limited:
+                branch.reservation = self._room.hold(sequencer.amount(branch.sends))
+            sequencer.prepared[transaction] = branch
+
+    def _claim_again(self, branch: Branch) -> None:
+        """What it acks is claimed before anybody can receive (rule X6)."""
+        leases = []
+        for ack in branch.acks:
+            feeds = [
+                feed for feed in ack.state.feeds(ack.number)
+                if self.backend.row(ack.state, feed.subscription, ack.seq) is not None
+            ]  # fmt: skip
+            if feeds:  # else its subscription or destination was removed in spite of it
+                place = self.backend.row(ack.state, feeds[0].subscription, ack.seq)
+                assert place is not None
+                whole = ack.state.is_topic and not ack.number
+                ack.place = place
+                leases.append(self._engine.delivery.claim_again(feeds, place, whole))
+        branch.leases = leases
+
+    @property
+    def last_seq(self) -> int:
+        if self._engine.failed is not None:
+            self._engine.ensure_usable()
+        return self._engine.sequencer.last_seq
+
+    def close(self) -> None:
+        if not self._opened:
+            return
+        engine = self._engine
+        if engine.forked:
+            self._opened = False
+            return
+        self._look_after_owner()
+        self._writer.close()
+        engine.closed = True
+        try:
+            with engine.lock:
+                clean = engine.failed is None
+                if clean:
+                    engine.drain()
+                self.backend.close(clean)
+        finally:
+            self._opened = False
+            engine.wake_all()
+
+    def _look_after_owner(self) -> None:
+        """A store that has lost its directory writes nothing more."""
+        try:
+            self.backend.require_owned()
+        except StoreFailedError as error:
+            self._engine.fail(error)
+
+    # Sending
+
+    def send(
+        self,
+        destination: Destination,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
+    ) -> Receipt:
+        ticket = self._send_ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
+        self._writer.submit(ticket)
+        seq, duplicate = self._wait(ticket)[0]
+        return Receipt(destination, seq, duplicate)
+
+    def _send_ticket(
+        self,
+        destination: Destination,
+        body: bytes,
+        headers: Headers | None,
+        message_id: str | None,
+        sync: bool | None,
+        priority: int,
+        expires_at_ms: int,
+    ) -> Ticket:
+        settings = self._settings
+        record, name = encode(
+            destination, body, headers, message_id, settings.message_bytes_max, priority, expires_at_ms
+        )
+        send = self._send(destination, record, name, priority, expires_at_ms)
+        ticket = Ticket([send], send.size, bool(sync))
+        if self._room.limited:
+            ticket.reservation = self._reserve([send])
+        self._engine.sends += 1
+        return ticket
+
+    def _send(
+        self, destination: Destination, record: bytes, name: bytes | None, priority: int, expires_at_ms: int
+    ) -> Send:
+        state = self._engine.catalog.destinations.get(destination) or self._state(destination)
+        return Send(state, record, name, order_of(priority, self._settings.priorities), expires_at_ms)
+
+    def _state(self, destination: Destination) -> DestinationState:
+        self._engine.ensure_usable()
+        return self._engine.catalog.state(destination)
+
+    def _outgoing(self, destination: Destination, message: Outgoing | bytes) -> Send:
+        limit = self._settings.message_bytes_max
+        if isinstance(message, Outgoing):
+            record, name = encode_outgoing(destination, message, limit)
+        else:
+            record, name = encode(destination, message, None, None, limit)
+        return self._send(destination, record, name, *order_and_expiry(record))
+
+    def _wait(self, ticket: Ticket) -> list[Any]:
+        """Until it is done; then help to apply it if too much waits for that."""
+        outcomes = self._writer.wait(ticket)
+        self._engine.help()
+        return outcomes
+
+    def send_nowait(
+        self,
+        destination: Destination,
+        body: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
+    ) -> Future[Receipt]:
+        ticket = self._send_ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
+        future: Future[Receipt] = Future()
+        future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
+        ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
+        self._writer.submit_all([ticket])
+        self._writer.proceed()
+        self._engine.help()
+        return future
+
+    def send_many(
+        self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
+    ) -> list[Receipt]:
+        engine, size_max = self._engine, self._settings.ticket_bytes_max
+        tickets: list[list[Send]] = []
+        size = 0
+        for message in messages:  # all of them before any is queued: what is wrong with one refuses all
+            send = self._outgoing(destination, message)
+            if not tickets or size + send.size > size_max:
+                tickets.append([])
+                size = 0
+            tickets[-1].append(send)
+            size += send.size
+        engine.ensure_usable()
+        reservation = self._reserve([send for part in tickets for send in part]) if self._room.limited else None
+        queued = [Ticket(part, sum(send.size for send in part), bool(sync)) for part in tickets]
+        for ticket in queued:
+            ticket.reservation = reservation
+        del reservation
+        self._writer.submit_all(queued)
+        engine.sends += sum(len(part) for part in tickets)
+        return [Receipt(destination, *done) for ticket in queued for done in self._wait(ticket)]
+
+    def _sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send]:
+        return [self._outgoing(destination, message) for destination, message in sends]
+
+    def _reserve(self, sends: Sequence[Send]) -> Reservation:
+        """Room for these. Raises StoreFullError, and then nothing is reserved."""
+        return self._room.reserve(self._engine.sequencer.amount(sends))
+
+    def _count_held(self) -> Amount:
+        catalog = self._engine.catalog
+        return self._engine.asked(lambda: (catalog.messages, catalog.bytes))
+
+    # Receiving
+
+    def receive(
+        self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
+    ) -> Message | None:
+        return self._receiving.receive(destination, timeout, subscription)
+
+    def watch(
+        self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        return self._receiving.watch(destination, subscription, wake)
+
+    def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
+        return self._receiving.take_undelivered(limit)
+
+    def browse(
+        self,
+        destination: Destination,
+        limit: int | None = None,
+        after: int | Message = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> Iterator[Message]:
+        return self._receiving.browse(destination, limit, after, subscription)
+
+    # Settling
+
+    def ack(self, messages: Sequence[Message]) -> None:
+        self._engine.ensure_usable()
+        self._settle(messages, LEASED, [], False)
+        self._engine.acks += len(messages)
+
+    def _settle(self, messages: Sequence[Message], hold: int, first: list[Change], sync: bool) -> list[Any]:
+        """Ack what is held so, behind other changes; all or none of it. Returns what comes of those."""
+        try:
+            leases = self._engine.delivery.take(self, messages, hold, LEAVING)
+            changes = [*first, *acks_of(leases)]
+            return self._write(changes, sync) if changes else []
+        except (UnknownMessageError, OutcomeUnknownError):
+            raise
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
+            self._engine.delivery.put_back(messages, hold)  # what the ack has reached is not held any more
+            raise
+
+    def _write(self, changes: Sequence[Change], sync: bool = False, unsynced: bool = False) -> list[Any]:
+        ticket = Ticket(changes, sum(change.size for change in changes), sync, unsynced)
+        self._writer.submit(ticket)
+        return self._wait(ticket)
+
+    def release(self, messages: Sequence[Message], delivered: bool = True) -> None:
+        self._give_back(messages, LEASED, delivered)
+
+    def claim(self, message: Message) -> None:
+        self._engine.ensure_usable()
+        self._engine.delivery.take(self, [message], LEASED, CLAIMED)
+
+    def unclaim(self, messages: Sequence[Message]) -> None:
+        self._give_back(messages, CLAIMED, delivered=True)
+
+    def _give_back(self, messages: Sequence[Message], hold: int, delivered: bool) -> None:
+        """All or none of them, wherever Ctrl-C strikes."""
+        engine = self._engine
+        engine.ensure_usable()
+        try:
+            leases = engine.delivery.take(self, messages, hold, LEAVING)
+            if delivered:
+                self._count_deliveries(returned_of(leases))
+            engine.check()
+            with engine.lock:
+                engine.current()
+                try:
+                    engine.delivery.give_back(messages, self.backend, delivered)
+                except KeyboardInterrupt:
+                    # The rest; nobody can have leased any of them yet.
+                    engine.delivery.give_back(messages, self.backend, delivered)
+                    raise
+        except UnknownMessageError:  # another thread may be settling them
+            raise
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):
+            engine.delivery.put_back(messages, hold)  # unless they are all given back
+            raise
+
+    def _count_deliveries(self, changes: list[Change]) -> None:
+        """Write how often they have come back; nobody waits for the disk. Who is interrupted here and tries again
+        writes the same. If it cannot be written they are free all the same."""
+        try:
+            for start in range(0, len(changes), 1000):
+                self._write(changes[start : start + 1000], unsynced=True)
+        except StoreFailedError:
+            if self._engine.failed is not None:
+                raise
+            log.warning("store %s: %d deliveries are not counted", self.name, len(changes))
+        except StoreFullError as error:
+            log.warning("store %s: %d deliveries are not counted: %s", self.name, len(changes), error)
+
+    # Durable subscriptions
+
+    def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
+        engine = self._engine
+        engine.ensure_usable()
+        change = self._change(base.Change(subscription, True, bool(retroactive)))
+        ((known, there),) = self._write([change])
+        engine.asked(lambda: None)  # at once, so that who receives need not look for it
+        if there:
+            require_same(known.subscription, subscription)
+        return not there
+
+    def _change(self, change: base.Change) -> Subscribe | Unsubscribe:
+        """Raises DestinationError, TypeError, SubscriptionError."""
+        subscription = checked(change.subscription)
+        state = self._state(subscription.topic)
+        if not change.subscribe:
+            return Unsubscribe(state, subscription.key)
+        plain = subscription._replace(no_local=bool(subscription.no_local))
+        return Subscribe(state, self._engine.catalog.next_number(), plain, change.retroactive)
+
+    def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
+        engine = self._engine
+        known = self._receiving.subscription(topic, subscription)
+        held, count = engine.asked(lambda: (claimed(known.feed), known.count))
+        require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)
+        ((ended, _),) = self._write([Unsubscribe(known.topic, subscription)])
+        engine.asked(lambda: None)
+        if ended is None:
+            raise unknown(topic, subscription)
+        return count
+
+    def subscriptions(self) -> Sequence[Subscription]:
+        catalog = self._engine.catalog
+        return self._engine.asked(
+            lambda: [
+                known.subscription for state in catalog.destinations.values() for known in state.subscriptions.values()
+            ]
+        )
+
+    # Transactions
+
+    def commit(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None = None,
+        changes: Sequence[base.Change] = (),
+    ) -> list[Receipt]:
+        engine = self._engine
+        engine.ensure_usable()
+        first: list[Change] = [self._change(change) for change in changes]
+        sending = self._sends(sends)
+        reservation = self._reserve(sending) if self._room.limited else None
+        outcomes = self._settle(acks, CLAIMED, [*first, *sending], bool(sync))
+        del reservation
+        engine.sends += len(sends)
+        engine.acks += len(acks)
+        done = outcomes[len(changes) : len(changes) + len(sends)]
+        return [Receipt(destination, *result) for (destination, _), result in zip(sends, done, strict=True)]
+
+    def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
+        self._engine.ensure_usable()
+        sending = self._sends(sends)
+        return self._reserve(sending) if self._room.limited else None
+
+    def prepare(
+        self,
+        transaction: bytes,
+        participants: Sequence[bytes],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool,
+        room: object = None,
+        changes: Sequence[base.Change] = (),
+    ) -> Pending[None]:
+        engine = self._engine
+        engine.ensure_usable()
+        self.backend.require_owned()
+        first: list[Change] = [self._change(change) for change in changes]
+        first += self._sends(sends)
+        leases = engine.delivery.take(self, acks, CLAIMED, CLAIMED)
+        branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
+        branch.payload = payload_of(participants, branch.changes)
+        branch.reservation, branch.messages, branch.leases = room, acks, leases
+        return self._step(Prepare(branch), lambda outcome: None, sync)
+
+    def _step(self, change: Change, result: Callable[[Any], T], sync: bool = False, unsynced: bool = False) -> Step[T]:
+        ticket = Ticket([change], change.size, sync, unsynced)
+        self._writer.submit(ticket)
+        return Step(self._writer, self._wait, ticket, result)
+
+    def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
+        branch = self._prepared(transaction)
+        if branch is None:
+            return Done([])
+        engine, sends = self._engine, branch.sends
+        first = len(branch.changes) - len(sends) - len(branch.acks)
+
+        def receipts(outcomes: list[Any] | None) -> list[Receipt]:
+            if outcomes is None:  # another thread had committed it before
+                return []
+            engine.sends += len(sends)
+            engine.acks += len(branch.acks)
+            done = outcomes[first : first + len(sends)]
+            return [Receipt(send.state.destination, *one) for send, one in zip(sends, done, strict=True)]
+
+        return self._step(Commit(branch), receipts, unsynced=True)
+
+    def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
+        branch = self._prepared(transaction)
+        if branch is None:
+            return Done(False)
+        branch.returned = returned_of(branch.leases)
+
+        def rolled_back(outcome: bool) -> bool:
+            self._engine.asked(lambda: None)  # what it frees is free once it is applied
+            return outcome
+
+        return self._step(Rollback(branch), rolled_back, unsynced=True)
+
+    def _prepared(self, transaction: bytes) -> Branch | None:
+        """The branch, if it is prepared once all that is queued is written: its prepare may have been queued by a
+        thread that was interrupted before it could wait."""
+        self._engine.ensure_usable()
+        prepared = self._engine.sequencer.prepared
+        if transaction not in prepared:
+            self._writer.flush()
+        return prepared.get(transaction)
+
+    def recover_prepared(self) -> Sequence[Prepared]:
+        self._engine.ensure_usable()
+        branches = list(self._engine.sequencer.prepared.values())
+        return [branch.summary for branch in sorted(branches, key=lambda branch: branch.transaction)]
+
+    def committed(self) -> Sequence[bytes]:
+        return self._engine.asked(lambda: sorted(self._engine.committed))
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        known = self._engine.asked(lambda: [one for one in transactions if one in self._engine.committed])
+        if known:
+            self._write([Forget(known)], unsynced=True)
+
+    def sync(self) -> None:
+        self._engine.ensure_usable()
+        self._writer.flush()
+        self.backend.sync()
+
+    # Upkeep
+
+    def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        engine = self._engine
+        if subscription is not None:
+            known = self._receiving.subscription(destination, subscription)
+            return purge(engine, known.topic, (known.feed,), self._write)[0]
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.ensure_usable()
+            return 0
+        free, gone = purge(engine, state, state.feeds(), self._write)
+        return gone if state.is_topic else free
+
+    def delete(self, destination: Destination) -> int:
+        engine = self._engine
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.ensure_usable()
+            return 0
+        held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.count))
+        require_unclaimed(str(destination), "deleted", held)
+        self._write([Remove(state)])
+        engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
+        return count
+
+    def retire(self) -> bool:
+        engine = self._engine
+        try:
+            self._writer.flush()
+        except StoreFailedError as error:  # its database is away: not now
+            if engine.failed is not None:
+                raise
+            log.debug("store %s does not retire: %s", self.name, error)
+            return False
+        engine.check()
+        with engine.lock:
+            engine.current()
+            if any(feed.is_used for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
+                return False
+            if self.volatile and self._holds_anything():
+                return False
+            engine.closed = True
+            return True
+
+    def _holds_anything(self) -> bool:
+        """Whether closing it would lose something."""
+        engine = self._engine
+        return bool(
+            engine.catalog.messages or len(engine.sequencer.window) or engine.committed or engine.catalog.subscriptions
+        )
+
+    def reclaim(self) -> int:
+        self._engine.ensure_usable()
+        with disk_errors(f"store {self.name!r} cannot give back space"):
+            return self.backend.reclaim()
+
+    def checkpoint(self) -> None:
+        """Write out what shortens the next opening. Happens by itself; durability never depends on it."""
+        self._engine.ensure_usable()
+        self.backend.checkpoint()
+
+    # Asking
+
+    def destinations(self) -> Sequence[Destination]:
+        catalog = self._engine.catalog
+        return self._engine.asked(lambda: [state.destination for state in catalog.declared()])
+
+    def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        if subscription is not None:
+            known = self._receiving.subscription(destination, subscription)
+            return self._engine.asked(lambda: known.count)
+        state = self._engine.catalog.destinations.get(destination)
+        return self._engine.asked(lambda: state.count if state is not None else 0)
+
+    def stats(self) -> StoreStats:
+        engine = self._engine
+        if engine.failed is None:
+            return engine.asked(self._stats)
+        with engine.lock:
+            return self._stats()
+
+    def _stats(self) -> StoreStats:
+        engine = self._engine
+        states = list(engine.catalog.declared())
+        backend = self.backend.stats()
+        return StoreStats(
+            name=self.name,
+            kind=self.backend.kind,
+            messages=sum(state.count for state in states),
+            destinations={state.destination: state.count for state in states},
+            leased=sum(len(feed.held) for feed in engine.catalog.feeds()),
+            sends=engine.sends,
+            acks=engine.acks,
+            syncs=backend.syncs,
+            batches=engine.batches,
+            journal_bytes=backend.journal_bytes,
+            capacity_bytes=backend.capacity_bytes,
+            pool_bytes=backend.pool_bytes,
+            segments=backend.segments,
+            live_percent=backend.live_percent,
+            failed=str(engine.failed) if engine.failed is not None else None,
+            subscriptions={
+                known.subscription: known.count for state in states for known in state.subscriptions.values()
+            },
+            memory_bytes=backend.memory_bytes,
+            swap_bytes=backend.swap_bytes,
+            dropped=engine.sequencer.dropped,
+        )
+
+    def check(self) -> Iterator[str]:
+        with disk_errors(f"store {self.name!r} cannot be checked"):
+            yield from self._engine.asked(lambda: list(self.backend.check()))
+
+
+class Step(Generic[T]):
+    """A Pending: a change that is queued."""
+
+    def __init__(
+        self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]
+    ) -> None:
+        self._writer, self._wait, self._ticket, self._result = writer, wait, ticket, result
+
+    def proceed(self) -> None:
+        self._writer.proceed()
+
+    def wait(self) -> T:
+        return self._result(self._wait(self._ticket)[0])

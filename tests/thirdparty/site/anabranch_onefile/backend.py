@@ -1,0 +1,308 @@
+"""The backend: what is in the file, and what each change does to it."""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field
+
+from anabranch.adapters.base import Progress, Subscription
+from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
+from anabranch.adapters.core.changes import Branch, Change, Send, apply_all
+from anabranch.adapters.core.delivery import PLAIN_ORDERS, PRIORITY_ORDERS, Feed, Place, order_of
+from anabranch.adapters.core.plan import Plan
+from anabranch.adapters.core.states import DestinationState, SubscriptionState
+from anabranch.adapters.directory import StoreDirectory
+from anabranch.adapters.files import sync_directory
+from anabranch.policies.destination import Destination, Kind
+from anabranch.policies.errors import CorruptionError, OutcomeUnknownError, StoreFullError
+from anabranch.policies.options import StoreOptions
+
+FILE = "contents.bin"
+
+
+class OneFileOptions(StoreOptions):
+    """What the file may say under `onefile:`, beside what every kind of ours has."""
+
+    max_bytes: Annotated[int, Field(ge=1)] | None = None
+    """The most bytes of messages that the store holds; a send beyond it fails. None: no limit."""
+
+
+class Row(msgspec.Struct, array_like=True):
+    """A message."""
+
+    record: bytes
+    priority: int
+    expires_at_ms: int
+    waiting: list[int] = []
+    """Of a topic's: the numbers of the subscriptions that have yet to ack it."""
+    counts: dict[int, int] = {}
+    """How often it has come back, by subscription (0: a queue's)."""
+
+
+class Contents(msgspec.Struct, array_like=True):
+    """All that the file says."""
+
+    last_seq: int = 0
+    last_number: int = 0
+    destinations: dict[int, tuple[int, str]] = {}
+    """Number -> kind, name."""
+    subscriptions: dict[int, tuple[int, str, str, str | None, bool, int]] = {}
+    """Number -> topic, client, name, selector, no_local, start."""
+    messages: dict[int, dict[int, Row]] = {}
+    """Destination -> seq -> message."""
+    ids: list[tuple[int, bytes, int]] = []
+    """The duplicate window, oldest first: destination, message id, seq."""
+    prepared: dict[str, bytes] = {}
+    committed: list[str] = []
+
+
+class OneFileDirectory(StoreDirectory):
+    advice = "Restore it from a backup"
+
+
+class OneFileBackend(Backend):
+    """Every write makes new contents out of the old ones and writes them whole; `apply` then shows them."""
+
+    kind = "onefile"
+    volatile = False
+    shared = False
+    descriptors = 4
+    threaded = True
+
+    def __init__(self, name: str, directory: Path, options: OneFileOptions, index_directory: Path | None = None):
+        self.name, self.options, self.path = name, options, directory / FILE
+        self.settings = Settings.of(options, max_bytes=options.max_bytes)
+        self._directory = OneFileDirectory(name, directory, options.file_mode, self._lost)
+        self._now = self._next = Contents()  # what is seen, and what is written
+        self._syncs = 0
+
+    @classmethod
+    def create(cls, name: str, directory: Path, options: OneFileOptions) -> bytes:
+        def fill(path: Path, store_id: bytes) -> bytes:
+            write(path / FILE, msgspec.msgpack.encode(Contents()))
+            return store_id
+
+        return OneFileDirectory(name, directory, options.file_mode).create(fill)
+
+    @classmethod
+    def identify(cls, directory: Path) -> bytes | None:
+        return OneFileDirectory("", directory).identify()
+
+    def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
+        store_id = self._directory.lock()
+        try:
+            self._host = host
+            self._now = self._next = now = msgspec.msgpack.decode(read(self.path), type=Contents)
+        except BaseException:
+            self._directory.unlock()
+            raise
+        catalog = host.catalog
+        catalog.last_number = now.last_number
+        for number, (kind, name) in now.destinations.items():
+            catalog.load(number, Destination(Kind(kind), name))
+        for number, (topic, client, name, selector, no_local, start) in now.subscriptions.items():
+            state = catalog.by_number[topic]
+            subscription = Subscription(state.destination, name, client, selector, no_local)
+            catalog.load_subscription(number, state, subscription, start)
+        self._count()
+        prepared = [(bytes.fromhex(transaction), payload) for transaction, payload in now.prepared.items()]
+        committed = [bytes.fromhex(transaction) for transaction in now.committed]
+        return store_id, Found(now.last_seq, (((d, i), seq) for d, i, seq in now.ids), prepared, committed)
+
+    def close(self, clean: bool) -> None:
+        self._directory.unlock()
+
+    def require_owned(self) -> None:
+        self._directory.require_lock()
+
+    def _lost(self, error: BaseException) -> None:
+        self._host.fail(error)
+
+    # Writing
+
+    def write(self, plan: Plan) -> None:
+        self._next = new = msgspec.msgpack.decode(msgspec.msgpack.encode(self._now), type=Contents)
+        apply_all(plan.changes, self)
+        new.last_seq, new.last_number = plan.last_seq, self._host.catalog.last_number
+        kept = {(number, name): seq for number, name, seq in new.ids if number in new.destinations}
+        for key, seq in plan.ids.items():
+            kept.pop(key, None)
+            kept[key] = seq
+        limit = self.settings.duplicate_window
+        new.ids = [(*key, seq) for key, seq in kept.items()][-limit:] if limit else []
+        try:
+            self._syncs += 1
+            write(self.path, msgspec.msgpack.encode(new))
+        except OSError as error:
+            self._next = self._now
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFullError(f"store {self.name!r} cannot be written: {error}; free some space") from error
+            self._host.fail(error)
+            raise OutcomeUnknownError(f"store {self.name!r} could not be written: {error}; reopen it") from error
+
+    def took_effect(self, plan: Plan) -> bool:
+        raise AssertionError("after an unknown outcome the store has failed")
+
+    def apply(self, changes: Sequence[Change], number: int) -> None:
+        self._now = self._next
+        self._count()
+
+    def recover(self) -> int:
+        raise AssertionError("what runs on a thread of its own is not interrupted")
+
+    def put(self, sends: Sequence[Send]) -> None:
+        messages = self._next.messages[sends[0].state.number]
+        for send in sends:
+            if not send.state.is_topic or send.entitled:
+                waiting = [known.number for known in send.entitled]
+                messages[send.seq] = Row(send.record, send.record[0], send.expires_at_ms, waiting, {})
+
+    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
+        self.ack_range(state, seq, seq, number)
+
+    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
+        messages = self._next.messages.get(state.number, {})
+        for seq in [seq for seq in messages if first <= seq <= last]:
+            row = messages[seq]
+            row.waiting = [other for other in row.waiting if other != number]
+            if not row.waiting or not number:
+                del messages[seq]
+
+    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+        row = self._next.messages.get(state.number, {}).get(seq)
+        if row is not None and (not number or number in row.waiting):
+            row.counts[number] = count
+
+    def declare(self, state: DestinationState) -> None:
+        self._next.destinations[state.number] = (state.destination.kind.value, state.destination.name)
+        self._next.messages.setdefault(state.number, {})
+
+    def remove(self, state: DestinationState) -> None:
+        new = self._next
+        new.destinations.pop(state.number, None)
+        new.messages.pop(state.number, None)
+        new.subscriptions = {n: row for n, row in new.subscriptions.items() if row[0] != state.number}
+
+    def subscribe(self, known: SubscriptionState) -> None:
+        _, name, client, selector, no_local = known.subscription
+        self._next.subscriptions[known.number] = (known.topic.number, client, name, selector, no_local, known.start)
+        for seq, row in self._next.messages[known.topic.number].items():
+            if seq > known.start and known.number not in row.waiting:
+                row.waiting.append(known.number)
+
+    def unsubscribe(self, known: SubscriptionState) -> None:
+        self._next.subscriptions.pop(known.number, None)
+        self.ack_range(known.topic, 0, self._next.last_seq, known.number)
+
+    def prepare(self, branch: Branch) -> None:
+        self._next.prepared[branch.transaction.hex()] = branch.payload
+
+    def settled(self, branch: Branch, committed: bool) -> None:
+        self._next.prepared.pop(branch.transaction.hex(), None)
+        if committed:
+            self._next.committed.append(branch.transaction.hex())
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        self._next.committed = [one for one in self._next.committed if bytes.fromhex(one) not in transactions]
+
+    # Reading
+
+    def orders(self, feed: Feed) -> Sequence[int]:
+        return PRIORITY_ORDERS if self.settings.priorities else PLAIN_ORDERS
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        number = subscription.number if subscription is not None else 0
+        found = (
+            seq for seq, row in self._now.messages.get(state.number, {}).items()
+            if seq > after and order in (None, self._order(row)) and (not number or number in row.waiting)
+        )  # fmt: skip
+        return [self._place(state, seq, number) for seq in heapq.nsmallest(limit, found)]
+
+    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+        row = self._now.messages.get(state.number, {}).get(seq)
+        number = subscription.number if subscription is not None else 0
+        return self._place(state, seq, number) if row is not None and (not number or number in row.waiting) else None
+
+    def _place(self, state: DestinationState, seq: int, number: int) -> Place:
+        row = self._now.messages[state.number][seq]
+        return self._order(row), seq, row.expires_at_ms, row.counts.get(number, 0), None
+
+    def _order(self, row: Row) -> int:
+        return order_of(row.priority, self.settings.priorities)
+
+    def _all(self) -> Iterator[tuple[DestinationState, int, Row]]:
+        for number, messages in self._now.messages.items():
+            for seq, row in messages.items():
+                yield self._host.catalog.by_number[number], seq, row
+
+    def _feeds(self, state: DestinationState, row: Row) -> list[Feed]:
+        return [feed for feed in state.feeds() if not feed.number or feed.number in row.waiting]
+
+    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
+        for state, seq, row in self._all():
+            if row.expires_at_ms and row.expires_at_ms <= now:
+                yield self._feeds(state, row), self._place(state, seq, 0)
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+        for state, seq, row in self._all():
+            yield from ((feed, seq) for feed in self._feeds(state, row) if row.counts.get(feed.number, 0) >= least)
+
+    def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        for place in places:
+            row = self._now.messages.get(state.number, {}).get(place[1])
+            yield row.record if row is not None else None
+
+    def _count(self) -> None:
+        for state in self._host.catalog.destinations.values():
+            rows = self._now.messages.get(state.number, {}).values()
+            state.count, state.bytes = len(rows), sum(len(row.record) for row in rows)
+            for known in state.subscriptions.values():
+                known.count = sum(known.number in row.waiting for row in rows)
+
+    # Upkeep
+
+    def sync(self) -> None:
+        """Everything is."""
+
+    def checkpoint(self) -> None:
+        """There is nothing but the file."""
+
+    def reclaim(self) -> int:
+        return 0
+
+    def stats(self) -> BackendStats:
+        return BackendStats(syncs=self._syncs, journal_bytes=self.path.stat().st_size)
+
+    def check(self) -> Iterator[str]:
+        for state, seq, row in self._all():
+            if state.is_topic != bool(row.waiting):
+                yield f"message {seq} of {state.destination} waits for {row.waiting}"
+
+
+def write(path: Path, encoded: bytes) -> None:
+    """A checksum, then the contents: durable on return, whole or not at all whatever crash comes."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(zlib.crc32(encoded).to_bytes(4, "big") + encoded)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    sync_directory(path.parent)
+
+
+def read(path: Path) -> Any:
+    """Raises CorruptionError."""
+    found = path.read_bytes()
+    if zlib.crc32(found[4:]).to_bytes(4, "big") != found[:4]:
+        raise CorruptionError(str(path), 0, "the checksum does not fit", "restore it from a backup")
+    return found[4:]
