@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,17 +24,16 @@ import msgspec
 from ..adapters.background import shared
 from ..adapters.base import TRANSACTION_BYTES
 from ..adapters.clock import now_us
-from ..adapters.duplicates import DuplicateWindow
 from ..adapters.files import FILE_MODE, disk_errors, sweep_unfinished, sync_directory
 from ..adapters.journal import format as f
 from ..adapters.journal import recovery
-from ..adapters.journal.batch import Flight, Ticket
 from ..adapters.journal.directory import StoreDirectory, first_segment
 from ..adapters.journal.files import SegmentFiles
 from ..adapters.journal.log import Log
 from ..adapters.journal.reader import BatchReader, records_of
+from ..adapters.journal.records import encode_records
 from ..adapters.journal.snapshot import Snapshot
-from ..policies.config import JournalOptions
+from ..adapters.journal.ticket import LogOptions, Tail, Ticket, WriteBatch
 from ..policies.durability import Sync
 from ..policies.errors import AnabranchError, CorruptionError, StoreFailedError
 from .xid import Xid
@@ -82,13 +81,46 @@ _decode_external = msgspec.msgpack.Decoder(External).decode
 _decode_epoch = msgspec.msgpack.Decoder(int).decode
 
 
+class _Batch(WriteBatch):
+    """Records that are written together, each with what it says, if that is known."""
+
+    records: Sequence[tuple[int, bytes, object]] = ()
+
+
+class _Encoder:
+    """The log's encoder (ticket.Encoder): tickets hold records."""
+
+    promised = 0
+
+    def __init__(self, deliver: Callable[[_Batch], None]) -> None:
+        self.deliver = deliver
+        self.snapshot_at = (0, 0)
+
+    def encode(self, tail: Tail, tickets: list[Ticket], watermark: int) -> _Batch:
+        records = [record for ticket in tickets for record in ticket.content]
+        data, end = b"", tail
+        if records or not tickets:
+            data, end = encode_records(tail, [(kind, payload) for kind, payload, _ in records], watermark)
+        batch = _Batch(tail, end, tickets, data, not tickets or any(ticket.sync for ticket in tickets))
+        batch.records = records
+        batch.unsynced = bool(tickets) and all(ticket.unsynced for ticket in tickets)
+        batch.changes = any(kind == f.SNAPSHOT for kind, _, _ in records)
+        return batch
+
+    def written(self, batch: _Batch) -> None:
+        self.snapshot_at = (batch.segment.number, batch.offset)
+
+    def stopped(self) -> None:
+        pass
+
+
 class DecisionLog:
     """Threads: all, once open. `decisions` and `externals` change in the order of the log, only after their records
     are as durable as `sync` says; reading them takes no lock."""
 
     def __init__(self, path: Path, sync: Sync, file_mode: int = FILE_MODE) -> None:
         self._directory = StoreDirectory("decisions", path, None, file_mode, self._lose)
-        self._options = JournalOptions(sync=sync, segment_size=SEGMENT_BYTES)
+        self._options = LogOptions(SEGMENT_BYTES, sync=sync, file_mode=file_mode)
         self._lock = threading.RLock()  # guards opening, making and closing it, and beginning an epoch
         self._opened = False
         """Between open and close, whether or not there is a log yet. Guarded by `_lock`."""
@@ -160,12 +192,14 @@ class DecisionLog:
                         self._note(record.kind, record.payload, str(segment.path), record.offset)
             if reader.offset != end:
                 raise CorruptionError(str(segment.path), reader.offset, "decisions behind it do not read back")
-        recovery.take_over(found, the_log, 0, found.snapshot)
+        self._encoder.snapshot_at = found.snapshot
+        recovery.take_over(found, the_log, 0)
         self._applied = the_log.tail
 
     def _new_log(self) -> Log:
         files = SegmentFiles(self._directory.journal, SEGMENT_BYTES, self._count_sync, self._directory.file_mode)
-        return Log("decisions", self.id, files, self._options, DuplicateWindow(0), self._deliver, lambda: None)
+        self._encoder = _Encoder(self._deliver)
+        return Log("the decision log", self.id, files, self._options, self._encoder)
 
     def _load_snapshot(self, found: recovery.Survey, files: SegmentFiles) -> int:
         """What was in force when the latest snapshot was taken; up to which LSN that says all."""
@@ -308,19 +342,19 @@ class DecisionLog:
         if the_log is None or not still():  # in this order: asked of the log that is written to, or of a later one
             raise StoreFailedError("the decision log is being read again; nothing was written")
         ticket = Ticket([(kind, payload, said)], f.RECORD_HEADER.size + len(payload), sync)
-        ticket.lazy = lazy
+        ticket.unsynced = lazy
         the_log.submit(ticket)
         the_log.wait(ticket)
 
     # In the order of the log
 
-    def _deliver(self, flight: Flight) -> None:
-        for kind, payload, said in flight.entries:
-            if kind == f.DECISION:
+    def _deliver(self, batch: _Batch) -> None:
+        for kind, payload, said in batch.records:
+            if isinstance(said, Decision):
                 self._decided(said)
             else:
                 self._note(kind, payload)
-        self._applied = flight.tail
+        self._applied = batch.tail
         if not self._reclaim_due and self._log is not None and len(self._log.table.segments) > 1:
             self._reclaim_due = True
             shared().schedule(0, self._reclaim)
@@ -373,7 +407,7 @@ class DecisionLog:
             carried += [(f.XA_PREPARED, _encode(external)) for external in list(self.externals.values())]
             carried += [(f.DECISION, _encode(decision)) for decision in list(self.decisions.values())]
             document = Snapshot(applied.lsn, 0, applied.segment.number, 0, [], [], [], [], carried).encode()
-            ticket = Ticket([(f.SNAPSHOT, document)], f.RECORD_HEADER.size + len(document), sync=True)
+            ticket = Ticket([(f.SNAPSHOT, document, None)], f.RECORD_HEADER.size + len(document), sync=True)
             the_log.submit(ticket)
             the_log.wait(ticket)
             the_log.forget_segments({segment.number for segment in old})

@@ -24,12 +24,14 @@ from ..delivery import Delivery
 from ..files import disk_errors, is_for_room, refused
 from . import format as f
 from . import recovery, snapshot
-from .batch import Entry, Flight, Tail
+from .batch import Entry
+from .encoder import Encoder, JournalBatch
 from .holds import settle
 from .index import VERSION, Checkpoint, Index, remove_file
 from .log import Log
 from .reader import Replayer
 from .segment import Segment, SegmentTable
+from .ticket import Tail
 
 log = logging.getLogger(__name__)
 
@@ -63,22 +65,22 @@ class Applier:
         self.lock = threading.RLock()
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
         self._checkpointing = False
-        self._pending: deque[Flight] = deque()
+        self._pending: deque[JournalBatch] = deque()
         self._changed_lsn = 0
         """Of the latest batch that came here with changes of subscriptions."""
         self._interrupted = False
         self._checkpoint_due = self._checkpoint_soon = False
         self._full_until = 0.0
 
-    def attach(self, the_log: Log) -> None:
+    def attach(self, the_log: Log, encoder: Encoder) -> None:
         """The log whose batches come here."""
-        self._log = the_log
+        self._log, self._encoder = the_log, encoder
 
     def start(self) -> None:
         """Take over from recovery, which has filled the index up to the log's tail."""
         self.applied: Tail = self._log.tail
         self.index.rows.on_damage = self._damaged
-        self.index.dropped = (0, self.applied.seq)
+        self.index.dropped = (0, self.applied.counter)
         self._write_checkpoint(clean=False)
 
     def close(self, clean: bool) -> None:
@@ -98,14 +100,14 @@ class Applier:
 
     # Taking batches in
 
-    def take(self, flight: Flight) -> None:
+    def take(self, batch: JournalBatch) -> None:
         """A batch has become as durable as the policy asks. Called by the log's leader, who holds no index lock."""
-        self.pending_operations += len(flight.entries)
-        self._pending.append(flight)
-        if flight.subscribed:
-            self._changed_lsn = flight.tail.lsn
+        self.pending_operations += len(batch.entries)
+        self._pending.append(batch)
+        if batch.subscribed:
+            self._changed_lsn = batch.tail.lsn
         if self._delivery.waiting:
-            for entry in flight.entries:
+            for entry in batch.entries:
                 if entry[0] in _WAKING:
                     entry[1].wake()
                 elif entry[0] == f.ROLLBACK:
@@ -161,7 +163,7 @@ class Applier:
             while pending:
                 for _ in range(self._apply_some()):
                     pending.popleft()
-            self.pending_operations = sum(len(flight.entries) for flight in list(pending))
+            self.pending_operations = sum(len(batch.entries) for batch in list(pending))
         except lmdb.Error as error:
             self._fail(error)
             self._log.ensure_usable()
@@ -210,14 +212,14 @@ class Applier:
         entries: list[Entry] = []
         segment, count = pending[0].segment, 0
         for position in range(min(len(pending), APPLY_AT)):
-            flight = pending[position]
-            if flight.segment is not segment:
+            batch = pending[position]
+            if batch.segment is not segment:
                 break
             count += 1
-            if flight.tail.lsn > applied.lsn:
-                entries += flight.entries
-            if flight.tail.offset > applied.offset or segment is not applied.segment:
-                applied = flight.tail
+            if batch.tail.lsn > applied.lsn:
+                entries += batch.entries
+            if batch.tail.offset > applied.offset or segment is not applied.segment:
+                applied = batch.tail
         if self.applied.segment is not segment and not self.applied.segment.live:
             self.index.emptied = True
         # Holds end first: the other way round a dead message would stay held. Interrupted between, nobody may receive
@@ -279,9 +281,9 @@ class Applier:
             index.checkpoint(
                 Checkpoint(
                     version=VERSION, store_id=self._log.store_id, lsn=applied.lsn, segment=applied.segment.number,
-                    nonce=applied.segment.nonce, offset=applied.offset, seq=applied.seq,
+                    nonce=applied.segment.nonce, offset=applied.offset, seq=applied.counter,
                     last_number=self._log.last_number, next_destination=index.next_destination,
-                    snapshot=self._log.snapshot_at, clean=clean, next_subscription=index.next_subscription,
+                    snapshot=self._encoder.snapshot_at, clean=clean, next_subscription=index.next_subscription,
                     priorities=index.priorities,
                 ),
                 (table or self._log.table).segments, files,
@@ -312,12 +314,12 @@ class Applier:
             sealed = [s for s in self._log.table.segments if s.number < applied.segment.number]
             empty = [s for s in sealed if not s.live]
             kept = [s for s in sealed if s.live]
-            rows = len(self._log.window) + index.transactions + len(index.subscribers) + index.rows.counted
+            rows = len(self._encoder.window) + index.transactions + len(index.subscribers) + index.rows.counted
             expected = snapshot.size_expected(kept, len(index.states), rows)
             if expected * snapshot.WORTH > sum(s.capacity for s in empty):
                 return [], b""  # wait until it frees more; also where nothing is empty
             taken = snapshot.take(
-                applied.lsn, self._log.tail.seq, applied.segment, kept, index, self._log.window
+                applied.lsn, self._log.tail.counter, applied.segment, kept, index, self._encoder.window
             )  # fmt: skip
         return empty, taken.encode()
 

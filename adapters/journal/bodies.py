@@ -41,7 +41,7 @@ class Bodies:
             except OSError as error:
                 if is_out_of_files(error):
                     what = f"message {place[SEQ]} of {state.destination} cannot be read now"
-                    raise refused(f"store {self._log.name!r}: {what}: {error}", error) from error
+                    raise refused(f"{self._log.name}: {what}: {error}", error) from error
                 raise UnreadableError(str(segment.path), place[OFFSET], f"the disk cannot read it: {error}") from error
             message = messages.decode(self._store, state, segment.seed, place, record, note, deliveries)
             if message is not None:

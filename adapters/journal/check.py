@@ -20,12 +20,12 @@ from collections.abc import Iterator
 
 from ...policies.errors import CorruptionError
 from . import format as f
-from .batch import Tail
 from .destinations import Place
 from .index import Index
 from .messages import read_record_at
 from .reader import BatchReader
 from .segment import Segment, SegmentTable
+from .ticket import Tail
 
 
 class _Counted:

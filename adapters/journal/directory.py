@@ -58,7 +58,7 @@ def first_segment(segment_size: int, file_mode: int | None = None) -> Fill:
         new_directory(journal, file_mode or FILE_MODE)
         header = f.SegmentHeader(
             store_id=store_id, number=1, nonce=int.from_bytes(os.urandom(8), "little"), base_lsn=1, durable_lsn=0,
-            prev_number=0, prev_end=0, prev_lsn=0, last_seq=0, snapshot_number=0, snapshot_offset=0,
+            prev_number=0, prev_end=0, prev_lsn=0, counter=0, snapshot_number=0, snapshot_offset=0,
             capacity=segment_size,
         )  # fmt: skip
         files = SegmentFiles(journal, segment_size, lambda: None, file_mode or FILE_MODE)

@@ -146,8 +146,8 @@ class SegmentHeader:
     """Where that one ends: what lies past it is void for ever."""
     prev_lsn: int
     """The last LSN of that one."""
-    last_seq: int
-    """The highest seq given out by then."""
+    counter: int
+    """The owner's number, as it was then: a store's highest seq."""
     snapshot_number: int
     """The segment that holds the latest snapshot by then, 0 if there is none."""
     snapshot_offset: int
@@ -159,7 +159,7 @@ class SegmentHeader:
         """A whole page, zeros after the header."""
         fields = (
             self.number, self.nonce, self.base_lsn, self.durable_lsn, self.prev_number, self.prev_end,
-            self.prev_lsn, self.last_seq, self.snapshot_number, self.snapshot_offset, self.capacity,
+            self.prev_lsn, self.counter, self.snapshot_number, self.snapshot_offset, self.capacity,
         )  # fmt: skip
         blank = SEGMENT_HEADER.pack(MAGIC, VERSION, 0, 0, self.store_id, *fields)
         return SEGMENT_HEADER.pack(MAGIC, VERSION, 0, crc32c(0, blank), self.store_id, *fields).ljust(

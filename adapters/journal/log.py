@@ -2,7 +2,7 @@
 
 A caller makes a Ticket and queues it. Whoever finds nobody leading takes the lead: writes a batch of what is queued
 with one call, syncs if anyone in it must, and wakes the others. Nothing that matters lives in a leader's local
-variables: the batch under way is `_flight`, the end of the log is `_tail`, and each moves by one assignment, so that
+variables: the batch under way is `_in_flight`, the end of the log is `_tail`, and each moves by one assignment, so that
 a leader may be struck by KeyboardInterrupt at any bytecode and the next one carries on.
 """
 
@@ -14,12 +14,10 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
 from threading import get_ident
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
-from ...policies.config import JournalOptions
 from ...policies.durability import Sync
 from ...policies.errors import (
     AnabranchError,
@@ -31,13 +29,12 @@ from ...policies.errors import (
 )
 from ..background import shared
 from ..descriptors import shares, unsynced_files
-from ..duplicates import DuplicateWindow
 from ..files import FULL, refused, write_all
 from ..locking import fork_generation
 from . import format as f
-from .batch import Branch, Flight, Outcome, Subscribed, Tail, Ticket, encode
 from .files import FILL_MAX, FILL_MIN, File, SegmentFiles, zero_fill
 from .segment import Segment, SegmentTable
+from .ticket import Encoder, LogOptions, Tail, Ticket, WriteBatch
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +51,8 @@ UNSYNCED_FILES_MAX: Final = 32
 class Log:
     """The journal's writing end. Threads: all of them. A forked child may only let go of it.
 
-    `_lead` guards all writing of the log's files and `_tail`, `_flight`, the heads of the queues; `_sync_lock` guards
-    fdatasync and `durable_lsn`, so that of two syncs at once none misses the other's error (invariant 7).
+    `_lead` guards all writing of the log's files and `_tail`, `_in_flight`, the heads of the queues; `_sync_lock`
+    guards fdatasync and `durable_lsn`, so that of two syncs at once none misses the other's error (invariant 7).
     """
 
     def __init__(
@@ -63,36 +60,27 @@ class Log:
         name: str,
         store_id: bytes,
         files: SegmentFiles,
-        options: JournalOptions,
-        window: DuplicateWindow,
-        deliver: Callable[[Flight], None],
-        stopped: Callable[[], None],
+        options: LogOptions,
+        encoder: Encoder,
     ) -> None:
-        """`deliver` takes each batch that counts, in order; `stopped` wakes whoever waits for one, after a failure."""
+        """`name` is what errors call it, such as "store 'a'"."""
         self.name, self.store_id = name, store_id
-        self.files, self.options, self.window = files, options, window
+        self.files, self.options = files, options
         self.table = SegmentTable(())
-        self.prepared: dict[bytes, Branch] = {}
-        """Branches that wait for their outcome, by transaction. The leader's."""
-        self.subscribed: dict[Subscribed, int] = {}
-        """The durable subscriptions that are there, and their numbers. The leader's."""
-        self._promised = 0
-        """Bytes that their outcomes take; after Ctrl-C it may say too much until nothing is prepared."""
         self.durable_lsn = 0
-        self.snapshot_at = (0, 0)
-        self.batch_bytes_max = min(options.batch_bytes_max, options.segment_size - f.HEADER_BYTES)
+        self.batch_bytes_max = min(options.batch_bytes_max, options.segment_bytes - f.HEADER_BYTES)
         self.failed: BaseException | None = None
         self.syncs = self.batches = 0
-        self._deliver, self._stopped = deliver, stopped
+        self._encoder, self._deliver = encoder, encoder.deliver
         self._always = options.sync is Sync.ALWAYS
         self._periodic = options.sync is Sync.PERIODIC
         self._queue: deque[Ticket] = deque()
-        self._lazy: deque[Ticket] = deque()
+        self._unsynced_tickets: deque[Ticket] = deque()
         """Tickets that need no sync go first, in batches of their own: they wait for no disk. What their callers did
         before is written already, since they had to wait for what these tickets settle."""
         self._lead = threading.Lock()
         self._leader = 0
-        self._flight: Flight | None = None
+        self._in_flight: WriteBatch | None = None
         self._sync_lock = threading.Lock()
         self._unsynced: list[File] = []
         self._table_lock = threading.Lock()
@@ -116,18 +104,6 @@ class Log:
         self._generation = fork_generation()
         self._closed = self._ended = False
 
-    def restore(self, branch: Branch) -> None:
-        """At open: it waits for its outcome."""
-        branch.promise = self.promise(branch)
-        self.prepared[branch.transaction] = branch
-        self._promised += branch.promise
-
-    def promise(self, branch: Branch) -> int:
-        """Bytes to keep free for its outcome, which takes at most so many. None where that needs a segment of its own:
-        on a full disk such a one waits for room."""
-        size = f.BATCH_HEADER.size + f.OUTCOME_BYTES + branch.size
-        return size if size <= self.options.segment_size - f.HEADER_BYTES else 0
-
     @property
     def tail(self) -> Tail:
         return self._tail
@@ -135,19 +111,17 @@ class Log:
     def ensure_usable(self) -> None:
         """Raise if closed, forked or failed."""
         if self._closed:
-            raise ClosedError(f"store {self.name!r} is closed; open it again")
+            raise ClosedError(f"{self.name} is closed; open it again")
         if self.forked:
-            raise ClosedError(f"store {self.name!r} was opened by the parent process; open it anew in a forked child")
+            raise ClosedError(f"{self.name} was opened by the parent process; open it anew in a forked child")
         if self.failed is not None:
             raise self._failure()
 
     def _refusal(self) -> AnabranchError:
-        return self._failure() if self.failed is not None else ClosedError(f"store {self.name!r} is closed")
+        return self._failure() if self.failed is not None else ClosedError(f"{self.name} is closed")
 
     def _failure(self) -> StoreFailedError:
-        error = StoreFailedError(
-            f"store {self.name!r} has stopped after an error: {self.failed}; close it and open it again"
-        )
+        error = StoreFailedError(f"{self.name} has stopped after an error: {self.failed}; close it and open it again")
         error.__cause__ = self.failed
         return error
 
@@ -155,8 +129,8 @@ class Log:
         """Stop for good (invariant 7). All that wait get their error from whoever leads next."""
         if self.failed is None:
             self.failed = cause
-            log.error("store %s has failed: %s", self.name, cause)
-            self._stopped()
+            log.error("%s has failed: %s", self.name, cause)
+            self._encoder.stopped()
             shared().schedule(0, self._lead_queued)
 
     def refuse_more(self) -> None:
@@ -174,7 +148,7 @@ class Log:
             self._lead_queued()
             with self._lead:
                 # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
-                self._ended = not self._queue and not self._lazy and self._flight is None
+                self._ended = not self._queue and not self._unsynced_tickets and self._in_flight is None
         if self.failed is None:
             self.sync()
             self._mark()
@@ -210,7 +184,7 @@ class Log:
     def submit(self, ticket: Ticket) -> None:
         """Queue it. It will be written in the order of submission."""
         self._require_usable()
-        (self._lazy if ticket.lazy else self._queue).append(ticket)
+        (self._unsynced_tickets if ticket.unsynced else self._queue).append(ticket)
 
     def _require_usable(self) -> None:
         """Refuse before anything is queued, so that what is refused has taken no effect."""
@@ -224,7 +198,7 @@ class Log:
         """Raise instead of deadlocking (rule G3)."""
         if self._leader and self._leader == get_ident() and self._lead.locked():
             raise RuntimeError(
-                f"store {self.name!r} was called from a signal handler that interrupted its own write; "
+                f"{self.name} was called from a signal handler that interrupted its own write; "
                 "do it after the handler, or in another thread"
             )
 
@@ -246,12 +220,12 @@ class Log:
 
     def flush(self) -> None:
         """Until all that is queued now is written, or refused on a full disk. Raises StoreFailedError, ClosedError."""
-        ticket = Ticket([], 0, sync=False)
+        ticket = Ticket((), 0, sync=False)
         self.submit(ticket)
         with contextlib.suppress(StoreFullError):  # it takes no room itself; it shared a batch with what did
             self.wait(ticket)
 
-    def wait(self, ticket: Ticket) -> list[Outcome]:
+    def wait(self, ticket: Ticket) -> list[Any]:
         """Lead or follow until the ticket is done. An interruption leaves its outcome unknown (rule G3)."""
         lead = self._lead
         try:
@@ -261,12 +235,12 @@ class Log:
                     continue
                 with lead:
                     self._lead_once()
-                if self._queue or self._lazy:
+                if self._queue or self._unsynced_tickets:
                     self._hand_on()
         except KeyboardInterrupt as interrupt:
             shared().schedule(0, self._lead_queued)  # others may wait for what this thread was about to write
             interrupt.add_note(
-                f"store {self.name!r}: it is not known whether the interrupted operation took effect; "
+                f"{self.name}: it is not known whether the interrupted operation took effect; "
                 "a send can be retried with the same message_id"
             )
             raise
@@ -287,7 +261,7 @@ class Log:
 
     def _hand_on(self) -> None:
         try:
-            (self._lazy or self._queue)[0].hint()
+            (self._unsynced_tickets or self._queue)[0].hint()
         except IndexError:
             pass  # nobody waits
 
@@ -295,7 +269,7 @@ class Log:
         """Write until the queue is empty."""
         self._lead_due = False
         self._refuse_reentry()
-        while self._queue or self._lazy or self._flight is not None:
+        while self._queue or self._unsynced_tickets or self._in_flight is not None:
             with self._lead:
                 self._lead_once()
 
@@ -305,40 +279,40 @@ class Log:
         """Finish what an interrupted leader left, then write one batch."""
         try:
             self._leader = get_ident()
-            if self._flight is not None:
-                self._finish(self._flight)
+            if self._in_flight is not None:
+                self._finish(self._in_flight)
             tickets, size = self._take()
             if not tickets:
                 return
             if self._ended or self.failed is not None:
                 self._dismiss(tickets, self._refusal())
                 return
-            tail, owed = self._tail, 0
-            if self._promised or len(tickets) > 1 or tickets[0].promise:
+            encoder, tail, owed = self._encoder, self._tail, 0
+            if encoder.promised or len(tickets) > 1 or tickets[0].promise:
                 owed = self._owed(tickets)
             if self._must_roll or tail.offset + size + owed > tail.segment.allocated:
                 if not self._make_room(tickets, size, owed):
                     return
                 tail = self._tail
             try:
-                flight = encode(tail, tickets, self.window, self.durable_lsn, self.prepared, self.subscribed)
+                batch = encoder.encode(tail, tickets, self.durable_lsn)
             except Exception as error:  # our bug; it is for these callers, not for all who come after them
                 self._dismiss(tickets, error)
                 return
-            if flight.tail.offset > tail.segment.allocated:
-                # A removal queued before it made a destination need its name again, which the sender had not counted.
-                if not self._make_room(tickets, flight.tail.offset - tail.offset):
+            if batch.tail.offset > tail.segment.allocated:
+                # What was queued before it made it larger than its size had said.
+                if not self._make_room(tickets, batch.tail.offset - tail.offset):
                     return
-                flight = encode(self._tail, tickets, self.window, self.durable_lsn, self.prepared, self.subscribed)
-            self._flight = flight
-            self._finish(flight)
+                batch = encoder.encode(self._tail, tickets, self.durable_lsn)
+            self._in_flight = batch
+            self._finish(batch)
         finally:
             self._leader = 0
 
     def _take(self) -> tuple[list[Ticket], int]:
         """The tickets of the next batch, which stay at the head of the queue until they are done."""
         self._drop_done()
-        queue = self._lazy or self._queue
+        queue = self._unsynced_tickets or self._queue
         size, waiting = f.BATCH_HEADER.size, len(queue)
         if waiting == 1:
             ticket = queue[0]
@@ -353,7 +327,7 @@ class Log:
         return tickets, size
 
     def _drop_done(self) -> None:
-        for queue in (self._lazy, self._queue):
+        for queue in (self._unsynced_tickets, self._queue):
             while queue and queue[0].done:
                 queue.popleft()
 
@@ -364,9 +338,9 @@ class Log:
     def _owed(self, tickets: list[Ticket]) -> int:
         """Bytes to keep free behind this batch for the outcomes of all that is prepared, and is in it (rule J10). The
         outcomes themselves may use them."""
-        if all(ticket.lazy or ticket.frees for ticket in tickets):
+        if all(ticket.unsynced or ticket.may_use_reserve for ticket in tickets):
             return 0
-        return self._promised + sum(ticket.promise for ticket in tickets)
+        return self._encoder.promised + sum(ticket.promise for ticket in tickets)
 
     def _make_room(self, tickets: list[Ticket], size: int, owed: int = 0) -> bool:
         """See that the batch fits into the segment and its space is allocated, with `owed` bytes behind it here or in
@@ -383,7 +357,7 @@ class Log:
                 self.fail(error)
                 self._dismiss(tickets, self._failure())
                 return False
-            what = f"store {self.name!r} cannot grow: {error.strerror} ({self.files.directory})"
+            what = f"{self.name} cannot grow: {error.strerror} ({self.files.directory})"
             full = refused(what, error, ". Nothing was written")
             full.__cause__ = error
             self._dismiss(tickets, full)
@@ -411,7 +385,7 @@ class Log:
     def _keep_free(self, end: int, owed: int) -> None:
         """So many bytes of allocated space behind `end`, or in files of the pool: as many as it takes if outcomes fill
         each to more than a half only."""
-        segment, file_bytes = self._tail.segment, self.options.segment_size - f.HEADER_BYTES
+        segment, file_bytes = self._tail.segment, self.options.segment_bytes - f.HEADER_BYTES
         if end + owed <= segment.capacity:
             self._allocate(segment, end + owed)
             return
@@ -447,17 +421,18 @@ class Log:
 
         From just before the new header may be seen, the old segment takes no more: the header voids what would follow.
         """
-        tail, standard = self._tail, self.options.segment_size
+        tail, standard = self._tail, self.options.segment_bytes
         if base_lsn is None:
             base_lsn = tail.lsn + 1
         if len(self._unsynced) >= UNSYNCED_FILES_MAX or len(unsynced_files) >= shares().unsynced:
             self._sync_through(tail)
+        snapshot_at = self._encoder.snapshot_at
         self._last_number += 1
         header = f.SegmentHeader(
             store_id=self.store_id, number=self._last_number, nonce=int.from_bytes(os.urandom(8), "little"),
             base_lsn=base_lsn, durable_lsn=self.durable_lsn, prev_number=tail.segment.number,
-            prev_end=tail.offset, prev_lsn=tail.lsn, last_seq=tail.seq, snapshot_number=self.snapshot_at[0],
-            snapshot_offset=self.snapshot_at[1], capacity=max(standard, f.HEADER_BYTES + size),
+            prev_end=tail.offset, prev_lsn=tail.lsn, counter=tail.counter, snapshot_number=snapshot_at[0],
+            snapshot_offset=snapshot_at[1], capacity=max(standard, f.HEADER_BYTES + size),
         )  # fmt: skip
         file, allocated = self.files.publish(header, self._seal)
         segment = Segment(header, self.files.path(header.number), file)
@@ -473,83 +448,53 @@ class Log:
         with self._table_lock:
             kept = (s for s in self.table.segments if s is old or s.base_lsn != header.base_lsn)
             self.table = SegmentTable((*kept, segment))
-        self._tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.seq)
+        self._tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.counter)
         self._must_roll = self._prepare_due = False
 
     def _seal(self) -> None:
         self._must_roll = True
 
-    def _finish(self, flight: Flight) -> None:
-        """Write the flight, sync it if need be, make it count. Every step may be done twice."""
+    def _finish(self, batch: WriteBatch) -> None:
+        """Write the batch, sync it if need be, make it count. Every step may be done twice."""
         try:
             if self.failed is not None:
                 raise self._failure()
-            if flight.data:
+            if batch.data:
                 self.batches += 1
-                write_all(flight.segment.open().fd, flight.data, flight.offset)
+                write_all(batch.segment.open().fd, batch.data, batch.offset)
                 self._last_write = monotonic()
                 if self._dirty_since is None:
                     self._dirty_since = self._last_write
                     if not self._idle_due:
                         self._schedule_idle()
-            if flight.sync or (self._always and not flight.lazy) or (self._periodic and self._overdue()):
-                self._sync_through(flight.tail)
+            if batch.sync or (self._always and not batch.unsynced) or (self._periodic and self._overdue()):
+                self._sync_through(batch.tail)
         except (OSError, StoreFailedError) as error:
-            self._lose(flight, error)
+            self._lose(batch, error)
             return
-        self._tail = flight.tail  # first: who sees that a branch is prepared no more makes that durable with `sync`
-        if (
-            flight.declared or flight.gone or flight.ids or flight.snapshot or flight.prepared or flight.settled
-            or flight.subscribed
-        ):  # fmt: skip
-            self._note(flight)
-        if flight.data:
-            self._deliver(flight)
-        for ticket in flight.tickets:
+        self._tail = batch.tail  # first: who sees what the encoder remembers of it makes that durable with `sync`
+        if batch.changes:
+            self._encoder.written(batch)
+        if batch.data:
+            self._deliver(batch)
+        for ticket in batch.tickets:
             ticket.finish(None)
         self._drop_done()
-        self._flight = None
-        flight.data, flight.tickets = b"", []  # the index needs only the entries
-        if not self._prepare_due and flight.tail.offset > flight.segment.capacity // 2:
+        self._in_flight = None
+        batch.data, batch.tickets = b"", []  # who keeps the batch needs neither
+        if not self._prepare_due and batch.tail.offset > batch.segment.capacity // 2:
             self._schedule_prepare()
 
-    def _lose(self, flight: Flight, error: Exception) -> None:
-        """The write or the sync failed: the store has failed, and what the flight became is unknown."""
+    def _lose(self, batch: WriteBatch, error: Exception) -> None:
+        """The write or the sync failed: the store has failed, and what the batch became is unknown."""
         self.fail(error)
         unknown = OutcomeUnknownError(
-            f"store {self.name!r} failed while it wrote: {error}. Whether this operation took effect shows once "
+            f"{self.name} failed while it wrote: {error}. Whether this operation took effect shows once "
             "the store is opened again; retry a send with the same message_id"
         )
         unknown.__cause__ = error
-        self._dismiss(flight.tickets, unknown)
-        self._flight = None
-
-    def _note(self, flight: Flight) -> None:
-        """What the leader remembers of a batch that is written."""
-        for state in flight.gone or ():
-            state.declared = False
-            self.window.forget(state.id)
-        for state in flight.declared or ():
-            state.declared = True
-        if flight.ids:
-            self.window.add(flight.ids)
-        if flight.snapshot is not None:
-            self.snapshot_at = flight.snapshot
-        for key, number in (flight.subscribed or {}).items():
-            if number:
-                self.subscribed[key] = number
-            else:
-                self.subscribed.pop(key, None)
-        for branch in flight.prepared or ():
-            if branch.transaction not in self.prepared:
-                self._promised += branch.promise
-            self.prepared[branch.transaction] = branch
-        for branch in flight.settled or ():
-            if self.prepared.pop(branch.transaction, None) is not None:
-                self._promised -= branch.promise
-            branch.reservation = None
-        if not self.prepared:
-            self._promised = 0
+        self._dismiss(batch.tickets, unknown)
+        self._in_flight = None
 
     # Syncing
 
@@ -592,14 +537,14 @@ class Log:
         with self._lead:
             try:
                 self._leader = get_ident()
-                if self._flight is not None:
-                    self._finish(self._flight)
+                if self._in_flight is not None:
+                    self._finish(self._in_flight)
                 if self.failed is not None or self._marked_lsn >= self._tail.lsn:
                     return
                 if self.durable_lsn < self._tail.lsn or not self._make_room([], f.BATCH_HEADER.size):
                     return
-                self._flight = flight = encode(self._tail, [], self.window, self.durable_lsn)
-                self._finish(flight)
+                self._in_flight = batch = self._encoder.encode(self._tail, [], self.durable_lsn)
+                self._finish(batch)
                 self._marked_lsn = self.durable_lsn
             finally:
                 self._leader = 0
@@ -616,13 +561,13 @@ class Log:
         if self._closed or self.failed is not None or self.options.sync is Sync.NEVER:
             return
         try:
-            self.sync()  # under `always` too: lazy tickets
+            self.sync()  # under `always` too: unsynced tickets
             if monotonic() - self._last_write < IDLE_SECONDS:
                 self._schedule_idle()
             else:
                 self._mark()
         except AnabranchError as error:
-            log.debug("store %s: no mark: %s", self.name, error)
+            log.debug("%s: no mark: %s", self.name, error)
 
     # The file after this one
 
@@ -637,4 +582,4 @@ class Log:
                 if not self._closed and self.failed is None and not self.files.pool:
                     self.files.prepare()
         except OSError as error:  # one try a segment: on a full disk it would take the last space, again and again
-            log.warning("store %s: no segment could be prepared ahead: %s", self.name, error)
+            log.warning("%s: no segment could be prepared ahead: %s", self.name, error)

@@ -150,7 +150,7 @@ class Receiving:
                 try:
                     message = self._bodies.one(state, place, note, count)
                 except CorruptionError as error:  # others go on
-                    log.error("store %s: %s", self._log.name, error)
+                    log.error("%s: %s", self._log.name, error)
                     if not _is_damage(error):
                         self._give_back(feeds, place)
                     continue
@@ -177,8 +177,7 @@ class Receiving:
             position = (order_of(after.priority, self._applier.index.priorities), after.seq)
         elif after and self._applier.index.priorities:
             raise ValueError(
-                f"store {self._log.name!r} orders by priority: the seq {after} is no place in its order; give the "
-                "message"
+                f"{self._log.name} orders by priority: the seq {after} is no place in its order; give the message"
             )
         else:
             position = (0, after)

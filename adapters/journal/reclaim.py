@@ -11,9 +11,9 @@ from ...policies.errors import AnabranchError
 from ..background import shared
 from ..files import disk_errors
 from . import format as f
-from .batch import Ticket
 from .log import Log
 from .segment import Segment
+from .ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,12 @@ class Reclaimer:
         the_log: Log,
         snapshot: Callable[[], tuple[list[Segment], bytes]],
         forget: Callable[[set[int]], None],
+        archive_directory: Path | None,
     ) -> None:
         self._log = the_log
         self._snapshot = snapshot
         self._forget = forget
+        self._archive_directory = archive_directory
         self._lock = threading.Lock()  # one reclaiming at a time
         self._due = False
 
@@ -45,7 +47,7 @@ class Reclaimer:
             if not self._log.forked:
                 self.run()
         except AnabranchError as error:
-            log.debug("store %s: nothing reclaimed: %s", self._log.name, error)
+            log.debug("%s: nothing reclaimed: %s", self._log.name, error)
 
     def finish(self) -> None:
         """Wait for the one under way, if one is; the log is closed, so that no other begins."""
@@ -63,11 +65,11 @@ class Reclaimer:
             freed = sum(segment.capacity for segment in empty)
             if not empty:
                 return 0
-            with disk_errors(f"store {self._log.name!r}: no segment can be released"):
+            with disk_errors(f"{self._log.name}: no segment can be released"):
                 names = self._log.files.names()
             size = f.RECORD_HEADER.size + len(document)
             ticket = Ticket([(f.SNAPSHOT, document)], size, sync=True)
-            ticket.frees = True
+            ticket.may_use_reserve = True
             self._log.submit(ticket)
             self._log.wait(ticket)
             self._forget({segment.number for segment in empty})
@@ -78,13 +80,13 @@ class Reclaimer:
                 )
             except OSError as error:
                 # The store is right without them; the next open removes what is left.
-                log.warning("store %s: released segments could not be removed: %s", self._log.name, error)
-            log.debug("store %s: %d segments released", self._log.name, len(empty))
+                log.warning("%s: released segments could not be removed: %s", self._log.name, error)
+            log.debug("%s: %d segments released", self._log.name, len(empty))
             return freed
 
     def _archive(self) -> Path | None:
         """This store's own folder in the archive directory, which stores may share."""
-        archive = self._log.options.archive_directory
+        archive = self._archive_directory
         if archive is None:
             return None
         return archive / f"{self._log.files.directory.parent.name}-{self._log.store_id.hex()[:8]}"

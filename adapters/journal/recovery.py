@@ -21,13 +21,13 @@ from ..base import Progress, Subscription
 from ..files import write_all
 from . import format as f
 from . import snapshot as snapshots
-from .batch import Tail
 from .destinations import SubscriptionState
 from .files import File, SegmentFiles
 from .index import Checkpoint, Index
 from .log import Log
 from .reader import Batch, BatchReader, Replayer, read_at, records_of
 from .segment import Segment, SegmentTable
+from .ticket import Tail
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Survey:
     highest_lsn: int
     """The highest LSN ever seen, void ones included (rule I1)."""
     highest_number: int
-    highest_seq: int
+    highest_counter: int
     """As the headers say; records may say more."""
     clean: bool
     """Closed in order: the log goes on where it ended."""
@@ -100,7 +100,7 @@ def survey(files: SegmentFiles, store_id: bytes, checkpoint: Checkpoint | None, 
         unsynced=[(s, start, end) for s, start, end in _stretches(chain, found) if s.number in counted],
         highest_lsn=max([found.highest_lsn] + [h.base_lsn - 1 for h in headers.values()]),
         highest_number=max([*headers, files.load_pool(), checkpoint.last_number if checkpoint else 0]),
-        highest_seq=max(header.last_seq for header in headers.values()),
+        highest_counter=max(header.counter for header in headers.values()),
         clean=found.clean,
         snapshot=pointer,
         void=[files.path(number) for number in headers if number not in counted],
@@ -324,12 +324,11 @@ def resume_in(found: Survey) -> bool:
     return found.clean or (found.end.offset == f.HEADER_BYTES and found.highest_lsn == found.end.lsn)
 
 
-def take_over(found: Survey, the_log: Log, seq: int, snapshot_at: tuple[int, int]) -> None:
+def take_over(found: Survey, the_log: Log, counter: int) -> None:
     """From reading to writing: the one durable step of recovery (rule J5)."""
     last = found.chain[-1]
     last.end = None
-    the_log.snapshot_at = snapshot_at
-    tail = Tail(last, found.end.offset, found.end.lsn, seq)
+    tail = Tail(last, found.end.offset, found.end.lsn, counter)
     the_log.start(found.table(), tail, found.end.lsn, found.highest_number)
     if resume_in(found):
         last.file = File(last.path, os.O_RDWR)

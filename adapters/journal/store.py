@@ -58,12 +58,13 @@ from . import format as f
 from . import messages as codec
 from . import recovery
 from .applying import APPLY_AT, Applier
-from .batch import Branch, Operation, Outcome, Ticket, room_for
+from .batch import Branch, Operation, Outcome, room_for
 from .bodies import Bodies
 from .check import violations
 from .checksums import IndexBrokenError
 from .destinations import DestinationState
 from .directory import StoreDirectory, first_segment
+from .encoder import Encoder
 from .files import SegmentFiles
 from .holds import acks_of, come_back, delivered_of, free_ranges
 from .index import Checkpoint, Index, is_of_index, remove_file
@@ -72,7 +73,8 @@ from .reader import Replayer
 from .receiving import PAGE, Receiving
 from .reclaim import Reclaimer
 from .subscriptions import change_bytes, change_of, fitting
-from .transactions import Step, branch_of, new_branch, outcome_ticket, read_payload, summary
+from .ticket import LogOptions, Ticket
+from .transactions import PrepareTicket, Step, branch_of, new_branch, outcome_ticket, read_payload, summary
 
 log = logging.getLogger(__name__)
 
@@ -112,11 +114,17 @@ class JournalStore:
         self._applier = Applier(self.name, self._index, options, self._delivery)
         files = SegmentFiles(self._directory.journal, options.segment_size, self._count_sync, file_mode)
         window = DuplicateWindow(options.duplicate_window)
-        self._log = Log(self.name, store_id, files, options, window, self._applier.take, self._wake_all)
-        self._applier.attach(self._log)
+        promise_max = options.segment_size - f.HEADER_BYTES
+        self._encoder = Encoder(window, self._applier.take, self._wake_all, promise_max)
+        log_options = LogOptions(
+            options.segment_size, options.batch_bytes_max, options.sync, options.sync_interval, options.pool_files,
+            file_mode,
+        )  # fmt: skip
+        self._log = Log(f"store {self.name!r}", store_id, files, log_options, self._encoder)
+        self._applier.attach(self._log, self._encoder)
         self._bodies = Bodies(self, self._log, self._applier)
         self._receiving = Receiving(self._log, self._applier, self._delivery, self._bodies, self._state)
-        self._reclaimer = Reclaimer(self._log, self._applier.snapshot, self._applier.forget)
+        self._reclaimer = Reclaimer(self._log, self._applier.snapshot, self._applier.forget, options.archive_directory)
         self._applier.on_empty = self._reclaimer.notice
         self._applier.before_checkpoint = self._directory.require_lock
         self._sends = self._acks = 0
@@ -164,7 +172,7 @@ class JournalStore:
             checkpoint, found = self._survey(files, index)
             recovery.settle(found, files)
             replayer = Replayer(index, str(self._directory.journal))
-            replayer.seq = found.highest_seq
+            replayer.seq = found.highest_counter
             if checkpoint is None:
                 recovery.rebuild(found, files, index, replayer, progress)
             else:
@@ -211,9 +219,10 @@ class JournalStore:
         for key, seq in index.duplicates():
             ids.pop(key, None)  # requeued: it is among the latest
             ids[key] = seq
-        self._log.window.add(ids)
-        recovery.take_over(found, self._log, replayer.seq, max(replayer.snapshot or (0, 0), found.snapshot))
-        self._log.subscribed.update(
+        self._encoder.window.add(ids)
+        self._encoder.snapshot_at = max(replayer.snapshot or (0, 0), found.snapshot)
+        recovery.take_over(found, self._log, replayer.seq)
+        self._encoder.subscribed.update(
             ((known.state.id, known.subscription.key), known.number) for known in index.subscribers.values()
         )
         self._applier.start()
@@ -224,14 +233,14 @@ class JournalStore:
                 self._delivery.claim_again([(feeds, seq)])
             if self._room.limited:
                 sends = [operation for operation in branch.operations if operation[0] == f.SEND]
-                branch.reservation = self._room.hold(room_for(sends, self._log.window))
-            self._log.restore(branch)
+                branch.reservation = self._room.hold(room_for(sends, self._encoder.window))
+            self._encoder.restore(branch)
 
     @property
     def last_seq(self) -> int:
         if self._log.failed is not None:
             self._log.ensure_usable()
-        return self._log.tail.seq
+        return self._log.tail.counter
 
     def close(self) -> None:
         if not self._opened:
@@ -315,15 +324,15 @@ class JournalStore:
             operation, more = self._send_operation(state, message)
             if not tickets or tickets[-1].size + more > size_max:
                 tickets.append(Ticket([], 0, bool(sync)))
-            tickets[-1].operations.append(operation)
+            tickets[-1].content.append(operation)
             tickets[-1].size += more
         if self._room.limited:
-            reservation = self._reserve(operation for ticket in tickets for operation in ticket.operations)
+            reservation = self._reserve(operation for ticket in tickets for operation in ticket.content)
             for ticket in tickets:
-                ticket.reservation = reservation
+                ticket.held = reservation
             del reservation
         self._log.submit_all(tickets)
-        self._sends += sum(len(ticket.operations) for ticket in tickets)
+        self._sends += sum(len(ticket.content) for ticket in tickets)
         return [Receipt(destination, *done) for ticket in tickets for done in self._wait(ticket)]
 
     def _send_ticket(
@@ -345,7 +354,7 @@ class JournalStore:
             extra = (order_of(priority, self._priorities), expires_at_ms)
         ticket = Ticket([(f.SEND, state, rest, key, extra)], len(rest) + state.send_overhead, bool(sync))
         if self._room.limited:
-            ticket.reservation = self._reserve(ticket.operations)
+            ticket.held = self._reserve(ticket.content)
         self._sends += 1
         return ticket
 
@@ -374,7 +383,7 @@ class JournalStore:
 
     def _reserve(self, operations: Iterable[Operation]) -> Reservation:
         """Room for these sends. Raises StoreFullError, and then nothing is reserved."""
-        return self._room.reserve(room_for(operations, self._log.window))
+        return self._room.reserve(room_for(operations, self._encoder.window))
 
     def _count_held(self) -> Amount:
         self._applier.check()
@@ -490,7 +499,7 @@ class JournalStore:
             for start in range(0, len(operations), at_once):
                 part = operations[start : start + at_once]
                 ticket = Ticket(part, f.DELIVERED_BYTES * len(part), False)
-                ticket.lazy = True
+                ticket.unsynced = True
                 self._log.submit(ticket)
                 self._log.wait(ticket)
         except StoreFullError as error:
@@ -559,7 +568,7 @@ class JournalStore:
         try:
             operations += acks_of(self._delivery.take(self, acks, CLAIMED, LEAVING))
             ticket = Ticket(operations, size, bool(sync))
-            ticket.reservation = reservation
+            ticket.held = reservation
             del reservation
             done = self._commit(ticket)
         except (UnknownMessageError, OutcomeUnknownError):
@@ -573,7 +582,7 @@ class JournalStore:
         return [Receipt(destination, *result) for (destination, _), result in zip(sends, done, strict=True)]
 
     def _commit(self, ticket: Ticket) -> list[Outcome]:
-        if not ticket.operations:
+        if not ticket.content:
             return []
         self._log.submit(ticket)
         return self._wait(ticket)
@@ -602,8 +611,7 @@ class JournalStore:
         operations += acks_of(self._delivery.take(self, acks, CLAIMED, CLAIMED))
         branch = new_branch(transaction, participants, operations, size + more + f.BRANCH_ACK_BYTES * len(acks))
         branch.reservation, branch.messages = room, acks
-        ticket = Ticket([(f.PREPARE, branch)], f.RECORD_HEADER.size + len(branch.payload), sync)
-        ticket.promise = branch.promise = self._log.promise(branch)
+        ticket = PrepareTicket(branch, self._encoder.promise(branch), sync)
         self._log.submit(ticket)
         return Step(self._log, self._wait, ticket, lambda outcomes: None)
 
@@ -643,9 +651,9 @@ class JournalStore:
         """The branch, if it is prepared once all that is queued is written: its PREPARE may have been queued by a
         thread that was interrupted before it could wait."""
         self._log.ensure_usable()
-        if transaction not in self._log.prepared:
+        if transaction not in self._encoder.prepared:
             self._log.flush()
-        return self._log.prepared.get(transaction)
+        return self._encoder.prepared.get(transaction)
 
     def _outcome(self, kind: int, branch: Branch, result: Callable[[list[Outcome]], T]) -> Pending[T]:
         ticket = outcome_ticket(kind, branch)
@@ -654,7 +662,7 @@ class JournalStore:
 
     def recover_prepared(self) -> Sequence[Prepared]:
         self._log.ensure_usable()
-        return [summary(branch) for branch in sorted(self._log.prepared.values(), key=lambda b: b.transaction)]
+        return [summary(branch) for branch in sorted(self._encoder.prepared.values(), key=lambda b: b.transaction)]
 
     def committed(self) -> Sequence[bytes]:
         self._applier.check()
@@ -736,7 +744,7 @@ class JournalStore:
         self._applier.check()
         with self._applier.lock:
             self._applier.current()
-            if self._delivery.waiting or self._delivery.held or self._log.prepared:
+            if self._delivery.waiting or self._delivery.held or self._encoder.prepared:
                 return False
             self._log.refuse_more()
             return True

@@ -17,12 +17,13 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from ..base import TRANSACTION_BYTES, Change, Prepared, Subscription
 from . import format as f
-from .batch import Branch, Operation, Outcome, Ticket
+from .batch import Branch, Operation, Outcome
 from .destinations import DestinationState
 from .log import Log
 from .messages import key_of, order_of, read_record_at
 from .segment import SegmentTable
 from .subscriptions import change_bytes, change_of
+from .ticket import Ticket
 
 T = TypeVar("T")
 
@@ -123,15 +124,28 @@ def branch_of(
     return Branch(transaction, tuple(said.participants), operations, size, payload)
 
 
+class PrepareTicket(Ticket):
+    """The ticket that prepares a branch; `size` is that of the branch's own record."""
+
+    def __init__(self, branch: Branch, promise: int, sync: bool) -> None:
+        super().__init__([(f.PREPARE, branch)], f.RECORD_HEADER.size + len(branch.payload), sync)
+        self.promise = branch.promise = promise
+
+    def finish(self, error: BaseException | None) -> None:
+        if error is not None:
+            self.content[0][1].reservation = None  # the error's traceback may hold the branch for long
+        super().finish(error)
+
+
 def outcome_ticket(kind: int, branch: Branch) -> Ticket:
     """The ticket that commits or rolls back a branch. Not synced: a decision, or the lack of one, stands behind it."""
     more = branch.size if kind == f.COMMIT else f.DELIVERED_BYTES * len(branch.delivered)
     size = f.OUTCOME_BYTES + more
     ticket = Ticket([(kind, branch)], size, sync=False)
-    ticket.lazy = True
+    ticket.unsynced = True
     # The branch lets go of its room once it is settled, the ticket once its messages are counted as held: between the
     # two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
-    ticket.reservation = branch.reservation
+    ticket.held = branch.reservation
     return ticket
 
 

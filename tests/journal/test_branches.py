@@ -519,7 +519,7 @@ class TestInterleavings:
         name = prepare(store, 1, [(named, Outgoing(b"B" * 1000, None, "id")), *to(B, b"b")])
         store.delete(named)
         log = store._log
-        need = f.BATCH_HEADER.size + log.prepared[name].size + f.OUTCOME_BYTES
+        need = f.BATCH_HEADER.size + store._encoder.prepared[name].size + f.OUTCOME_BYTES
 
         def left() -> int:
             return log.tail.segment.allocated - log.tail.offset
@@ -591,7 +591,7 @@ def test_what_a_branch_says_of_its_size_is_enough(disk: JournalDisk) -> None:
         ]
         name = prepare(store, n, sends)
         batch = store._log.tail
-        size = store._log.prepared[name].size + f.OUTCOME_BYTES + f.BATCH_HEADER.size
+        size = store._encoder.prepared[name].size + f.OUTCOME_BYTES + f.BATCH_HEADER.size
         store.commit_prepared(name).wait()
         if store._log.tail.segment is batch.segment:
             assert store._log.tail.offset - batch.offset <= size

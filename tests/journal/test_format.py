@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from anabranch.adapters.duplicates import DuplicateWindow
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal import messages, snapshot
-from anabranch.adapters.journal.batch import Branch, Flight, Operation, Tail, Ticket, encode
+from anabranch.adapters.journal.batch import Branch, Operation
 from anabranch.adapters.journal.destinations import DestinationState
+from anabranch.adapters.journal.encoder import Encoder, JournalBatch
 from anabranch.adapters.journal.files import File
 from anabranch.adapters.journal.index import Index
 from anabranch.adapters.journal.reader import BatchReader
 from anabranch.adapters.journal.segment import Segment, SegmentTable
+from anabranch.adapters.journal.ticket import Tail, Ticket
 from anabranch.adapters.journal.transactions import branch_of, new_branch
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError
@@ -31,7 +33,7 @@ u64 = st.integers(0, 2**64 - 1)
 
 def header_of(number: int = 1, base_lsn: int = 1, **fields: int) -> f.SegmentHeader:
     values = dict.fromkeys(
-        ("nonce", "durable_lsn", "prev_number", "prev_end", "prev_lsn", "last_seq", "snapshot_number",
+        ("nonce", "durable_lsn", "prev_number", "prev_end", "prev_lsn", "counter", "snapshot_number",
          "snapshot_offset"), 0,
     )  # fmt: skip
     return f.SegmentHeader(
@@ -61,7 +63,7 @@ class TestSegmentHeader:
             prev_number=u64,
             prev_end=u64,
             prev_lsn=u64,
-            last_seq=u64,
+            counter=u64,
             snapshot_number=u64,
             snapshot_offset=u64,
             capacity=u64,
@@ -314,11 +316,12 @@ class TestBranches:
                 assert [what, *key] == [what_before, *key_before]
         assert new_branch(b"t" * 32, participants, again.operations, 0).payload == branch.payload
 
-    def settle(self, *operations: Operation, prepared: Sequence[Branch] = ()) -> Flight:
+    def settle(self, *operations: Operation, prepared: Sequence[Branch] = ()) -> JournalBatch:
         segment = Segment(header_of(base_lsn=1), Path("x"))
-        waiting = {branch.transaction: branch for branch in prepared}
+        encoder = Encoder(DuplicateWindow(0))
+        encoder.prepared = {branch.transaction: branch for branch in prepared}
         tickets = [Ticket([operation], 0, False) for operation in operations]
-        return encode(Tail(segment, f.HEADER_BYTES, 0, 0), tickets, DuplicateWindow(0), 0, waiting)
+        return encoder.encode(Tail(segment, f.HEADER_BYTES, 0, 0), tickets, 0)
 
     def test_an_outcome_is_written_once_and_only_of_what_is_prepared(self) -> None:
         state = DestinationState(1, Destination.parse("a"), True)

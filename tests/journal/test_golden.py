@@ -18,12 +18,14 @@ from anabranch.adapters.base import DEFAULT_PRIORITY, Subscription
 from anabranch.adapters.duplicates import DuplicateWindow
 from anabranch.adapters.journal import checksums, snapshot
 from anabranch.adapters.journal import format as f
-from anabranch.adapters.journal.batch import Operation, Tail, Ticket, encode
+from anabranch.adapters.journal.batch import Operation
 from anabranch.adapters.journal.destinations import DestinationState
+from anabranch.adapters.journal.encoder import Encoder
 from anabranch.adapters.journal.files import File
 from anabranch.adapters.journal.index import Checkpoint, Index
 from anabranch.adapters.journal.reader import BatchReader, Record, Replayer, records_of
 from anabranch.adapters.journal.segment import Segment
+from anabranch.adapters.journal.ticket import Tail, Ticket
 from anabranch.adapters.journal.transactions import branch_of, new_branch
 from anabranch.policies.destination import Destination
 from anabranch.policies.durability import Sync
@@ -44,7 +46,7 @@ HEADER = f.SegmentHeader(
     prev_number=2,
     prev_end=65000,
     prev_lsn=99,
-    last_seq=50,
+    counter=50,
     snapshot_number=2,
     snapshot_offset=4096,
     capacity=65536,
@@ -181,7 +183,7 @@ def test_segment_header() -> None:
 
 def test_batch(tmp_path: Path) -> None:
     data = golden("records")
-    assert encode(tail_of(HEADER), [Ticket(every_record(), 0, False)], DuplicateWindow(10), 98).data == data
+    assert Encoder(DuplicateWindow(10)).encode(tail_of(HEADER), [Ticket(every_record(), 0, False)], 98).data == data
     records = read(tmp_path / "golden.seg", data)
     kinds = [record.kind for record in records]
     assert kinds == [
@@ -285,7 +287,7 @@ def test_a_newer_snapshot_is_read_by_what_was_before() -> None:
 def test_decision_log(tmp_path: Path) -> None:
     data = golden("decisions")
     operations: list[Operation] = [(kind, payload, None) for kind, payload in every_decision()]
-    assert encode(tail_of(HEADER), [Ticket(operations, 0, False)], DuplicateWindow(0), 98).data == data
+    assert Encoder(DuplicateWindow(0)).encode(tail_of(HEADER), [Ticket(operations, 0, False)], 98).data == data
     records = read(tmp_path / "golden.seg", data)
     assert [(record.kind, record.payload) for record in records] == every_decision()
     log = DecisionLog(tmp_path / "none", Sync.ALWAYS)
@@ -315,8 +317,8 @@ def test_the_short_ways_make_the_same_bytes(kind: str) -> None:
     window = DuplicateWindow(10)
     window.add({(2, b"known"): 7})
     duplicate: Operation = (f.SEND, state, rest, (2, b"known"), None)
-    short = encode(tail, [Ticket([operation], 0, False)], window, 98)
-    long = encode(tail, [Ticket([operation, duplicate], 0, False)], window, 98)
+    short = Encoder(window).encode(tail, [Ticket([operation], 0, False)], 98)
+    long = Encoder(window).encode(tail, [Ticket([operation, duplicate], 0, False)], 98)
     assert short.data == long.data
     assert short.tail == long.tail
     assert list(short.entries) == list(long.entries)

@@ -30,7 +30,7 @@ def disk(tmp_path: Path) -> Iterator[JournalDisk]:
 
 def queued(store_log: Log, count: int) -> None:
     """Wait until so many tickets wait for the lead."""
-    eventually(lambda: len(store_log._queue) + len(store_log._lazy) >= count)
+    eventually(lambda: len(store_log._queue) + len(store_log._unsynced_tickets) >= count)
 
 
 def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: JournalDisk) -> None:
@@ -237,11 +237,11 @@ def test_who_sees_that_a_branch_is_committed_can_make_it_durable(disk: JournalDi
             thread = threading.Thread(target=store.sync)
             thread.start()
             thread.join()
-            flight = the_log._flight
-            assert flight is not None
-            unsynced.append(flight.tail.lsn - the_log.durable_lsn)
+            batch = the_log._in_flight
+            assert batch is not None
+            unsynced.append(batch.tail.lsn - the_log.durable_lsn)
             return super().pop(*key)
 
-    the_log.prepared = Watched(the_log.prepared)
+    store._encoder.prepared = Watched(store._encoder.prepared)
     store.commit_prepared(name).wait()
     assert unsynced == [0]

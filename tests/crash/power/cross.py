@@ -7,6 +7,7 @@ asks the router which of them wait and looks in the marks for what they are.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import threading
@@ -44,7 +45,7 @@ def opened(setup: anabranch.Config) -> anabranch.Router:
     router = Router(setup)
     vars(decision_log)["SEGMENT_BYTES"] = DECISIONS_BYTES  # less than options may say
     the_log = router.coordinator.log
-    the_log._options = the_log._options.model_copy(update={"segment_size": DECISIONS_BYTES})
+    the_log._options = dataclasses.replace(the_log._options, segment_bytes=DECISIONS_BYTES)
     return router.open()
 
 

@@ -1,0 +1,135 @@
+"""What the log and its owner hand each other: tickets in, write batches out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from ...policies.durability import Sync
+from ..background import shared
+from ..files import FILE_MODE
+from .segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How a log keeps its files and when it syncs them."""
+
+    segment_bytes: int
+    """Of one file, its header included, unless one ticket needs more."""
+    batch_bytes_max: int = 1 << 20
+    """The most that is gathered into one write, unless one ticket takes more."""
+    sync: Sync = Sync.ALWAYS
+    sync_interval: float = 1.0
+    """Seconds, under `periodic`."""
+    pool_files: int = 2
+    """Released files that are kept for use again."""
+    file_mode: int = FILE_MODE
+
+
+class Ticket:
+    """What goes into the log together, in one batch, and what became of it."""
+
+    done = False
+    error: BaseException | None = None
+    outcomes: list[Any] = []  # noqa: RUF012  set by the encoder, never changed in place
+    waiter: Any = None
+    future: tuple[Future[Any], Callable[[Any], Any]] | None = None
+    """Resolved once it is done, with what the function makes of the ticket."""
+    held: object = None
+    """Something of the owner's that is let go of once it is done."""
+    unsynced = False
+    """Need not be synced even under `always`: what it says is known elsewhere, and would be written again."""
+    promise = 0
+    """Bytes that have to be kept free for what must follow it, until the owner says otherwise (Encoder.promised)."""
+    may_use_reserve = False
+    """It may use what is kept free: there is more room after it than before, or room was promised to it."""
+
+    def __init__(self, content: Any, size: int, sync: bool) -> None:
+        self.content = content
+        """The encoder's alone; () in one that only waits for those before it."""
+        self.size = size
+        """At most so many bytes its records take."""
+        self.sync = sync
+        """It counts only once it is synced, whatever the policy."""
+
+    def finish(self, error: BaseException | None) -> None:
+        """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
+        if error is not None:
+            self.error = error
+        self.held = None
+        future = self.future
+        if future is not None and not self.done:
+            result = None if error is not None else future[1](self)
+            shared().resolve([(future[0], result, error)])
+        self.done = True
+        if self.waiter is not None:
+            self.hint()
+
+    def hint(self) -> None:
+        """Wake the thread that waits for it, if one does."""
+        try:
+            self.waiter.release()
+        except (AttributeError, RuntimeError):
+            pass  # nobody waits, or it was awake already
+
+
+class Tail(NamedTuple):
+    """The end of the log: what has been written."""
+
+    segment: Segment
+    offset: int
+    lsn: int
+    counter: int
+    """A number of the owner's that never falls; the header of each new segment carries it."""
+
+
+class WriteBatch:
+    """What is written with one call: enough to write it again, same bytes, same place (rule G2). An encoder may return
+    a subclass with what it wants to remember of it."""
+
+    changes = False
+    """The encoder has to know of it before it encodes the next one: `written` is called."""
+    unsynced = False
+    """Every ticket in it is `unsynced`."""
+
+    def __init__(self, start: Tail, tail: Tail, tickets: list[Any], data: bytes, sync: bool) -> None:
+        self.segment = start.segment
+        self.offset = start.offset
+        self.tail = tail
+        """The end of the log once it is written."""
+        self.tickets = tickets
+        self.data = data
+        """Empty if there is nothing to write."""
+        self.sync = sync
+
+
+class Encoder(Protocol):
+    """The owner of a log, as the log sees it. All but `stopped` is called by the log's leader, one at a time; nothing
+    here may call the log. An exception that `encode` raises is for the tickets that it was given."""
+
+    @property
+    def promised(self) -> int:
+        """Bytes that what is written has been promised and not used yet (Ticket.promise)."""
+
+    @property
+    def snapshot_at(self) -> tuple[int, int]:
+        """Where the latest snapshot is, by segment and offset of its batch, (0, 0) without one; each new segment's
+        header says it."""
+
+    def encode(self, tail: Tail, tickets: list[Any], watermark: int) -> WriteBatch:
+        """Build the bytes of the batch after `tail`; no tickets make an empty batch, a mark. `watermark`: the LSN known
+        to be on disk. Changes nothing but the tickets' outcomes, so that it may be done again."""
+
+    def written(self, batch: Any) -> None:
+        """Remember what a batch with `changes` says: the next one is encoded after it. May be called again for the
+        same."""
+
+    def deliver(self, batch: Any) -> None:
+        """The batch, and all before it, is as durable as the policy asks: it counts. In order, and only for one with
+        bytes. May be called again for the same."""
+
+    def stopped(self) -> None:
+        """The log has failed: wake whoever waits for what it would have brought. Any thread."""
