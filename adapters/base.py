@@ -11,6 +11,7 @@ durable as the policy asks.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -261,6 +262,24 @@ class Prepared(NamedTuple):
 
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Settlement(enum.Enum):
+    """What becomes of a leased message."""
+
+    ACK = "ack"
+    RELEASE = "release"
+    REJECT = "reject"
+    """To the dead letters: the router's to do, since they may lie in another store."""
+
+
+class Counts(NamedTuple):
+    """How many messages of a queue, or of a subscription, are where."""
+
+    ready: int
+    """Not leased. Of these some may have expired, for a moment, or have reached the delivery limit."""
+    leased: int
+    """By receivers, or claimed by transactions."""
 
 
 class Pending(Protocol[T_co]):

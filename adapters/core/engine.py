@@ -202,8 +202,6 @@ class Engine:
         if type(change) is Rollback:
             for lease in change.branch.leases:
                 self.delivery.unlease(lease, self.backend, delivered=True)
-            for message in change.branch.messages:  # who had acked them can do nothing more with them
-                message.note = None
         elif type(change) is Commit:
             self.committed[change.branch.transaction] = None
             while len(self.committed) > COMMITTED_MAX:
