@@ -182,11 +182,9 @@ class Settling:
 
     def lease(self, token: str) -> Lease:
         """What it stands for. Raises ValueError for what is no token, UnknownMessageError if it is held no more."""
-        try:
-            _, *numbers = token.split(".")
-            destination, subscription, seq, number = (int(part, 16) for part in numbers)
-        except (ValueError, AttributeError):
-            raise ValueError(f"{token!r} is no token of a message; Message.token says it") from None
+        return self._lease(token, *_parsed(token))
+
+    def _lease(self, token: str, destination: int, subscription: int, seq: int, number: int) -> Lease:
         state = self._engine.catalog.by_number.get(destination)
         for feed in state.feeds(subscription) if state is not None else ():
             lease = feed.held.get(seq)
@@ -198,12 +196,13 @@ class Settling:
 
     def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
         """Ack or release each; returns what was wrong with it, None where nothing was. What can be settled is written
-        together."""
+        together. Raises ValueError for what is no token, and then settles nothing."""
+        parsed = [_parsed(token) for token in tokens]
         results: list[AnabranchError | None] = [None] * len(tokens)
         leases: dict[int, Lease] = {}
         for at, token in enumerate(tokens):
             try:
-                lease = self.lease(token)
+                lease = self._lease(token, *parsed[at])
                 if not self._engine.delivery.move(lease, LEASED, LEAVING):
                     raise UnknownMessageError(f"the message of token {token} is claimed by a transaction, or leaving")
                 leases[at] = lease
@@ -226,6 +225,15 @@ class Settling:
             for at in leases:
                 results[at] = error
         return results
+
+
+def _parsed(token: str) -> tuple[int, int, int, int]:
+    """Numbers of the destination, of the subscription (0: a queue), of the message and of the lease."""
+    try:
+        _, destination, subscription, seq, number = token.split(".")
+        return int(destination, 16), int(subscription, 16), int(seq, 16), int(number, 16)
+    except (ValueError, AttributeError):
+        raise ValueError(f"{token!r} is no token of a message; Store.token says it") from None
 
 
 def _leases(messages: Iterable[Message]) -> list[Lease]:

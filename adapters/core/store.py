@@ -32,6 +32,7 @@ from ..base import (
     Counts,
     Done,
     Headers,
+    Listener,
     Message,
     Outgoing,
     Pending,
@@ -67,7 +68,6 @@ from .changes import (
 )
 from .delivery import CLAIMED, LEASED, Feed, Lease, claimed, order_of
 from .engine import Engine
-from .listening import Listener
 from .purging import purge
 from .receiving import Receiving
 from .records import decode, encode, encode_outgoing, order_and_expiry
@@ -709,6 +709,7 @@ class CoreStore:
             memory_bytes=backend.memory_bytes,
             swap_bytes=backend.swap_bytes,
             dropped=engine.sequencer.dropped,
+            waiting=sum(len(feed.takers) + len(feed.watches) for feed in engine.catalog.feeds()),
         )
 
     def check(self) -> Iterator[str]:
