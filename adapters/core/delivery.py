@@ -100,7 +100,7 @@ class Feed:
         """A heap of what was released: order and seq."""
         self.returned_places: dict[int, Place] = {}
         """The same by seq."""
-        self.purging = 0
+        self.purging: set[object] = set()
         """Purges under way: nothing is delivered meanwhile."""
         self.passed_at = 0
         """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""

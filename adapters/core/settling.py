@@ -200,26 +200,26 @@ class Settling:
         parsed = [_parsed(token) for token in tokens]
         results: list[AnabranchError | None] = [None] * len(tokens)
         leases: dict[int, Lease] = {}
-        for at, token in enumerate(tokens):
-            try:
-                lease = self._lease(token, *parsed[at])
-                if not self._engine.delivery.move(lease, LEASED, LEAVING):
-                    raise UnknownMessageError(f"the message of token {token} is claimed by a transaction, or leaving")
-                leases[at] = lease
-            except UnknownMessageError as error:
-                results[at] = error
-        if not leases:
-            return results
-        held = list(leases.values())
+        taken: list[Lease] = []
         try:
-            if how is Settlement.ACK:
-                self._write(acks_of(held))
-                self._engine.acks += len(held)
-            else:
-                self._give_back(held, delivered=True)
+            for at, token in enumerate(tokens):
+                try:
+                    lease = self._lease(token, *parsed[at])
+                    taken.append(lease)  # first: who is interrupted knows which to put back
+                    if not self._engine.delivery.move(lease, LEASED, LEAVING):
+                        taken.pop()
+                        raise UnknownMessageError(f"the message of token {token} is being settled, or claimed")
+                    leases[at] = lease
+                except UnknownMessageError as error:
+                    results[at] = error
+            if taken and how is Settlement.ACK:
+                self._write(acks_of(taken))
+                self._engine.acks += len(taken)
+            elif taken:
+                self._give_back(taken, delivered=True)
         except BaseException as error:
             if not isinstance(error, OutcomeUnknownError):
-                self._engine.delivery.put_back(held, LEASED)
+                self._engine.delivery.put_back(taken, LEASED)
             if not isinstance(error, AnabranchError):
                 raise
             for at in leases:
