@@ -19,7 +19,8 @@ from unittest import mock
 import lmdb
 
 from anabranch.adapters import background
-from anabranch.adapters.journal import log as journal_log
+from anabranch.adapters.wal import log as wal_log
+from anabranch.adapters.wal import syncing
 
 CALLS = ("open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir")
 KINDS = ("eio", "enospc", "short", "crash")
@@ -220,6 +221,7 @@ def simulated(jobs: Jobs, seed: str) -> Iterator[None]:
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(background, "_shared", jobs))
-        stack.enter_context(mock.patch.object(journal_log, "monotonic", jobs.clock))
+        for module in (wal_log, syncing):
+            stack.enter_context(mock.patch.object(module, "monotonic", jobs.clock))
         stack.enter_context(mock.patch.object(os, "urandom", chance.randbytes))
         yield

@@ -28,7 +28,7 @@ from unittest import mock
 import anabranch
 from anabranch.adapters.base import Pending
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.journal import format as f
+from anabranch.adapters.wal import format as w
 from anabranch.router import decision_log
 from anabranch.router.decision_log import Decision, DecisionLog, External
 
@@ -37,7 +37,7 @@ from .disk import Lanes, Recorder, State, build, differences, states
 from .ledger import body_of, contents, violations
 from .programs import DONE, LAST, UNDONE, Script, Step, configured, scripted, stores_of
 
-DECISIONS_BYTES: Final = f.HEADER_BYTES + 1024
+DECISIONS_BYTES: Final = w.HEADER_BYTES + 1024
 """Of a segment of the decision log: small, so that it rolls over every few decisions."""
 
 
