@@ -10,17 +10,21 @@ import contextlib
 import errno
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import lmdb
 
 from anabranch.adapters import background
+from anabranch.adapters.background import Outcome
 from anabranch.adapters.wal import log as wal_log
 from anabranch.adapters.wal import syncing
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 CALLS = ("open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir")
 KINDS = ("eio", "enospc", "short", "crash")
@@ -195,6 +199,13 @@ class Jobs(background.Background):
             self.schedule(0, job)
         else:
             self._do(job)
+
+    def for_each(self, items: Iterable[T], call: Callable[[T], R], timeout: float | None = None) -> list[Outcome[T, R]]:
+        """Here, without any other thread."""
+        walk = background._Walk(items, call)
+        count = len(walk.items)
+        walk.run()
+        return walk.outcomes_of(count, None)
 
     def run(self) -> None:
         """All that waits, in order, whatever its delay; what they schedule in turn is left for the next time."""
