@@ -38,7 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "campaign(weight): the whole of what other tests do a share of; make test-all")
+    config.addinivalue_line("markers", "campaign: the whole of what other tests do a share of; make test-all")
+    config.addinivalue_line("markers", "weight(number): what a campaign gets of the minutes, 1 where nothing is said")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -57,8 +58,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _weight(item: pytest.Item) -> float:
-    mark = item.get_closest_marker("campaign")
-    return 0.0 if mark is None else float(mark.kwargs.get("weight", 1))
+    if item.get_closest_marker("campaign") is None:
+        return 0.0
+    mark = item.get_closest_marker("weight")
+    return 1.0 if mark is None else float(mark.args[0])
 
 
 def _seconds(request: pytest.FixtureRequest) -> float:

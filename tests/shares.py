@@ -4,8 +4,8 @@
 the mark `campaign`, or as much as its MINUTES allow: then in an order that is spread over the whole of it, so that what
 is left out lies between what was done.
 
-    @pytest.mark.campaign(weight=3)      what it gets of the minutes, beside the others; 1 where nothing is said
     def test_it(share): ...              the fixture of conftest.py: once as a share, once, as a campaign, in full
+    @pytest.mark.weight(3)               what the campaign gets of the minutes, beside the others; else 1
 """
 
 from __future__ import annotations

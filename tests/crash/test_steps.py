@@ -12,7 +12,8 @@ def test_a_share_of_the_steps_of_all_kinds(budget: Share) -> None:
     budget.run("tests.crash.steps", every=220)
 
 
-@pytest.mark.campaign(weight=4)
+@pytest.mark.campaign
+@pytest.mark.weight(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_spoiled_step_leaves_a_part_of_a_transaction(kind: str, budget: Share) -> None:
     budget.run("tests.crash.steps", "--kind", kind)

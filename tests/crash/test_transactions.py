@@ -46,7 +46,9 @@ def lean() -> Iterator[None]:
         ("--stores 4 --kind crash --kind eio --kind enospc", 96),
         ("--stores 2 --stores 3 --stores 4 --kind power", 128),
         *(
-            pytest.param(f"--stores {stores} --kind {kind}{order}", 1, marks=pytest.mark.campaign(weight=stores))
+            pytest.param(
+                f"--stores {stores} --kind {kind}{order}", 1, marks=[pytest.mark.campaign, pytest.mark.weight(stores)]
+            )
             for stores in (2, 3, 4)
             for kind in (*KINDS, "power")
             for order in ("", " --backward")

@@ -368,7 +368,8 @@ def test_eight_threads_while_the_server_goes_down_and_comes_back(
     assert count >= 1 and ledger.sent
 
 
-@pytest.mark.campaign(weight=3)
+@pytest.mark.campaign
+@pytest.mark.weight(3)
 @pytest.mark.parametrize("options", [(), ("--native",)], ids=["", "native"])
 def test_outages_in_all_ways_for_long(postgres: PostgresServer, options: tuple[str, ...], budget: Share) -> None:
     """`postgres` only says whether there is a server to be had: this one is the campaign's own."""
