@@ -22,6 +22,7 @@ from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
     CorruptionError,
+    OutcomeUnknownError,
     StoreFailedError,
     StoreLockedError,
     UnknownMessageError,
