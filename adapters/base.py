@@ -11,6 +11,7 @@ durable as the policy asks.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,10 +19,14 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from ..policies.destination import Destination
-from ..policies.errors import UnknownMessageError
+from ..policies.errors import AnabranchError, UnknownMessageError
 
-Headers = Mapping[str, str | int | float | bool | bytes | None]
-"""What a sender may attach to a message: names to plain values."""
+HeaderValue = str | int | float | bool | bytes | None | Sequence["HeaderValue"] | Mapping[str, "HeaderValue"]
+"""Plain, or lists and maps of such, as JSON nests them; a tuple comes back as a list."""
+Headers = Mapping[str, HeaderValue]
+"""What a sender may attach to a message: names to values."""
+NESTED_MAX: Final = 64
+"""How deep lists and maps may nest in a header."""
 
 
 PRIORITY_MAX: Final = 9
@@ -59,33 +64,44 @@ def plain_body(body: object) -> bytes:
 
 
 def plain_headers(headers: Headers) -> dict[str, Any]:
-    """The headers as a dict of their own. Raises TypeError for what is not plain."""
+    """The headers as a dict of their own. Raises TypeError for what is not plain, ValueError for what nests too
+    deep."""
     if not isinstance(headers, Mapping):
         raise TypeError(f"headers map names to plain values; found {type(headers).__name__}")
     plain = {}
     for name, value in headers.items():
         if type(name) is not str or type(value) not in _PLAIN:
-            name, value = _plain_header(name, value)
+            name, value = _plain_name(name, value), _plain_value(name, value, 1)
         plain[name] = value
     return plain
 
 
-def _plain_header(name: object, value: object) -> tuple[str, Any]:
-    """A header of derived types (an IntEnum, say) as the plain ones that it comes back as."""
+def _plain_name(name: object, value: object) -> str:
     if isinstance(name, str):
-        name = str.__str__(name)
-        if type(value) in _PLAIN:
-            return name, value
-        if isinstance(value, str):
-            return name, str.__str__(value)
-        if isinstance(value, int):
-            return name, int(value)
-        if isinstance(value, float):
-            return name, float(value)
-        if isinstance(value, bytes):
-            return name, bytes(value)
-    raise TypeError(
-        f"header {name!r}: {value!r} is not plain: names are str, values str, int, float, bool, bytes or None"
+        return str.__str__(name)
+    raise _not_plain(name, value)
+
+
+def _plain_value(name: object, value: object, depth: int) -> Any:
+    """A value of derived types (an IntEnum, say) as the plain one that it comes back as; nested ones copied."""
+    if type(value) in _PLAIN:
+        return value
+    for plain in (str, int, float, bytes):
+        if isinstance(value, plain):
+            return str.__str__(value) if isinstance(value, str) else plain(value)
+    if depth > NESTED_MAX:
+        raise ValueError(f"header {str(name)[:40]!r} nests deeper than {NESTED_MAX} lists and maps")
+    if isinstance(value, Mapping):
+        return {_plain_name(key, one): _plain_value(name, one, depth + 1) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(name, one, depth + 1) for one in value]
+    raise _not_plain(name, value)
+
+
+def _not_plain(name: object, value: object) -> TypeError:
+    return TypeError(
+        f"header {name!r}: {value!r} is not plain: names are str, values str, int, float, bool, bytes, None, or lists "
+        "and maps of these"
     )
 
 
@@ -263,6 +279,24 @@ class Prepared(NamedTuple):
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Settlement(enum.Enum):
+    """What becomes of a leased message."""
+
+    ACK = "ack"
+    RELEASE = "release"
+    REJECT = "reject"
+    """To the dead letters: the router's to do, since they may lie in another store."""
+
+
+class Counts(NamedTuple):
+    """How many messages of a queue, or of a subscription, are where."""
+
+    ready: int
+    """Not leased. Of these some may have expired, for a moment, or have reached the delivery limit."""
+    leased: int
+    """By receivers, or claimed by transactions."""
+
+
 class Pending(Protocol[T_co]):
     """A step of a transaction that is under way."""
 
@@ -331,6 +365,8 @@ class StoreStats:
     """Of the swap files."""
     dropped: int = 0
     """Messages that were sent to a topic without any durable subscription, and so were gone at once."""
+    waiting: int = 0
+    """Receivers, listeners and watches that wait for a message."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -358,6 +394,17 @@ class Adapter(Protocol):
 
     # `check_options(options)`, a class method, may be there: it raises ConfigError for what is wrong with options and
     # their model cannot know. It touches nothing; `anabranch check` calls it.
+
+
+class Listener(Protocol):
+    """What `Store.listen` returns. Threads: all; both may be called from the callback."""
+
+    def add_credit(self, more: int) -> None:
+        """So many more messages than were asked for so far are wanted."""
+
+    def cancel(self) -> bool:
+        """End it: no callback begins once this has returned. Returns whether a message was on its way, which is free
+        again. Idempotent."""
 
 
 class Store(Protocol):
@@ -448,6 +495,21 @@ class Store(Protocol):
         the store stops or closes; perhaps for nothing. It is quick and takes no lock of the store's. Returns what ends
         the watch, which may be called at any time. While somebody watches, `retire` refuses."""
 
+    def listen(
+        self,
+        destination: Destination,
+        on_message: Callable[[Message], object],
+        credit: int = 1,
+        subscription: SubscriptionKey | None = None,
+    ) -> Listener:
+        """Lease messages for who is called with each, up to `credit` of them; more with `Listener.add_credit`.
+
+        A listener stands in one line with those who wait in `receive`: what becomes free goes to who came first. It is
+        called on a thread of ours, with one message at a time, in order, never inside a sender's `send`; the message
+        is leased as a received one is. If it raises, its message is released. Ends by itself when the store closes or
+        fails, or its subscription is removed. Raises as `receive`.
+        """
+
     def browse(
         self,
         destination: Destination,
@@ -469,6 +531,25 @@ class Store(Protocol):
         `delivered`: it counts as a delivery. The count is written, but not waited for: a power failure may forget the
         last ones, a kill does not. If it cannot be written the messages are free all the same.
         """
+
+    def ack_nowait(self, messages: Sequence[Message]) -> Future[None]:
+        """`ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
+        returned, on a thread of ours. Until then nobody else can settle these messages."""
+
+    def release_nowait(self, messages: Sequence[Message], delivered: bool = True) -> Future[None]:
+        """`release`, likewise."""
+
+    def token(self, message: Message) -> str:
+        """What a leased message can be settled by, from any thread, without the Message. It begins with the store's id
+        and holds no secret. Raises UnknownMessageError."""
+
+    def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
+        """Ack or release many by their tokens; returns what was wrong with each, None where nothing was. Those with
+        which nothing was wrong are settled together. REJECT is the router's. Raises ValueError for what is no token,
+        and then settles nothing."""
+
+    def leased(self, token: str) -> Message:
+        """The message of a token. Raises ValueError, UnknownMessageError."""
 
     def claim(self, message: Message) -> None:
         """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""
@@ -506,6 +587,15 @@ class Store(Protocol):
         """Apply changes of subscriptions, sends and claimed acks, in this order, as one: after any crash, all of them
         or none. A change that is no longer one (the subscription is there, or gone) is passed over. If it raises
         anything but OutcomeUnknownError nothing took effect and the acks are still claimed."""
+
+    def commit_nowait(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None = None,
+        changes: Sequence[Change] = (),
+    ) -> Future[list[Receipt]]:
+        """`commit` without waiting, as `ack_nowait`."""
 
     # A transaction over several stores, driven by the router (router/coordinator.py). In the store it is one *branch*:
     # claimed acks and sends that are prepared, then committed or rolled back, by the transaction's id of 32 bytes.
@@ -581,6 +671,14 @@ class Store(Protocol):
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         """Messages held, leased ones included; those that a subscription has yet to ack."""
+
+    def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
+        """How many messages are ready and how many leased, in constant time. Of a topic without a subscription the
+        leases of all its subscriptions are counted."""
+
+    def find(self, destination: Destination, message_id: str) -> Message | None:
+        """Look at the message of that id, without a scan; None if it is not there or its id not in the duplicate window
+        any more."""
 
     def reclaim(self) -> int:
         """Free now the space that can be freed, which otherwise happens in the background; returns bytes."""

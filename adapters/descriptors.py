@@ -79,19 +79,22 @@ class ReadFiles:
         key = ref(readable)
         if key is self._latest:
             return
+        closed: list[Any] = []
         with self._lock:
             if key not in self._recent:
-                self._make_room(shares().reading)
+                self._make_room(shares().reading, closed)
             self._recent[key] = None
             self._recent.move_to_end(key)
             self._latest = key
+        del closed  # not before: nobody waits while a file of another store closes, whose disk may hang
 
-    def _make_room(self, most: int) -> None:
-        """For one more."""
+    def _make_room(self, most: int, closed: list[Any]) -> None:
+        """For one more. The files that are let go of come into `closed`."""
         while len(self._recent) >= most:
             key = next(iter(self._recent))
             oldest = key()
             if oldest is not None:
+                closed.append(oldest.file)
                 oldest.file = None
             self._recent.pop(key, None)
 
@@ -101,16 +104,19 @@ class ReadFiles:
         with self._lock:
             if key is self._latest:
                 self._latest = None
-            readable.file = None
+            file, readable.file = readable.file, None
             self._recent.pop(key, None)
+        del file  # as above
 
     def let_go(self) -> bool:
         """Close all files that nobody reads just now; returns whether any was kept open."""
+        closed: list[Any] = []
         with self._lock:
             any_open = bool(self._recent)
             self._latest = None
-            self._make_room(1)
-            return any_open
+            self._make_room(1, closed)
+        del closed
+        return any_open
 
     def after_fork(self) -> None:
         """In a child: another thread of the parent may have held the lock."""

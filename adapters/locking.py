@@ -51,9 +51,14 @@ class _Watch:
     def add(self, lock: DirectoryLock) -> None:
         with self._lock:
             self._held.add(lock)
-            if not self._due:
-                shared().schedule(WATCH_SECONDS, self._look)
-                self._due = True  # not before: Ctrl-C between the two would leave it due for ever
+            self._look_later()
+
+    def _look_later(self) -> None:
+        """With the lock held."""
+        if self._held and not self._due:
+            # No method of ours: the next look does not wait for one whose disk hangs.
+            shared().schedule(WATCH_SECONDS, partial(_Watch._look, self))
+            self._due = True  # not before: Ctrl-C between the two would leave it due for ever
 
     def remove(self, lock: DirectoryLock) -> None:
         with self._lock:
@@ -62,17 +67,17 @@ class _Watch:
     def _look(self) -> None:
         with self._lock:
             self._due = False
-            held = list(self._held)
-        for lock in held:
-            try:
-                lock.lost()
-            except Exception:
-                log.exception("it cannot be looked whether a lock is still held")
-        del held[:]  # nor while it waits
-        with self._lock:
-            if self._held and not self._due:
-                shared().schedule(WATCH_SECONDS, self._look)
-                self._due = True
+            held = [weakref.ref(lock) for lock in self._held]  # nor while one waits for its disk
+            self._look_later()
+        for _, _, error in shared().for_each(held, _look_after):
+            if error is not None:
+                log.error("it cannot be looked whether a lock is still held", exc_info=error)
+
+
+def _look_after(alive: weakref.ref[DirectoryLock]) -> None:
+    lock = alive()
+    if lock is not None:
+        lock.look_after()
 
 
 _watch = _Watch()
@@ -107,6 +112,7 @@ class DirectoryLock:
         self._lock: FileLock | None = None
         self._identity: tuple[int, int] | None = None
         self._lost: StoreFailedError | None = None
+        self._looking = threading.Lock()
 
     def acquire(self) -> None:
         """Raises StoreLockedError at once if another holds it."""
@@ -155,6 +161,14 @@ class DirectoryLock:
                 if self._on_lost is not None:
                     self._on_lost(self._lost)
         return self._lost
+
+    def look_after(self) -> None:
+        """As `lost`, unless another thread is at it, since the disk hangs."""
+        if self._looking.acquire(blocking=False):
+            try:
+                self.lost()
+            finally:
+                self._looking.release()
 
     def _found(self, identity: tuple[int, int]) -> str | None:
         """What has become of the file; None if it is there, or if that cannot be said."""

@@ -69,16 +69,18 @@ def _plain(subscription: Subscription) -> Subscription:
 
 
 class Companions:
-    """Threads: all. `lock` guards the making of one; who looks one up takes none."""
+    """Threads: all. Each store's companion is made under a lock of that store's own, so that one whose disk hangs holds
+    up no other; who looks one up takes none. `_lock` guards the fields."""
 
     def __init__(self, directory: Path, owner: object = None) -> None:
         """`owner` as of Places."""
         self._directory, self._owner = directory, owner
-        self.lock = threading.RLock()
-        """Held while one is made with the subscriptions that its durable store has: who has begun or ended one there
-        takes it before he looks whether there is a companion."""
+        self._lock = threading.RLock()  # re-entrant, for signal handlers
+        self._locks: dict[bytes, threading.RLock] = {}
         self._by_store: dict[bytes, Companion] = {}
         """By the durable store's id."""
+        self._durable: dict[bytes, bytes] = {}
+        """The durable store's id, by the companion's."""
         self._watchers: list[Callable[[], None]] = []
         """Called when one is made: who waits for a message now waits for two stores."""
 
@@ -91,6 +93,12 @@ class Companions:
         except OSError as error:
             log.warning("what was swapped by a process that was killed cannot be removed: %s", error)
 
+    def lock(self, store_id: bytes) -> threading.RLock:
+        """Held while the companion of a store is made with the subscriptions that the store has: who has begun or ended
+        one there takes it before looking whether there is a companion."""
+        with self._lock:
+            return self._locks.setdefault(store_id, threading.RLock())
+
     def get(self, store_id: bytes) -> Companion | None:
         return self._by_store.get(store_id)
 
@@ -102,18 +110,18 @@ class Companions:
 
     def durable_of(self, store_id: bytes) -> bytes | None:
         """The id of the store whose companion has this id; None if none has."""
-        known = list(self._by_store.items())
-        return next((durable for durable, companion in known if companion.store.store_id == store_id), None)
+        return self._durable.get(store_id)
 
     def made_for(self, durable: Store, options: object, last_seq: Callable[[], int]) -> Companion:
         """That of a durable store, made if need be. `last_seq` tells how far the durable store has come. Raises
         ClosedError if it has to be made and the durable store is closed."""
         companion = self._by_store.get(durable.store_id)
         if companion is None:
-            with self.lock:
+            with self.lock(durable.store_id):
                 companion = self._by_store.get(durable.store_id)
                 if companion is None:
                     companion = self._make(durable, options, last_seq)
+                    self._durable[companion.store.store_id] = durable.store_id
                     self._by_store[durable.store_id] = companion
             while self._watchers:
                 try:
@@ -151,11 +159,11 @@ class Companions:
 
     def close(self) -> None:
         """Drop them with all they hold. Idempotent."""
-        with self.lock:
-            for companion in list(self._by_store.values()):
-                companion.store.close()
-            self._by_store.clear()
-            with suppress(OSError):
-                self._directory.rmdir()
+        for companion in list(self._by_store.values()):
+            companion.store.close()
+        self._by_store.clear()
+        self._durable.clear()
+        with suppress(OSError):
+            self._directory.rmdir()
         while self._watchers:
             self._watchers.pop()()

@@ -35,7 +35,7 @@ from ..policies.errors import (
     TransactionError,
     TransactionInDoubt,
 )
-from .decision_log import Decision, DecisionLog, External, word
+from .decision_log import Decision, DecisionLog, External, outcome_of
 from .doubt import Doubt
 from .external import Externals
 from .forgetting import Forgetting, tell
@@ -305,7 +305,7 @@ class Coordinator:
         for store, error in left:
             log.warning(
                 "transaction %s: %s is decided; store %r has yet to carry it out: %s", decision.transaction.hex(),
-                word(decision), store.name, error,
+                outcome_of(decision), store.name, error,
             )  # fmt: skip
         self.settling.expect(decision, [store.store_id for store, _ in left])
         self.settling.retry_later()

@@ -1,9 +1,8 @@
 """The decision log: which transactions over several stores are committed (rules I3, T2 to T5).
 
-A journal of its own, in decisions/: the same segments, batches and group commit as a store's, without messages and
-without an index, since what is still in force is little and is kept in memory. It is made when it is first needed. Its
-store id is the router's id, which every transaction's id begins with: prepared by another log is nothing that this one
-can speak about.
+A log of its own (adapters/wal), in decisions/, read whole when it is opened, since what is still in force is little and
+is kept in memory. It is made when it is first needed. Its id is the router's id, which every transaction's id begins
+with: prepared by another log is nothing that this one can speak about.
 
 Records, all of them msgpack but the last: EPOCH, before an opened log is first used; XA_PREPARED, an external
 transaction that is held until somebody says its outcome; DECISION; FORGOTTEN, ids one after another. What is in force
@@ -13,41 +12,51 @@ is carried on in a SNAPSHOT when segments are released.
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ..adapters.background import shared
 from ..adapters.base import TRANSACTION_BYTES
 from ..adapters.clock import now_us
+from ..adapters.directory import StoreDirectory
 from ..adapters.files import FILE_MODE, disk_errors, sweep_unfinished, sync_directory
-from ..adapters.journal import format as f
-from ..adapters.journal import recovery
-from ..adapters.journal.directory import StoreDirectory, first_segment
-from ..adapters.journal.files import SegmentFiles
-from ..adapters.journal.log import Log
-from ..adapters.journal.reader import BatchReader, records_of
-from ..adapters.journal.records import encode_records
-from ..adapters.journal.snapshot import Snapshot
-from ..adapters.journal.ticket import LogOptions, Tail, Ticket, WriteBatch
+from ..adapters.wal import (
+    Log,
+    LogOptions,
+    Needed,
+    Reclaimer,
+    RecordBatch,
+    RecordEncoder,
+    SegmentFiles,
+    create_log,
+    record_ticket,
+    recovery,
+    survey,
+)  # fmt: skip
+from ..adapters.wal import format as w
+from ..adapters.wal.segment import Segment
 from ..policies.durability import Sync
-from ..policies.errors import AnabranchError, CorruptionError, StoreFailedError
+from ..policies.errors import CorruptionError, StoreFailedError
 from .xid import Xid
-
-log = logging.getLogger(__name__)
 
 COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
+
+EPOCH: Final = 16
+XA_PREPARED: Final = 17
+DECISION: Final = 18
+FORGOTTEN: Final = 19
+"""Kinds of records, beside wal's SNAPSHOT."""
 
 SEGMENT_BYTES: Final = 1 << 20
 WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it aside (docs/transactions.md)"
 
 EPOCHS_MAX: Final = 1000
-"""So many openings are remembered. What is still prepared from an earlier one waits for a word."""
+"""So many openings are remembered. What is still prepared from an earlier one waits for an operator's resolution."""
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -59,11 +68,11 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     """Store ids."""
     xid: Xid | None = None
     by_hand: bool = False
-    """Heuristic: an operator's word, kept until it is told to be forgotten."""
+    """Heuristic: an operator's resolution, kept until it is told to be forgotten."""
 
 
-def word(decision: Decision) -> str:
-    """What a decision says: COMMIT or ROLLBACK."""
+def outcome_of(decision: Decision) -> str:
+    """What was decided: COMMIT or ROLLBACK."""
     return COMMIT if decision.commit else ROLLBACK
 
 
@@ -75,43 +84,33 @@ class External(msgspec.Struct, frozen=True, array_like=True):
     xid: Xid
 
 
+class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """What was in force when earlier segments were released."""
+
+    lsn: int
+    """It reflects all up to this one."""
+    first_needed: int
+    """The segment that was being written: it and all after it are needed whole."""
+    carried: list[tuple[int, bytes]]
+    """Kind and payload of each record that was in force."""
+
+
+class _Directory(StoreDirectory):
+    """decisions/: its id, its lock, and the log in journal/."""
+
+    advice = "Only its store.id is lost: restore that (the segments' headers hold the same id)"
+
+
+def _empty_log(path: Path, log_id: bytes, file_mode: int) -> bytes:
+    create_log(path / "journal", log_id, SEGMENT_BYTES, file_mode)
+    return log_id
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_decision = msgspec.msgpack.Decoder(Decision).decode
 _decode_external = msgspec.msgpack.Decoder(External).decode
 _decode_epoch = msgspec.msgpack.Decoder(int).decode
-
-
-class _Batch(WriteBatch):
-    """Records that are written together, each with what it says, if that is known."""
-
-    records: Sequence[tuple[int, bytes, object]] = ()
-
-
-class _Encoder:
-    """The log's encoder (ticket.Encoder): tickets hold records."""
-
-    promised = 0
-
-    def __init__(self, deliver: Callable[[_Batch], None]) -> None:
-        self.deliver = deliver
-        self.snapshot_at = (0, 0)
-
-    def encode(self, tail: Tail, tickets: list[Ticket], watermark: int) -> _Batch:
-        records = [record for ticket in tickets for record in ticket.content]
-        data, end = b"", tail
-        if records or not tickets:
-            data, end = encode_records(tail, [(kind, payload) for kind, payload, _ in records], watermark)
-        batch = _Batch(tail, end, tickets, data, not tickets or any(ticket.sync for ticket in tickets))
-        batch.records = records
-        batch.unsynced = bool(tickets) and all(ticket.unsynced for ticket in tickets)
-        batch.changes = any(kind == f.SNAPSHOT for kind, _, _ in records)
-        return batch
-
-    def written(self, batch: _Batch) -> None:
-        self.snapshot_at = (batch.segment.number, batch.offset)
-
-    def stopped(self) -> None:
-        pass
+_decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
 
 
 class DecisionLog:
@@ -119,8 +118,8 @@ class DecisionLog:
     are as durable as `sync` says; reading them takes no lock."""
 
     def __init__(self, path: Path, sync: Sync, file_mode: int = FILE_MODE) -> None:
-        self._directory = StoreDirectory("decisions", path, None, file_mode, self._lose)
-        self._options = LogOptions(SEGMENT_BYTES, sync=sync, file_mode=file_mode)
+        self._directory = _Directory("decisions", path, file_mode, self._lose)
+        self._options = LogOptions(SEGMENT_BYTES, sync=sync)
         self._lock = threading.RLock()  # guards opening, making and closing it, and beginning an epoch
         self._opened = False
         """Between open and close, whether or not there is a log yet. Guarded by `_lock`."""
@@ -128,11 +127,11 @@ class DecisionLog:
         """Counts what makes `decisions` and `externals` others than they were."""
         self.damage: BaseException | None = None
         """Why it could not be read."""
-        self._reclaiming = threading.Lock()
         self._clear()
 
     def _clear(self) -> None:
         self._log: Log | None = None
+        self._reclaimer: Reclaimer | None = None
         self.id = b""
         """16 bytes; empty while there is no log."""
         self.epochs: set[int] = set()
@@ -143,7 +142,6 @@ class DecisionLog:
         self.externals: dict[bytes, External] = {}
         self._ids: tuple[bytes, Iterator[int]] | None = None
         """What the ids of this opening's transactions begin with, and their numbers; None until it is first used."""
-        self._reclaim_due = False
 
     # Opening and closing
 
@@ -168,48 +166,40 @@ class DecisionLog:
         sync_directory(self._directory.path.parent)  # who made it may have been killed, or failed, before that (D2)
         self.id = self._directory.lock()
         try:
-            the_log = self._new_log()
-            self._read(the_log)
+            opened = self._new_log()
+            self._read(*opened)
         except CorruptionError as error:
             self._directory.unlock()
-            step = WAY_OUT if error.step in ("", recovery.RESTORE) else error.step  # a backup would be an older copy
+            step = WAY_OUT if error.step in ("", w.RESTORE) else error.step  # a backup would be an older copy
             raise CorruptionError(error.path, error.offset, error.reason, step) from error
         except BaseException:
             self._directory.unlock()
             raise
-        self._log = the_log  # last: who has been waiting to decide must not write to one that is half read
+        log = opened[0]
+        self._reclaimer = Reclaimer(log, self._snapshot, _snapshot_record, log.forget_segments)
+        self._log = log  # last: who has been waiting to decide must not write to one that is half read
 
-    def _read(self, the_log: Log) -> None:
-        found = recovery.survey(the_log.files, self.id, None, None)
-        recovery.settle(found, the_log.files)
-        since = self._load_snapshot(found, the_log.files)
-        for link, segment in enumerate(found.chain):
-            end = found.end.offset if link == found.end.link else segment.end
-            reader = BatchReader(segment.reading(), segment.seed, f.HEADER_BYTES, segment.base_lsn - 1, end)
-            for batch in reader:
-                for record in records_of(batch):
-                    if record.lsn > since:
-                        self._note(record.kind, record.payload, str(segment.path), record.offset)
-            if reader.offset != end:
-                raise CorruptionError(str(segment.path), reader.offset, "decisions behind it do not read back")
-        self._encoder.snapshot_at = found.snapshot
-        recovery.take_over(found, the_log, 0)
-        self._applied = the_log.tail
+    def _new_log(self) -> tuple[Log, RecordEncoder]:
+        journal = self._directory.path / "journal"
+        files = SegmentFiles(journal, self._options.segment_bytes, self._count_sync, self._directory.file_mode)
+        encoder = RecordEncoder(self._deliver)
+        return Log("the decision log", self.id, files, self._options, encoder), encoder
 
-    def _new_log(self) -> Log:
-        files = SegmentFiles(self._directory.journal, SEGMENT_BYTES, self._count_sync, self._directory.file_mode)
-        self._encoder = _Encoder(self._deliver)
-        return Log("the decision log", self.id, files, self._options, self._encoder)
-
-    def _load_snapshot(self, found: recovery.Survey, files: SegmentFiles) -> int:
-        """What was in force when the latest snapshot was taken; up to which LSN that says all."""
-        if not found.snapshot[0]:
-            return 0
-        headers = {header.number: header for header in files.headers()}
-        taken = recovery.read_snapshot(files, headers, found.snapshot)
-        for kind, payload in taken.carried:
-            self._note(kind, payload, str(files.path(found.snapshot[0])), found.snapshot[1])
-        return taken.lsn
+    def _read(self, log: Log, encoder: RecordEncoder) -> None:
+        found = survey(log.files, self.id, None, _needed_by)
+        recovery.settle(found, log.files)
+        since = 0
+        if found.snapshot is not None:
+            snapshot = _decode_snapshot(found.snapshot)
+            since = snapshot.lsn
+            for kind, payload in snapshot.carried:
+                self._note(kind, payload, str(log.files.path(found.snapshot_at[0])), found.snapshot_at[1])
+        for record in recovery.records(found):
+            if record.lsn > since:
+                self._note(record.kind, record.payload, str(record.segment.path), record.offset)
+        encoder.snapshot_at = found.snapshot_at
+        recovery.take_over(found, log)
+        self._applied = log.tail
 
     def close(self) -> None:
         """Leave all of it durable. Idempotent. Nobody makes or opens it any more, whoever was about to: the directory
@@ -218,14 +208,15 @@ class DecisionLog:
         with self._lock:
             self.damage = self.damage or StoreFailedError("it is closed")  # first: it may have failed
             self._opened, self._ids = False, None
-            the_log, self._log = self._log, None
-        if the_log is not None:
+            log, self._log = self._log, None
+            reclaimer, self._reclaimer = self._reclaimer, None
+        if log is not None and reclaimer is not None:
             try:
                 try:
-                    the_log.close()
+                    log.close()
                 finally:
-                    with self._reclaiming:  # nothing of ours changes the directory any more
-                        the_log.let_go()
+                    reclaimer.finish()  # nothing of ours changes the directory any more
+                    log.let_go()
             except Exception:
                 self._directory.unlock()
                 raise
@@ -233,21 +224,20 @@ class DecisionLog:
 
     def _lose(self, error: StoreFailedError) -> None:
         """The lock's file is gone, or is another's: so may the directory be."""
-        the_log = self._log
-        if the_log is not None:
-            the_log.fail(error)
+        if (log := self._log) is not None:
+            log.fail(error)
 
     def _count_sync(self) -> None:
-        if self._log is not None:
-            self._log.syncs += 1
+        if (log := self._log) is not None:
+            log.count_sync()
 
     # What the coordinator asks
 
     @property
     def failed(self) -> BaseException | None:
         """Why it has stopped, if it has."""
-        the_log = self._log
-        return the_log.failed if the_log is not None else None
+        log = self._log
+        return log.failed if log is not None else None
 
     @property
     def unusable(self) -> BaseException | None:
@@ -265,7 +255,7 @@ class DecisionLog:
             raise StoreFailedError(
                 f"transactions over several stores are stopped: the decision log cannot be read: {self.damage}. Once "
                 "that is put right, or the directory moved aside, call reopen_decisions(); without it what is prepared "
-                "waits for your word (in_doubt, resolve)"
+                "waits for your resolution (in_doubt, resolve)"
             ) from self.damage
 
     @property
@@ -292,10 +282,10 @@ class DecisionLog:
         with disk_errors("the decision log, which transactions over several stores need, cannot be made"):
             if self._log is None:
                 if not self._directory.path.exists():  # it may: made by a call that could not go on
-                    self._directory.create(first_segment(SEGMENT_BYTES, self._directory.file_mode))
+                    self._directory.create(partial(_empty_log, file_mode=self._directory.file_mode))
                 self._open()
         epoch = max(now_us(), max(self.epochs, default=0) + 1)
-        self._write(f.EPOCH, _encode(epoch), sync=True)
+        self._write(EPOCH, _encode(epoch), sync=True)
         self._ids = ids = (self.id + epoch.to_bytes(8, "big"), itertools.count(1))
         return ids
 
@@ -311,12 +301,12 @@ class DecisionLog:
 
         It is written if it is `still` wanted in the log as it is open now: what was prepared when the router was opened
         before has been rolled back since."""
-        self._write(f.DECISION, _encode(decision), said=decision, still=still)
+        self._write(DECISION, _encode(decision), decision, still=still)
         return self.decisions.get(decision.transaction, decision)
 
     def hold(self, external: External, still: Callable[[], bool]) -> None:
         """An external transaction is prepared in all its participants. `still` and errors are as those of `decide`."""
-        self._write(f.XA_PREPARED, _encode(external), said=external, still=still)
+        self._write(XA_PREPARED, _encode(external), still=still)
 
     def flush(self) -> None:
         """On return all that was handed over before is written and counts, whoever handed it over."""
@@ -325,90 +315,90 @@ class DecisionLog:
 
     def forget(self, transactions: list[bytes]) -> None:
         """Their outcomes are durable in all participants. Not synced: what is not forgotten is settled once more."""
-        self._write(f.FORGOTTEN, b"".join(transactions), lazy=True)
+        self._write(FORGOTTEN, b"".join(transactions), unsynced=True)
 
     def _write(
         self,
         kind: int,
         payload: bytes,
+        decision: Decision | None = None,
         sync: bool = False,
-        said: object = None,
-        lazy: bool = False,
+        unsynced: bool = False,
         still: Callable[[], bool] = lambda: True,
     ) -> None:
-        if not lazy:
+        if not unsynced:
             self._directory.require_lock()
-        the_log = self._log
-        if the_log is None or not still():  # in this order: asked of the log that is written to, or of a later one
+        log = self._log
+        if log is None or not still():  # in this order: asked of the log that is written to, or of a later one
             raise StoreFailedError("the decision log is being read again; nothing was written")
-        ticket = Ticket([(kind, payload, said)], f.RECORD_HEADER.size + len(payload), sync)
-        ticket.unsynced = lazy
-        the_log.submit(ticket)
-        the_log.wait(ticket)
+        ticket = record_ticket([(kind, payload, decision)], sync)
+        ticket.unsynced = unsynced
+        log.submit(ticket)
+        log.wait(ticket)
 
     # In the order of the log
 
-    def _deliver(self, batch: _Batch) -> None:
-        for kind, payload, said in batch.records:
-            if isinstance(said, Decision):
-                self._decided(said)
+    def _deliver(self, batch: RecordBatch) -> None:
+        for kind, payload, decision in batch.records:
+            if decision is not None:
+                self._decided(decision)
             else:
                 self._note(kind, payload)
         self._applied = batch.tail
-        if not self._reclaim_due and self._log is not None and len(self._log.table.segments) > 1:
-            self._reclaim_due = True
-            shared().schedule(0, self._reclaim)
+        reclaimer = self._reclaimer
+        if reclaimer is not None and self._log is not None and len(self._log.table.segments) > 1:
+            reclaimer.notice()
 
     def _decided(self, decision: Decision) -> None:
         self.decisions.setdefault(decision.transaction, decision)
         self.externals.pop(decision.transaction, None)
 
     def _note(self, kind: int, payload: bytes, path: str = "", offset: int = 0) -> None:
-        if kind == f.DECISION:
+        if kind == DECISION:
             self._decided(_decode_decision(payload))
-        elif kind == f.XA_PREPARED:
+        elif kind == XA_PREPARED:
             external = _decode_external(payload)
             self.externals[external.transaction] = external
-        elif kind == f.EPOCH:
+        elif kind == EPOCH:
             self.epochs.add(_decode_epoch(payload))
             if len(self.epochs) > EPOCHS_MAX:
                 self.epochs.remove(min(self.epochs))
-        elif kind == f.FORGOTTEN:
+        elif kind == FORGOTTEN:
             for start in range(0, len(payload), TRANSACTION_BYTES):
                 transaction = payload[start : start + TRANSACTION_BYTES]
                 self.decisions.pop(transaction, None)
                 self.externals.pop(transaction, None)
-        elif kind != f.SNAPSHOT:
+        elif kind != w.SNAPSHOT:
             raise CorruptionError(path, offset, f"record of unknown type {kind}", "use the version that wrote it")
 
     # Releasing segments
 
-    def _reclaim(self) -> None:
-        self._reclaim_due = False
-        try:
-            self.reclaim()
-        except (AnabranchError, OSError) as error:
-            log.warning("decision log: no segment released: %s", error)
-
     def reclaim(self) -> None:
         """Carry what is in force to the tail and release the segments before it (rule T5)."""
-        with self._reclaiming:
-            the_log = self._log
-            if the_log is None:
-                return
-            applied = self._applied  # before what is in force is read: later records are read again from the segments
-            old = [s for s in the_log.table.segments if s.number < applied.segment.number]
-            if not old:
-                return
-            with disk_errors("its directory cannot be opened"):
-                names = the_log.files.names()
+        reclaimer = self._reclaimer
+        if reclaimer is not None:
+            reclaimer.run()
+
+    def _snapshot(self) -> tuple[list[Segment], bytes]:
+        """All segments but the last, and what is in force."""
+        log = self._log
+        if log is None:
+            return [], b""
+        applied = self._applied  # before what is in force is read: later records are read again from the segments
+        old = [segment for segment in log.table.segments if segment.number < applied.segment.number]
+        if old:
             self._directory.require_lock()
-            carried = [(f.EPOCH, _encode(epoch)) for epoch in sorted(self.epochs)]
-            carried += [(f.XA_PREPARED, _encode(external)) for external in list(self.externals.values())]
-            carried += [(f.DECISION, _encode(decision)) for decision in list(self.decisions.values())]
-            document = Snapshot(applied.lsn, 0, applied.segment.number, 0, [], [], [], [], carried).encode()
-            ticket = Ticket([(f.SNAPSHOT, document, None)], f.RECORD_HEADER.size + len(document), sync=True)
-            the_log.submit(ticket)
-            the_log.wait(ticket)
-            the_log.forget_segments({segment.number for segment in old})
-            the_log.files.release([(s.number, s.capacity) for s in old], self._options.pool_files, None, names)
+        carried = [(EPOCH, _encode(epoch)) for epoch in sorted(self.epochs)]
+        carried += [(XA_PREPARED, _encode(external)) for external in list(self.externals.values())]
+        carried += [(DECISION, _encode(decision)) for decision in list(self.decisions.values())]
+        return old, _encode(_Snapshot(applied.lsn, applied.segment.number, carried))
+
+
+def _snapshot_record(payload: bytes) -> object:
+    """What a ticket holds that writes a snapshot."""
+    return [(w.SNAPSHOT, payload, None)]
+
+
+def _needed_by(payload: bytes) -> Needed:
+    """Which segments a snapshot says must be there."""
+    return Needed(_decode_snapshot(payload).first_needed, {})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..adapters.base import Prepared, Store
 from ..policies.errors import AnabranchError, TransactionError
-from .decision_log import Decision, DecisionLog, word
+from .decision_log import Decision, DecisionLog, outcome_of
 from .external import Externals
 from .forgetting import Forgetting
 from .places import Places
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """A transaction that is prepared somewhere and waits: for a word, or for a store."""
+    """A transaction that is prepared somewhere and waits: for an outcome, or for a store."""
 
     transaction: str
     """Its id, 64 hexadecimal digits."""
@@ -86,7 +86,7 @@ class Doubt:
     def _described(self, transaction: bytes, stores: Sequence[str], reason: str, sends: int, acks: int) -> InDoubt:
         said = self._log.decisions.get(transaction)
         known = said or self._log.externals.get(transaction)
-        outcome = word(said) if said is not None else None
+        outcome = outcome_of(said) if said is not None else None
         xid = known.xid if known is not None else None
         return InDoubt(transaction.hex(), xid, outcome, tuple(stores), reason, sends, acks)
 
@@ -96,8 +96,8 @@ class Doubt:
         said = self._log.decisions.get(transaction)
         if said is not None:
             raise TransactionError(
-                f"transaction {transaction.hex()} is decided already: {word(said)}; its stores carry it out as soon "
-                "as they can"
+                f"transaction {transaction.hex()} is decided already: {outcome_of(said)}; its stores carry it out as "
+                "soon as they can"
             )
         external = self._log.externals.get(transaction)
         if external is not None:
@@ -123,7 +123,7 @@ class Doubt:
 
     def heuristics(self) -> list[Heuristic]:
         """The outcomes given by hand that nobody has forgotten yet."""
-        return [Heuristic(d.transaction.hex(), d.xid, word(d)) for d in self._by_hand()]
+        return [Heuristic(d.transaction.hex(), d.xid, outcome_of(d)) for d in self._by_hand()]
 
     def _by_hand(self) -> list[Decision]:
         return [decision for _, decision in sorted(self._log.decisions.items()) if decision.by_hand]

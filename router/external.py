@@ -7,7 +7,7 @@ from functools import partial
 
 from ..adapters.background import shared
 from ..policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
-from .decision_log import Decision, DecisionLog, External, word
+from .decision_log import Decision, DecisionLog, External, outcome_of
 from .places import Places
 from .settling import Settling
 from .xid import Xid
@@ -42,7 +42,7 @@ class Externals:
         """Raise TransactionError if a transaction of that name is prepared or decided."""
         external, decision = self.get(xid), self.decided(xid)  # in the order of its life: it is in one of them
         if decision is not None and decision.by_hand:
-            raise TransactionError(f"xid {xid} had its outcome by hand, {word(decision)}; forget it first")
+            raise TransactionError(f"xid {xid} had its outcome by hand, {outcome_of(decision)}; forget it first")
         if decision is not None or external is not None:
             step = "commit or roll back that transaction first" if decision is None else "it ended a moment ago"
             raise TransactionError(f"xid {xid} is in use: {step}; each transaction needs one of its own")
@@ -107,4 +107,4 @@ class Externals:
 def _said_before(decision: Decision) -> TransactionError:
     what = f"transaction {decision.xid if decision.xid is not None else decision.transaction.hex()}"
     how = "by hand; forget it once you have put that right" if decision.by_hand else "before"
-    return TransactionError(f"the outcome of {what} is {word(decision)}: that was said {how}")
+    return TransactionError(f"the outcome of {what} is {outcome_of(decision)}: that was said {how}")

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..adapters.base import Message, Progress, Store, Subscription
+from ..adapters.background import shared
+from ..adapters.base import Message, Progress, Store, StoreStats, Subscription
 from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors, sweep_unfinished
 from ..adapters.locking import fork_generation
@@ -29,6 +30,7 @@ from .layout import Layout
 from .parts import Part
 from .placement import DestinationRow, Placement, StoreRow
 from .reconcile import Reconciler
+from .store_statistics import StoreStatistics
 from .stores import OpenStores
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class Places:
         self.opened = False
         """Set by the router, once all is compared: whether users may come."""
         self._stopped: StoreFailedError | None = None
+        self._statistics = StoreStatistics()
 
     def on_open(self, call: Callable[[Store], None]) -> None:
         """Call this with each store that is opened, before anybody else has it."""
@@ -92,11 +95,14 @@ class Places:
         """Compare the record with configuration and disk (invariant 6). Raises PlacementError."""
         self._reconciler.run()
 
-    def close_stores(self) -> None:
-        """Take no more calls, close all stores. Raises the first error of a store after closing all."""
+    def close_stores(self, before: Callable[[bytes], None] = lambda store_id: None) -> None:
+        """Take no more calls, close all stores, each after a call of `before` with its id. One that hangs holds up no
+        other. Raises the first error of a store after closing all."""
         self.opened = self._stores.accepting = False
+        for store in self._companions.stores():
+            before(store.store_id)
         self._companions.close()
-        self._stores.close_all()
+        self._stores.close_all(before)
 
     def stop(self, error: StoreFailedError) -> None:
         """Refuse all from now on: the data directory may be another's."""
@@ -277,13 +283,13 @@ class Places:
     def mirror(self, subscription: Subscription, subscribe: bool) -> int:
         """Do in the topic's companion what was done in its store; returns how many messages went with it."""
         store = self.store_for(subscription.topic)
-        with self._companions.lock:  # one that is made just now has it, or is there
+        with self._companions.lock(store.store_id):  # one that is made just now has it, or is there
             companion = self._companions.get(store.store_id)
             return companion.mirror(subscription, subscribe) if companion is not None else 0
 
     def align_companion(self, store: Store) -> None:
         """What a prepared transaction began or ended in a store begins or ends in its companion."""
-        with self._companions.lock:
+        with self._companions.lock(store.store_id):
             companion = self._companions.get(store.store_id)
             if companion is not None:
                 companion.align(store)
@@ -322,9 +328,26 @@ class Places:
         """Those that are open, companions too."""
         return [*self._stores.values(), *self._companions.stores()]
 
-    def companions(self) -> dict[str, Store]:
-        """The companions, by their names."""
-        return {store.name: store for store in self._companions.stores()}
+    def stats(self) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
+        """What each store says of itself, by its name, companions too; those that are not open are opened for it. And
+        the names of the unresponsive ones."""
+        closed: dict[str, Callable[[], StoreStats]] = {}
+        opened: dict[str, Callable[[], StoreStats]] = {}
+        rows, companions = self.rows_by_name(), {store.name: store.stats for store in self._companions.stores()}
+        for name, row in rows.items():
+            ask = partial(self.with_row, row, lambda store: store.stats())
+            (opened if self._stores.is_open(row) else closed)[name] = ask
+        stats, unresponsive = self._statistics.ask(closed, opened | companions)
+        return {name: stats[name] for name in [*rows, *companions] if name in stats}, unresponsive
+
+    def subscriptions(self) -> set[Subscription]:
+        """Of all stores; those that are not open are opened."""
+        rows = self._placement.stores.values()
+        found = shared().for_each(rows, lambda row: self.with_row(row, lambda store: list(store.stats().subscriptions)))
+        for _, _, error in found:
+            if error is not None:
+                raise error
+        return {subscription for _, known, _ in found for subscription in known or ()}
 
     def with_store(self, part: Part, call: Callable[[Store], T]) -> T:
         """Call with a part's store. One that is held by sends alone may have been closed for being idle; it is opened

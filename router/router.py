@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ..adapters.background import shared
 from ..adapters.base import (
     TRANSACTION_BYTES,
     Headers,
@@ -70,6 +71,9 @@ class RouterStats:
     dropped: int = 0
     """Messages that were dropped since open: expired ones without a dead-letter queue, and those that were sent to a
     topic without any durable subscription, which the `dropped` of each store counts since that was opened."""
+    unresponsive: tuple[str, ...] = ()
+    """Names of stores that did not answer within a second, since their disk hangs, say. Their figures are those that
+    they gave last; of one that never gave any they are missing."""
 
 
 class Router:
@@ -157,7 +161,7 @@ class Router:
             self.sweeper.close()
             self.coordinator.close()
             try:
-                self.places.close_stores()
+                self.places.close_stores(self.sweeper.finish)
                 self.coordinator.log.close()
             except (AnabranchError, OSError):
                 self._let_go()
@@ -212,8 +216,8 @@ class Router:
 
     def subscriptions(self) -> list[Subscription]:
         """All durable subscriptions, in order of topic, client and name."""
-        known = {s for stats in self.stats().stores.values() for s in stats.subscriptions}
-        return sorted(known, key=lambda s: (s.topic.name, *s.key))
+        self.places.require_open()
+        return sorted(self.places.subscriptions(), key=lambda s: (s.topic.name, *s.key))
 
     def put_aside(self) -> int:
         """Put what is not delivered any more (expired, or come back too often) into its dead-letter queue, or drop it,
@@ -380,14 +384,12 @@ class Router:
         return Endpoint(self.places, resolve(destination)).delete()
 
     def stats(self) -> RouterStats:
-        """Of every store that exists; those that are not open are opened for it."""
+        """Of every store that exists; those that are not open are opened for it. One that is open and does not answer
+        within a second is named in `unresponsive`; what it said last stands for it, if anything does."""
         self.places.require_open()
-        rows = self.places.rows_by_name()
-        stores = {name: self.places.with_row(row, lambda store: store.stats()) for name, row in rows.items()}
-        companions = {name: store.stats() for name, store in self.places.companions().items()}
-        with_companions = {**stores, **companions}
-        dropped = self.sweeper.dropped + sum(store.dropped for store in with_companions.values())
-        return RouterStats(with_companions, self.coordinator.log.syncs, self.sweeper.dead_lettered, dropped)
+        stores, unresponsive = self.places.stats()
+        dropped = self.sweeper.dropped + sum(store.dropped for store in stores.values())
+        return RouterStats(stores, self.coordinator.log.syncs, self.sweeper.dead_lettered, dropped, unresponsive)
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.
@@ -395,19 +397,12 @@ class Router:
         Raises the first error of a store after trying all.
         """
         self.places.require_open()
-        freed = 0
-        errors: list[Exception] = []
-        for store in self.places.open_stores():
-            try:
-                freed += store.reclaim()
-            except ClosedError:
-                continue  # it was closed for being idle
-            except Exception as error:  # whatever it is: it holds up no other store
-                errors.append(error)
+        found = shared().for_each(self.places.open_stores(), lambda store: store.reclaim())
         self.places.require_open()
-        if errors:
-            raise errors[0]
-        return freed
+        for _, _, error in found:
+            if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle
+                raise error
+        return sum(freed or 0 for _, freed, _ in found)
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""

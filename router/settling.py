@@ -14,7 +14,7 @@ from typing import Final
 from ..adapters.background import shared
 from ..adapters.base import Prepared, Store
 from ..policies.errors import AnabranchError, PlacementError
-from .decision_log import Decision, DecisionLog, word
+from .decision_log import Decision, DecisionLog, outcome_of
 from .forgetting import Forgetting, tell
 from .places import Places
 
@@ -120,7 +120,7 @@ class Settling:
             try:
                 tell(store, said).wait()
                 self._carried_out_in(store, transaction)
-                log.info("store %s: transaction %s: %s", store.name, transaction.hex(), word(said))
+                log.info("store %s: transaction %s: %s", store.name, transaction.hex(), outcome_of(said))
             except AnabranchError as error:
                 log.warning("store %s: transaction %s waits: %s", store.name, transaction.hex(), error)
                 waiting.add(transaction)

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 from weakref import WeakSet
 
+from ..adapters.background import shared
 from ..adapters.base import Adapter, Progress, Store
 from ..adapters.descriptors import STORE, read_files, shares
 from ..adapters.files import is_out_of_files
@@ -87,6 +88,9 @@ class OpenStores:
     def values(self) -> list[Store]:
         with self._lock:
             return list(self._open.values())
+
+    def is_open(self, row: StoreRow) -> bool:
+        return row.path in self._open
 
     def last_seq(self, path: str) -> int:
         """The highest seq that the store at a path has given out, also if it was closed for being idle."""
@@ -192,19 +196,22 @@ class OpenStores:
         with self.exclusive(path):
             self._close(path)
 
-    def close_all(self) -> None:
-        """Close every store, and wait for those that are being opened. Raises the first error after closing all."""
+    def close_all(self, before: Callable[[bytes], None]) -> None:
+        """Close every store, after a call of `before` with its id, and wait for those that are being opened. Raises the
+        first error after closing all."""
         self.by_destination.clear()
-        errors: list[Exception] = []
+
+        def close(path: str) -> None:
+            store = self._open.get(path)
+            if store is not None:
+                before(store.store_id)
+            self.close_at(path)
+
         with self._lock:
             paths = list(self._exclusive)
-        for path in paths:
-            try:
-                self.close_at(path)
-            except (AnabranchError, OSError) as error:
-                errors.append(error)
+        errors = [error for _, _, error in shared().for_each(paths, close) if error is not None]
         if errors:
-            raise errors[0]
+            raise next((error for error in errors if not isinstance(error, (AnabranchError, OSError))), errors[0])
 
     def _close(self, path: str) -> None:
         """Under its lock. It counts as open until it is closed: an interrupted close is called again."""

@@ -29,6 +29,8 @@ SWEEP_MAX: Final = 100
 """Messages that are put aside in one transaction."""
 SWEEP_BYTES: Final = 4 << 20
 """Likewise, of their bodies; one that is longer is put aside alone."""
+FINISH_SECONDS: Final = 1.0
+"""How long closing the router waits for what is under way, before it closes the other stores."""
 REFUSED_SECONDS: Final = 60.0
 """Until one that was refused, by a limit of its dead-letter queue's store say, is tried again."""
 _REFUSED: Final = (MessageTooLargeError, DestinationError, UnknownMessageError)
@@ -36,11 +38,16 @@ _REFUSED: Final = (MessageTooLargeError, DestinationError, UnknownMessageError)
 
 
 class Sweeper:
-    """Threads: all; one at a time sweeps."""
+    """Threads: all; of each store one at a time puts messages aside, so that one whose disk hangs holds up no other.
+    `_lock` guards the fields."""
 
     def __init__(self, places: Places, begin: Callable[[], Transaction]) -> None:
         self._places, self._begin = places, begin
-        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread, to close the router
+        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
+        self._locks: dict[bytes, threading.RLock] = {}
+        """Of each store, held while its messages are put aside. Likewise: to close the router, say."""
+        self._under_way: set[bytes] = set()
+        """The stores of which messages are being put aside; after Ctrl-C perhaps more."""
         self.closed = True
         self._turn = 0
         """Counts the times it was opened: what is scheduled for an earlier one is passed over."""
@@ -53,6 +60,7 @@ class Sweeper:
         """Look now and then, until `close`."""
         self.closed = False
         self._turn += 1
+        self._locks.clear()
         self._schedule(self._turn)
 
     def _schedule(self, turn: int) -> None:
@@ -66,38 +74,62 @@ class Sweeper:
         shared().schedule(SWEEP_SECONDS, look)
 
     def close(self) -> None:
-        """No more. Waits for a sweep that is under way. Idempotent."""
+        """No more is begun, and what is under way ends, but for a store that takes longer than FINISH_SECONDS: that one
+        `finish` waits for. Idempotent."""
         self.closed = True
-        with self._lock:
+        if self._under_way:
+            shared().for_each(list(self._under_way), self.finish, FINISH_SECONDS)
+
+    def finish(self, store_id: bytes) -> None:
+        """Wait until nothing is put aside any more of a store, after `close`."""
+        with self._lock_of(store_id):
             pass
+
+    def _lock_of(self, store_id: bytes) -> threading.RLock:
+        with self._lock:
+            return self._locks.setdefault(store_id, threading.RLock())
 
     def _run_in_background(self, turn: int) -> None:
         if not self.closed and turn == self._turn:
-            try:
-                self.run()
-            finally:  # whatever it was that failed, there is a next time
-                self._schedule(turn)
+            self._schedule(turn)  # first: there is a next time while a store hangs, and whatever it is that fails
+            self._run(self._sweep_unless_busy)
 
     def run(self) -> int:
         """Put aside all that waits for it in open stores; returns how many messages. A store that fails holds up no
         other (invariant 7)."""
+        return self._run(self._sweep)
+
+    def _run(self, sweep: Callable[[Store], int]) -> int:
         count = 0
-        for store in self._places.open_stores():
-            try:
-                count += self._sweep(store)
-            except AnabranchError as error:
+        for store, done, error in shared().for_each(self._places.open_stores(), sweep):
+            count += done or 0
+            if isinstance(error, AnabranchError):
                 log.debug("store %s: nothing is put aside: %s", store.name, error)
+            elif error is not None:
+                raise error
         return count
+
+    def _sweep_unless_busy(self, store: Store) -> int:
+        """Nothing if another thread is at it: the store may be slow, or its disk hang."""
+        lock = self._lock_of(store.store_id)
+        if not lock.acquire(blocking=False):
+            return 0
+        try:
+            return self._sweep(store)
+        finally:
+            lock.release()
 
     def _sweep(self, store: Store) -> int:
         count = 0
         alone = False
+        lock = self._lock_of(store.store_id)
         while True:
-            with self._lock:
+            with lock:
                 if self.closed:
                     return count
                 waiting: list[Undelivered] = []
                 try:
+                    self._under_way.add(store.store_id)
                     waiting += store.take_undelivered(SWEEP_MAX)
                     found = len(waiting)
                     if not found:
@@ -106,6 +138,7 @@ class Sweeper:
                 finally:
                     left = len(waiting)
                     self._let_go(store, waiting)
+                    self._under_way.discard(store.store_id)
             count += found - left
             if left == found and (alone or not refused):
                 return count
@@ -117,7 +150,8 @@ class Sweeper:
         refused = False
         pattern = self._places.dead_letter_of(store)
         now = time.monotonic()
-        self._refused = {known: again for known, again in self._refused.items() if again > now}
+        with self._lock:
+            self._refused = {known: again for known, again in self._refused.items() if again > now}
         to_do = [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
         for some in _groups(to_do, 0 if alone else SWEEP_BYTES):
             try:
@@ -126,16 +160,21 @@ class Sweeper:
                 refused = True
                 if not alone:
                     return True
-                self._refused[store.store_id, some[0].message.seq] = now + REFUSED_SECONDS
+                with self._lock:
+                    self._refused[store.store_id, some[0].message.seq] = now + REFUSED_SECONDS
                 log.warning("store %s: %r cannot be put aside, and waits: %s", store.name, some[0].message, error)
                 continue
             except AnabranchError as error:
-                log.warning("store %s: %d messages cannot be put aside, and wait: %s", store.name, len(waiting), error)
+                level = logging.DEBUG if self.closed else logging.WARNING
+                log.log(
+                    level, "store %s: %d messages cannot be put aside, and wait: %s", store.name, len(waiting), error
+                )
                 return False
             for one in some:
                 waiting.remove(one)
-            self.dead_lettered += kept
-            self.dropped += len(some) - kept
+            with self._lock:
+                self.dead_lettered += kept
+                self.dropped += len(some) - kept
         return refused
 
     def _put_aside(self, store: Store, pattern: str | None, found: Sequence[Undelivered]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .places import in_memory
+from .shares import Share
 from .sql.server import postgres, postgres_url  # noqa: F401  fixtures
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,6 +29,62 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     so that none is begun when all others have ended, and one Spark session serves all tests that need one."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: next((n for n, place in enumerate(SLOWEST) if place in item.path.parents), 9))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--campaign-minutes", type=float, default=0, help="what all campaigns may take together; 0: what they need"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "campaign: the whole of what other tests do a share of; make test-all")
+    config.addinivalue_line("markers", "weight(number): what a campaign gets of the minutes, 1 where nothing is said")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the campaigns counted."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    told = [
+        f"{report.nodeid}: {text}"
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "teardown" and "campaign" in report.keywords
+        for name, text in report.user_properties
+        if name == "counts"
+    ]
+    if told:
+        terminalreporter.section("campaigns")
+        terminalreporter.write("".join(f"{line}\n" for line in sorted(told)))
+
+
+def _weight(item: pytest.Item) -> float:
+    if item.get_closest_marker("campaign") is None:
+        return 0.0
+    mark = item.get_closest_marker("weight")
+    return 1.0 if mark is None else float(mark.args[0])
+
+
+def _seconds(request: pytest.FixtureRequest) -> float:
+    """What this campaign may take; no end where no limit was given."""
+    minutes, weight = request.config.getoption("--campaign-minutes"), _weight(request.node)
+    if not minutes or not weight:
+        return math.inf
+    workers = getattr(request.config, "workerinput", {"workercount": 1})["workercount"]
+    return 60 * minutes * workers * weight / sum(_weight(item) for item in request.session.items)
+
+
+@pytest.fixture
+def budget(request: pytest.FixtureRequest) -> Iterator[Share]:
+    """How much is done by a test that says itself whether it is a campaign."""
+    share = Share(request.node.get_closest_marker("campaign") is not None, _seconds(request))
+    yield share
+    request.node.user_properties += [("counts", text) for text in share.counts]
+
+
+@pytest.fixture(params=["share", pytest.param("whole", marks=pytest.mark.campaign)])
+def share(budget: Share) -> Share:
+    """How much of its enumeration a test does: once a share of it, once, as a campaign, the whole."""
+    return budget
 
 
 def _kept(config: pytest.Config) -> bool:

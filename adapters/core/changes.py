@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ..base import Message, Prepared, Subscription, SubscriptionKey
+from ..base import Prepared, Subscription, SubscriptionKey
 from .delivery import Lease, Place
 from .records import is_requeued
 from .states import DestinationState, SubscriptionState
@@ -107,14 +107,17 @@ def apply_all(changes: Sequence[Change], table: Table) -> None:
 class Send:
     """A message at the end of its destination."""
 
-    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "seq", "state")
+    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "state")
 
     def __init__(
         self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
     ) -> None:
         self.state = state
         self.record = record
-        """As records.py makes it."""
+        """As records.py makes it; headers and body may be missing where the backend holds them already
+        (Backend.stage)."""
+        self.record_bytes = len(record)
+        """How long it is when it is whole."""
         self.name = name
         """The message id."""
         self.order = order
@@ -373,7 +376,7 @@ class Unsubscribe:
 class Branch:
     """A store's part of a transaction over several: what its commit will do."""
 
-    __slots__ = ("changes", "leases", "messages", "own", "participants", "payload", "promise", "reservation",
+    __slots__ = ("changes", "leases", "own", "participants", "payload", "promise", "reservation",
                  "returned", "transaction")  # fmt: skip
 
     def __init__(self, transaction: bytes, participants: tuple[bytes, ...], changes: Sequence[Change]) -> None:
@@ -384,8 +387,6 @@ class Branch:
         """Changes of subscriptions, sends, then acks."""
         self.leases: Sequence[Lease] = ()
         """Of what it acks."""
-        self.messages: Sequence[Message] = ()
-        """The same, where this process received them."""
         self.payload = b""
         """All of it in bytes (branches.py)."""
         self.returned: list[Change] = []

@@ -14,6 +14,7 @@ A topic's message is held for each subscription on its own.
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 import threading
 import time
@@ -99,7 +100,7 @@ class Feed:
         """A heap of what was released: order and seq."""
         self.returned_places: dict[int, Place] = {}
         """The same by seq."""
-        self.purging = 0
+        self.purging: set[object] = set()
         """Purges under way: nothing is delivered meanwhile."""
         self.passed_at = 0
         """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""
@@ -166,12 +167,17 @@ class Feed:
         self.wake()
 
 
+_numbers = itertools.count(time.time_ns())
+
+
 class Lease:
     """That somebody holds a message."""
 
-    __slots__ = ("feeds", "hold", "place", "whole")
+    __slots__ = ("feeds", "hold", "number", "place", "whole")
 
     def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
+        self.number = next(_numbers)
+        """No other lease of this process has it, nor one of a process before."""
         self.feeds = feeds
         """For whom it is held: one feed; of an expired message of a topic, all that have yet to ack it."""
         self.place = place
@@ -406,6 +412,14 @@ class Delivery:
 
     # Settling
 
+    def move(self, lease: Lease, before: int, after: int) -> bool:
+        """Move one from one hold to another; False if it is not held so."""
+        with self._lock:
+            if lease.hold != before or not lease.is_held:
+                return False
+            lease.hold = after
+            return True
+
     def take(self, store: Store, messages: Sequence[Message], before: int, after: int) -> list[Lease]:
         """Move all from one hold to another, or none. Returns their leases. Raises UnknownMessageError."""
         taken: list[Lease] = []
@@ -428,25 +442,23 @@ class Delivery:
                 )
         return taken
 
-    def put_back(self, messages: Iterable[Message], hold: int) -> None:
+    def put_back(self, leases: Iterable[Lease], hold: int) -> None:
         """What was LEAVING and is still there is held again: its ack has failed, or was interrupted."""
         with self._lock:
-            for message in messages:
-                lease = message.note
-                if type(lease) is Lease and lease.hold == LEAVING:
+            for lease in leases:
+                if lease.hold == LEAVING:
                     lease.hold = hold
 
-    def give_back(self, messages: Iterable[Message], rows: Rows, delivered: bool) -> None:
+    def give_back(self, leases: Iterable[Lease], rows: Rows, delivered: bool) -> None:
         """What was LEAVING is free, each at its old place; `delivered`: it counts as a delivery. All that is pending is
         in the rows.
 
-        Who gave a message back cannot do anything with it any more, be it held again by somebody else.
+        Who gave a message back cannot do anything with it any more, be it held again by somebody else: that is another
+        lease.
         """
-        for message in messages:
-            lease = message.note
-            if type(lease) is Lease and lease.hold == LEAVING:
+        for lease in leases:
+            if lease.hold == LEAVING:
                 self.unlease(lease, rows, delivered)
-                message.note = None
 
     def unlease(self, lease: Lease, rows: Rows, delivered: bool = False) -> None:
         """The message is free, at its old place. Idempotent."""

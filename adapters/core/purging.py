@@ -36,25 +36,25 @@ def _purge_some(
 ) -> tuple[int, int, int | None]:
     """The next pages. Returns how many messages were free, by how many the destination is less, and the seq to go on
     behind, None at the end."""
-    engine.check()
-    with engine.lock:
-        engine.current()
-        if engine.is_gone(feed):
-            return 0, 0, None
-        ranges, count, last = _free_ranges(engine, state, feed, after)
-        before = state.count
-        if ranges:
-            feed.purging += 1  # nobody shall receive what is about to go
-    if not ranges:
-        return 0, 0, last
+    mark, less = object(), 0
     try:
+        engine.check()
+        with engine.lock:
+            engine.current()
+            if engine.is_gone(feed):
+                return 0, 0, None
+            ranges, count, last = _free_ranges(engine, state, feed, after)
+            before = state.count
+            if not ranges:
+                return 0, 0, last
+            feed.purging.add(mark)  # nobody shall receive what is about to go
         write([AckRange(state, first, to, feed.number) for first, to in ranges])
         engine.check()
         with engine.lock:
             engine.current()
             less = max(before - state.count, 0)
     finally:
-        feed.purging -= 1
+        feed.purging.discard(mark)
         feed.wake()
     return count, min(less, count), last
 

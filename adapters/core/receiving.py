@@ -15,6 +15,7 @@ from ..subscriptions import require_topic, unknown
 from .backend import ReadError
 from .delivery import CLOCK_SECONDS, SEQ, Feed, Lease, Place, Taker, order_of
 from .engine import Engine
+from .listening import Listener
 from .records import decode
 from .states import DestinationState, SubscriptionState
 
@@ -28,7 +29,7 @@ class Receiving:
     """Of one store that is open. Threads: all."""
 
     def __init__(self, store: Store, engine: Engine) -> None:
-        self._store, self._engine = store, engine
+        self._store, self.engine = store, engine
 
     def receive(
         self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
@@ -44,18 +45,18 @@ class Receiving:
                     return None
                 lease = taker.lease
                 assert lease is not None
-                message = self._read(lease)
+                message = self.read(lease)
                 if message is not None:
                     return message
             except BaseException as error:
                 if not _is_damage(error):
                     self._cancel(feed, taker)
                 raise
-            self._let_go(lease)  # it was purged after it had been fetched
+            self.let_go(lease)  # it was purged after it had been fetched
 
     def _lease(self, feed: Feed, taker: Taker, wait: bool) -> bool:
         """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already."""
-        engine = self._engine
+        engine = self.engine
         engine.check()
         with engine.lock:
             engine.current(drained=False)
@@ -81,7 +82,7 @@ class Receiving:
 
     def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool:
         """Until the taker has a message; False when the time (monotonic, in seconds) is over."""
-        engine = self._engine
+        engine = self.engine
         if taker not in feed.takers and taker.lease is None:
             return False
         try:
@@ -113,24 +114,19 @@ class Receiving:
         """Whoever was interrupted gives back what it was given."""
         feed.takers.pop(taker, None)
         if taker.lease is not None:
-            with suppress(AnabranchError, RuntimeError):  # in a store that has stopped nobody holds anything
-                engine = self._engine
-                engine.check()
-                with engine.lock:
-                    engine.current()
-                    engine.delivery.unlease(taker.lease, engine.backend)
+            self.give_back(taker.lease)
 
-    def _read(self, lease: Lease) -> Message | None:
+    def read(self, lease: Lease) -> Message | None:
         """The message; None if it has died meanwhile."""
         state = lease.feeds[0].state
-        for record in self._engine.backend.bodies(state, [lease.place]):
+        for record in self.engine.backend.bodies(state, [lease.place]):
             if record is not None:
                 return decode(self._store, state.destination, lease.place, record, lease)
         return None
 
-    def _let_go(self, lease: Lease) -> None:
+    def let_go(self, lease: Lease) -> None:
         """What it holds is dead."""
-        engine = self._engine
+        engine = self.engine
         engine.check()
         with engine.lock:
             for feed in lease.feeds:
@@ -140,7 +136,7 @@ class Receiving:
     def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
         """What one receives from there draws from; None for a queue that is new here, unless `make`. Raises
         DestinationError, UnknownSubscriptionError."""
-        engine = self._engine
+        engine = self.engine
         if key is not None:
             return self.subscription(destination, key).feed
         if destination.kind is Kind.TOPIC:
@@ -156,7 +152,7 @@ class Receiving:
     def subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState:
         """With all that has returned. Raises DestinationError, UnknownSubscriptionError."""
         require_topic(topic)
-        engine = self._engine
+        engine = self.engine
         state = engine.catalog.destinations.get(topic)
         known = state.subscriptions.get(key) if state is not None and not engine.unsubscribing else None
         if known is None:
@@ -166,19 +162,19 @@ class Receiving:
         return known
 
     def _subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState | None:
-        state = self._engine.catalog.destinations.get(topic)
+        state = self.engine.catalog.destinations.get(topic)
         return state.subscriptions.get(key) if state is not None else None
 
     def watch(
         self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
     ) -> Callable[[], None]:
-        self._engine.ensure_usable()
+        self.engine.ensure_usable()
         feed = self.feed(destination, subscription, make=True)
         assert feed is not None
-        return self._engine.delivery.watch(feed, wake)
+        return self.engine.delivery.watch(feed, wake)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
-        engine = self._engine
+        engine = self.engine
         taken: list[tuple[Lease, str]] = []
         found: list[Undelivered] = []
         engine.check()
@@ -188,25 +184,44 @@ class Receiving:
                 engine.delivery.take_undelivered(limit, engine.backend, taken)
             for lease, reason in taken:
                 try:
-                    message = self._read(lease)
+                    message = self.read(lease)
                 except CorruptionError as error:  # others go on
                     log.error("store %s: %s", engine.name, error)
-                    if not _is_damage(error):
-                        self._give_back(lease)
+                    self.give_back_unless_damaged(lease, error)
                     continue
                 if message is not None:
                     found.append(Undelivered(message, reason))
                 else:
-                    self._let_go(lease)
+                    self.let_go(lease)
             return found
         except BaseException:
             for lease, _ in taken:  # the caller knows of none of them
-                self._give_back(lease)
+                self.give_back(lease)
             raise
 
-    def _give_back(self, lease: Lease) -> None:
-        with suppress(AnabranchError):
-            engine = self._engine
+    def listen(
+        self,
+        destination: Destination,
+        on_message: Callable[[Message], object],
+        credit: int = 1,
+        subscription: SubscriptionKey | None = None,
+    ) -> Listener:
+        self.engine.ensure_usable()
+        feed = self.feed(destination, subscription, make=True)
+        assert feed is not None
+        listener = Listener(self, feed, on_message, credit)
+        listener.wake()
+        return listener
+
+    def give_back_unless_damaged(self, lease: Lease, error: BaseException) -> None:
+        """After a message could not be read."""
+        if not _is_damage(error):
+            self.give_back(lease)
+
+    def give_back(self, lease: Lease) -> None:
+        """It is free again, at its old place; in a store that has stopped nobody holds anything."""
+        with suppress(AnabranchError, RuntimeError):
+            engine = self.engine
             engine.check()
             with engine.lock:
                 engine.current()
@@ -219,12 +234,12 @@ class Receiving:
         after: int | Message = 0,
         subscription: SubscriptionKey | None = None,
     ) -> Iterator[Message]:
-        priorities = self._engine.backend.settings.priorities
+        priorities = self.engine.backend.settings.priorities
         if isinstance(after, Message):
             position = (order_of(after.priority, priorities), after.seq)
         elif after and priorities:
             raise ValueError(
-                f"store {self._engine.name!r} orders by priority: the seq {after} is no place in its order; give the "
+                f"store {self.engine.name!r} orders by priority: the seq {after} is no place in its order; give the "
                 "message"
             )
         else:
@@ -238,7 +253,7 @@ class Receiving:
         after: tuple[int, int],
         key: SubscriptionKey | None,
     ) -> Iterator[Message]:
-        engine = self._engine
+        engine = self.engine
         engine.ensure_usable()
         known = None if key is None else self.subscription(destination, key)
         state = engine.catalog.destinations.get(destination)
@@ -267,7 +282,7 @@ class Receiving:
         """The next messages in order, over all priorities."""
         order, seq = after
         found: list[Place] = []
-        rows = self._engine.backend
+        rows = self.engine.backend
         for one in rows.orders(known.feed if known is not None else state.feed):
             if one >= order and len(found) < count:
                 found += rows.rows(state, known, one, seq if one == order else 0, count - len(found))
@@ -275,7 +290,7 @@ class Receiving:
 
     def _lives(self, state: DestinationState, known: SubscriptionState, place: Place) -> bool:
         """Whether the subscription has yet to ack it, with all that has returned."""
-        engine = self._engine
+        engine = self.engine
         engine.check()
         with engine.lock:
             engine.current()

@@ -17,8 +17,8 @@ from ..clock import before_1970
 from ..headers import pack_headers, pack_id, unpack_headers
 from .delivery import DELIVERIES, EXPIRES, SEQ, Lease, Place
 
-HEAD: Final = struct.Struct("<BBHIQQ")
-assert HEAD.size == 24
+HEAD: Final = struct.Struct("<HHHIQQ")
+assert HEAD.size == 26
 
 REQUEUED: Final = 1
 """A flag: stored even if its id is in the duplicate window."""
@@ -88,7 +88,7 @@ def name_of(record: bytes) -> bytes | None:
 
 def is_requeued(record: bytes) -> bool:
     """Whether it is stored whatever the duplicate window says."""
-    return bool(record[1] & REQUEUED)
+    return bool(_unpack(record)[1] & REQUEUED)
 
 
 def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:

@@ -24,27 +24,31 @@ from ...policies.errors import (
     CorruptionError,
     OutcomeUnknownError,
     StoreFailedError,
-    StoreFullError,
     StoreLockedError,
     UnknownMessageError,
 )
 from .. import base
 from ..base import (
     DEFAULT_PRIORITY,
+    Counts,
     Done,
     Headers,
+    Listener,
     Message,
     Outgoing,
     Pending,
     Prepared,
     Progress,
     Receipt,
+    Settlement,
     StoreStats,
     Subscription,
     SubscriptionKey,
     Undelivered,
+    require_leased,
 )
 from ..files import disk_errors
+from ..headers import pack_id
 from ..room import Amount, Reservation, Room
 from ..subscriptions import checked, require_same, require_unclaimed, shown, unknown
 from .backend import Backend, Found
@@ -63,11 +67,12 @@ from .changes import (
     acks_of,
     returned_of,
 )
-from .delivery import CLAIMED, LEASED, LEAVING, claimed, order_of
+from .delivery import CLAIMED, LEASED, Feed, Lease, claimed, order_of
 from .engine import Engine
 from .purging import purge
 from .receiving import Receiving
-from .records import encode, encode_outgoing, order_and_expiry
+from .records import decode, encode, encode_outgoing, order_and_expiry
+from .settling import Settling
 from .states import DestinationState
 from .tickets import Ticket
 from .writers import Direct, Threaded, Writer
@@ -105,6 +110,7 @@ class CoreStore:
         self._engine = engine = Engine(self.name, self.backend)
         self._writer: Writer = Threaded(engine) if self.backend.threaded else Direct(engine)
         self._receiving = Receiving(self, engine)
+        self._settling = Settling(self, engine, self._writer, self._write)
         self._room = Room(
             self.name, settings.max_messages, settings.max_bytes, self._count_held, settings.max_bytes_option
         )
@@ -344,6 +350,15 @@ class CoreStore:
     ) -> Callable[[], None]:
         return self._receiving.watch(destination, subscription, wake)
 
+    def listen(
+        self,
+        destination: Destination,
+        on_message: Callable[[Message], object],
+        credit: int = 1,
+        subscription: SubscriptionKey | None = None,
+    ) -> Listener:
+        return self._receiving.listen(destination, on_message, credit, subscription)
+
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         return self._receiving.take_undelivered(limit)
 
@@ -360,71 +375,49 @@ class CoreStore:
 
     def ack(self, messages: Sequence[Message]) -> None:
         self._engine.ensure_usable()
-        self._settle(messages, LEASED, [], False)
-        self._engine.acks += len(messages)
+        self._settling.ack(messages, LEASED)
 
-    def _settle(self, messages: Sequence[Message], hold: int, first: list[Change], sync: bool) -> list[Any]:
-        """Ack what is held so, behind other changes; all or none of it. Returns what comes of those."""
-        try:
-            leases = self._engine.delivery.take(self, messages, hold, LEAVING)
-            changes = [*first, *acks_of(leases)]
-            return self._write(changes, sync) if changes else []
-        except (UnknownMessageError, OutcomeUnknownError):
-            raise
-        except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
-            self._engine.delivery.put_back(messages, hold)  # what the ack has reached is not held any more
-            raise
+    def ack_nowait(self, messages: Sequence[Message]) -> Future[None]:
+        self._engine.ensure_usable()
+        return self._settling.ack_nowait(messages, LEASED)
+
+    def release(self, messages: Sequence[Message], delivered: bool = True) -> None:
+        self._engine.ensure_usable()
+        self._settling.give_back(messages, LEASED, delivered)
+
+    def release_nowait(self, messages: Sequence[Message], delivered: bool = True) -> Future[None]:
+        self._engine.ensure_usable()
+        return self._settling.give_back_nowait(messages, LEASED, delivered)
+
+    def claim(self, message: Message) -> None:
+        self._engine.ensure_usable()
+        self._settling.claim(message)
+
+    def unclaim(self, messages: Sequence[Message]) -> None:
+        self._engine.ensure_usable()
+        self._settling.give_back(messages, CLAIMED, delivered=True)
+
+    def token(self, message: Message) -> str:
+        if not isinstance(message.note, Lease):
+            require_leased(message)
+            raise UnknownMessageError(f"{message!r} is not leased here any more")
+        return self._settling.token(message.note)
+
+    def leased(self, token: str) -> Message:
+        self._engine.ensure_usable()
+        message = self._receiving.read(self._settling.lease(token))
+        if message is None:
+            raise UnknownMessageError(f"the message of token {token} is not there any more")
+        return message
+
+    def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
+        self._engine.ensure_usable()
+        return self._settling.settle(tokens, how)
 
     def _write(self, changes: Sequence[Change], sync: bool = False, unsynced: bool = False) -> list[Any]:
         ticket = Ticket(changes, sum(change.size for change in changes), sync, unsynced)
         self._writer.submit(ticket)
         return self._wait(ticket)
-
-    def release(self, messages: Sequence[Message], delivered: bool = True) -> None:
-        self._give_back(messages, LEASED, delivered)
-
-    def claim(self, message: Message) -> None:
-        self._engine.ensure_usable()
-        self._engine.delivery.take(self, [message], LEASED, CLAIMED)
-
-    def unclaim(self, messages: Sequence[Message]) -> None:
-        self._give_back(messages, CLAIMED, delivered=True)
-
-    def _give_back(self, messages: Sequence[Message], hold: int, delivered: bool) -> None:
-        """All or none of them, wherever Ctrl-C strikes."""
-        engine = self._engine
-        engine.ensure_usable()
-        try:
-            leases = engine.delivery.take(self, messages, hold, LEAVING)
-            if delivered:
-                self._count_deliveries(returned_of(leases))
-            engine.check()
-            with engine.lock:
-                engine.current()
-                try:
-                    engine.delivery.give_back(messages, self.backend, delivered)
-                except KeyboardInterrupt:
-                    # The rest; nobody can have leased any of them yet.
-                    engine.delivery.give_back(messages, self.backend, delivered)
-                    raise
-        except UnknownMessageError:  # another thread may be settling them
-            raise
-        except (AnabranchError, KeyboardInterrupt, RuntimeError):
-            engine.delivery.put_back(messages, hold)  # unless they are all given back
-            raise
-
-    def _count_deliveries(self, changes: list[Change]) -> None:
-        """Write how often they have come back; nobody waits for the disk. Who is interrupted here and tries again
-        writes the same. If it cannot be written they are free all the same."""
-        try:
-            for start in range(0, len(changes), 1000):
-                self._write(changes[start : start + 1000], unsynced=True)
-        except StoreFailedError:
-            if self._engine.failed is not None:
-                raise
-            log.warning("store %s: %d deliveries are not counted", self.name, len(changes))
-        except StoreFullError as error:
-            log.warning("store %s: %d deliveries are not counted: %s", self.name, len(changes), error)
 
     # Durable subscriptions
 
@@ -475,17 +468,32 @@ class CoreStore:
         sync: bool | None = None,
         changes: Sequence[base.Change] = (),
     ) -> list[Receipt]:
-        engine = self._engine
-        engine.ensure_usable()
+        first, reservation = self._commit(sends, changes)
+        outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), reservation)
+        self._engine.sends += len(sends)
+        return _receipts(sends, outcomes[len(changes) :])
+
+    def commit_nowait(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None = None,
+        changes: Sequence[base.Change] = (),
+    ) -> Future[list[Receipt]]:
+        first, reservation = self._commit(sends, changes)
+        self._engine.sends += len(sends)
+        return self._settling.ack_nowait(
+            acks, CLAIMED, first, bool(sync), reservation, lambda outcomes: _receipts(sends, outcomes[len(changes) :])
+        )
+
+    def _commit(
+        self, sends: Sequence[tuple[Destination, Outgoing]], changes: Sequence[base.Change]
+    ) -> tuple[list[Change], object]:
+        """What comes before the acks, and the room that it needs."""
+        self._engine.ensure_usable()
         first: list[Change] = [self._change(change) for change in changes]
         sending = self._sends(sends)
-        reservation = self._reserve(sending) if self._room.limited else None
-        outcomes = self._settle(acks, CLAIMED, [*first, *sending], bool(sync))
-        del reservation
-        engine.sends += len(sends)
-        engine.acks += len(acks)
-        done = outcomes[len(changes) : len(changes) + len(sends)]
-        return [Receipt(destination, *result) for (destination, _), result in zip(sends, done, strict=True)]
+        return [*first, *sending], self._reserve(sending) if self._room.limited else None
 
     def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
         self._engine.ensure_usable()
@@ -509,9 +517,16 @@ class CoreStore:
         first += self._sends(sends)
         leases = engine.delivery.take(self, acks, CLAIMED, CLAIMED)
         branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
+        branch.reservation, branch.leases = room, leases
+        self.backend.stage(branch)
         branch.payload = payload_of(participants, branch.changes)
-        branch.reservation, branch.messages, branch.leases = room, acks, leases
-        return self._step(Prepare(branch), lambda outcome: None, sync)
+        try:
+            step = self._step(Prepare(branch), lambda outcome: None, sync)
+        except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
+            self.backend.unstage(transaction)
+            raise
+        step.refused = lambda: self.backend.unstage(transaction)
+        return step
 
     def _step(self, change: Change, result: Callable[[Any], T], sync: bool = False, unsynced: bool = False) -> Step[T]:
         ticket = Ticket([change], change.size, sync, unsynced)
@@ -522,6 +537,7 @@ class CoreStore:
         branch = self._prepared(transaction)
         if branch is None:
             return Done([])
+        self.backend.before_outcome(branch, True)
         engine, sends = self._engine, branch.sends
         first = len(branch.changes) - len(sends) - len(branch.acks)
 
@@ -538,7 +554,9 @@ class CoreStore:
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
         branch = self._prepared(transaction)
         if branch is None:
+            self.backend.unstage(transaction)
             return Done(False)
+        self.backend.before_outcome(branch, False)
         branch.returned = returned_of(branch.leases)
 
         def rolled_back(outcome: bool) -> bool:
@@ -649,6 +667,26 @@ class CoreStore:
         state = self._engine.catalog.destinations.get(destination)
         return self._engine.asked(lambda: state.count if state is not None else 0)
 
+    def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
+        if subscription is not None:
+            known = self._receiving.subscription(destination, subscription)
+            return self._engine.asked(lambda: _counts(known.count, (known.feed,)))
+        state = self._engine.catalog.destinations.get(destination)
+        return self._engine.asked(lambda: _counts(state.count, state.feeds()) if state is not None else Counts(0, 0))
+
+    def find(self, destination: Destination, message_id: str) -> Message | None:
+        engine, state = self._engine, self._engine.catalog.destinations.get(destination)
+        name = pack_id(message_id)
+        if state is None:
+            engine.ensure_usable()
+            return None
+        seq = engine.sequencer.window.get((state.number, name))
+        place = engine.asked(lambda: self.backend.row(state, None, seq)) if seq is not None else None
+        for record in self.backend.bodies(state, [place]) if place is not None else ():
+            if record is not None:
+                return decode(self, destination, place, record, None)  # type: ignore[arg-type]
+        return None
+
     def stats(self) -> StoreStats:
         engine = self._engine
         if engine.failed is None:
@@ -682,11 +720,22 @@ class CoreStore:
             memory_bytes=backend.memory_bytes,
             swap_bytes=backend.swap_bytes,
             dropped=engine.sequencer.dropped,
+            waiting=sum(len(feed.takers) + len(feed.watches) for feed in engine.catalog.feeds()),
         )
 
     def check(self) -> Iterator[str]:
         with disk_errors(f"store {self.name!r} cannot be checked"):
-            yield from self._engine.asked(lambda: list(self.backend.check()))
+            yield from self._writer.undisturbed(lambda: self._engine.asked(lambda: list(self.backend.check())))
+
+
+def _counts(held: int, feeds: Sequence[Feed]) -> Counts:
+    leased = sum(len(feed.held) for feed in feeds)
+    return Counts(max(held - leased, 0), leased)
+
+
+def _receipts(sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any]) -> list[Receipt]:
+    """Of sends; acks come behind them."""
+    return [Receipt(destination, *done) for (destination, _), done in zip(sends, outcomes, strict=False)]
 
 
 class Step(Generic[T]):
@@ -696,9 +745,19 @@ class Step(Generic[T]):
         self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]
     ) -> None:
         self._writer, self._wait, self._ticket, self._result = writer, wait, ticket, result
+        self.refused: Callable[[], None] | None = None
+        """Called if it certainly has no effect."""
 
     def proceed(self) -> None:
         self._writer.proceed()
 
     def wait(self) -> T:
-        return self._result(self._wait(self._ticket)[0])
+        try:
+            outcomes = self._wait(self._ticket)
+        except OutcomeUnknownError:
+            raise
+        except AnabranchError:
+            if self.refused is not None:
+                self.refused()
+            raise
+        return self._result(outcomes[0])

@@ -16,13 +16,13 @@ Where things are:
 
 - the contract: `store`, with `receiving` (what comes out), `bodies` (reading messages back), `holds` (who holds what,
   over ../delivery.py), `subscriptions`, `transactions` (branches of those over several stores)
-- writing: `log` (group commit, syncs), `batch` (what goes in together), `messages` (a message's bytes), `applying`
-  (what is durable goes into the index)
+- writing: ../wal is the log; `batch` (what its tickets hold), `encoder` (their bytes), `messages` (a message's bytes),
+  `applying` (what is durable goes into the index)
 - the index: `index` (LMDB), `rows` (its messages: order, expiry, who has yet to ack), `destinations` (counts, durable
   subscriptions), `checksums` (of its pages: what is damaged is not opened)
-- at open: `recovery` (torn, corrupt, replayed), `reader` (the journal in order), `check` (invariants)
-- space: `reclaim` (which segments go), `snapshot` (what must be said first), `segment` (the table of them)
-- bytes and files: `format` (the one place that knows the bytes), `files` (segment files and their pool), `directory`
+- at open: `rebuild` (the index is brought up to the log), `replay` (what records mean), `check` (invariants)
+- space: `snapshot` (what must be said before segments go)
+- bytes and files: `format` (what records hold), `directory`
 """
 
 from .store import JournalStore

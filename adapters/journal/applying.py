@@ -22,16 +22,16 @@ from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
 from ..background import shared
 from ..delivery import Delivery
 from ..files import disk_errors, is_for_room, refused
+from ..wal.log import Log
+from ..wal.segment import Segment, SegmentTable
+from ..wal.ticket import Tail
 from . import format as f
-from . import recovery, snapshot
+from . import rebuild, snapshot
 from .batch import Entry
 from .encoder import Encoder, JournalBatch
 from .holds import settle
 from .index import VERSION, Checkpoint, Index, remove_file
-from .log import Log
-from .reader import Replayer
-from .segment import Segment, SegmentTable
-from .ticket import Tail
+from .replay import Replayer
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class Applier:
         self.index.load(self._log.table.segments)
         replayer = Replayer(self.index, str(self._log.files.directory), live=True)
         try:
-            recovery.replay_between(self._log.table, self.index, checkpoint, self.applied, replayer)
+            rebuild.replay_between(self._log.table, self.index, checkpoint, self.applied, replayer)
         except OSError as error:
             with disk_errors(f"store {self._name!r}: the journal cannot be read to bring the index up to it"):
                 raise error
@@ -280,7 +280,7 @@ class Applier:
             index.drop_segments(dropped)
             index.checkpoint(
                 Checkpoint(
-                    version=VERSION, store_id=self._log.store_id, lsn=applied.lsn, segment=applied.segment.number,
+                    version=VERSION, store_id=self._log.log_id, lsn=applied.lsn, segment=applied.segment.number,
                     nonce=applied.segment.nonce, offset=applied.offset, seq=applied.counter,
                     last_number=self._log.last_number, next_destination=index.next_destination,
                     snapshot=self._encoder.snapshot_at, clean=clean, next_subscription=index.next_subscription,

@@ -9,11 +9,11 @@ from ...policies.errors import CorruptionError
 from ..base import Message, Store
 from ..delivery import Feed, Note
 from ..files import is_out_of_files, refused
+from ..wal.log import Log
+from ..wal.segment import Segment
 from . import messages
 from .applying import Applier
 from .destinations import LENGTH, LSN, OFFSET, SEQ, DestinationState, Place
-from .log import Log
-from .segment import Segment
 
 log = logging.getLogger(__name__)
 

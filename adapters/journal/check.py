@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...policies.errors import CorruptionError
+from ..wal import format as w
+from ..wal.reader import BatchReader, read_record
+from ..wal.segment import Segment, SegmentTable
+from ..wal.ticket import Tail
 from . import format as f
 from .destinations import Place
 from .index import Index
-from .messages import read_record_at
-from .reader import BatchReader
-from .segment import Segment, SegmentTable
-from .ticket import Tail
 
 
 class _Counted:
@@ -73,7 +73,7 @@ def _segments(table: SegmentTable, applied: Tail) -> Iterator[str]:
         if segment.number > applied.segment.number:
             continue
         end = applied.offset if segment is applied.segment else segment.end
-        reader = BatchReader(segment.reading(), segment.seed, f.HEADER_BYTES, segment.base_lsn - 1, end)
+        reader = BatchReader(segment, w.HEADER_BYTES, segment.base_lsn - 1, end)
         for _ in reader:
             pass
         if reader.offset != end:
@@ -92,8 +92,8 @@ def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[
         if segment is not reading:
             reading, file = segment, segment.reading()
         record = os.pread(file.fd, length, offset)
-        start = f.RECORD_HEADER.size + f.SEQ.size
-        if len(record) < start + 4 or f.SEQ.unpack_from(record, f.RECORD_HEADER.size)[0] != seq:
+        start = w.RECORD_HEADER.size + f.SEQ.size
+        if len(record) < start + 4 or f.SEQ.unpack_from(record, w.RECORD_HEADER.size)[0] != seq:
             yield f"C2 message {seq} of destination {number} does not read back at {segment.path}:{offset}"
         elif f.MESSAGE.unpack_from(record, start)[0] != number:
             yield f"C2 message {seq} at {segment.path}:{offset} is not of destination {number}"
@@ -107,7 +107,7 @@ def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[
 def _branches(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
     for transaction, (lsn, offset, length) in index.prepared():
         segment = table.find(lsn)
-        if segment is None or read_record_at(segment, f.PREPARE, lsn, offset, length) is None:
+        if segment is None or read_record(segment, f.PREPARE, lsn, offset, length) is None:
             yield f"C5 the prepared transaction {transaction.hex()} (record {lsn}) does not read back"
             continue
         counted.record(segment, length)

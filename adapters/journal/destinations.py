@@ -7,6 +7,7 @@ from typing import Final
 from ...policies.destination import Destination, Kind
 from ..base import Subscription, SubscriptionKey
 from ..delivery import Feed
+from ..wal import format as w
 from . import format as f
 
 Place = tuple[int, int, int, int, int, int]
@@ -76,7 +77,7 @@ class DestinationState:
     @property
     def send_overhead(self) -> int:
         """At most so many bytes a send takes in the journal beside what its sender encoded."""
-        return f.SEND_START.size + f.CRC.size + (0 if self.declared else f.DECLARATION_BYTES_MAX)
+        return f.SEND_START.size + w.CRC.size + (0 if self.declared else f.DECLARATION_BYTES_MAX)
 
     def declaration(self) -> bytes:
         """The payload of its DESTINATION record."""

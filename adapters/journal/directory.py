@@ -7,16 +7,14 @@ index.sums      the checksums of its pages, beside it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from ...policies.errors import StoreFailedError
 from .. import directory
 from ..directory import Fill
-from ..files import FILE_MODE, make_directory, new_directory
-from . import format as f
-from .files import SegmentFiles
+from ..files import FILE_MODE, make_directory
+from ..wal.files import create_log
 
 
 class StoreDirectory(directory.StoreDirectory):
@@ -54,15 +52,7 @@ def first_segment(segment_size: int, file_mode: int | None = None) -> Fill:
     """What a new store's directory holds: an empty segment."""
 
     def fill(path: Path, store_id: bytes) -> bytes:
-        journal = path / "journal"
-        new_directory(journal, file_mode or FILE_MODE)
-        header = f.SegmentHeader(
-            store_id=store_id, number=1, nonce=int.from_bytes(os.urandom(8), "little"), base_lsn=1, durable_lsn=0,
-            prev_number=0, prev_end=0, prev_lsn=0, counter=0, snapshot_number=0, snapshot_offset=0,
-            capacity=segment_size,
-        )  # fmt: skip
-        files = SegmentFiles(journal, segment_size, lambda: None, file_mode or FILE_MODE)
-        files.publish(header, lambda: None)
+        create_log(path / "journal", store_id, segment_size, file_mode or FILE_MODE)
         return store_id
 
     return fill

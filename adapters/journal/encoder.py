@@ -11,10 +11,11 @@ from google_crc32c import extend as crc32c
 
 from ..base import Subscription, SubscriptionKey
 from ..duplicates import DuplicateWindow
+from ..wal import format as w
+from ..wal.ticket import Tail, Ticket, WriteBatch
 from . import format as f
 from .batch import Branch, Entry, Operation, Outcome, Subscribed, is_requeued
 from .destinations import DestinationState, SubscriptionState
-from .ticket import Tail, Ticket, WriteBatch
 
 
 class JournalBatch(WriteBatch):
@@ -75,7 +76,7 @@ class Encoder:
     def promise(self, branch: Branch) -> int:
         """Bytes to keep free for its outcome, which takes at most so many. None where that needs a segment of its own:
         on a full disk such a one waits for room."""
-        size = f.BATCH_HEADER.size + f.OUTCOME_BYTES + branch.size
+        size = w.BATCH_HEADER.size + f.OUTCOME_BYTES + branch.size
         return size if size <= self._promise_max else 0
 
     def restore(self, branch: Branch) -> None:
@@ -156,13 +157,13 @@ def _batch_of_one(seed: int, offset: int, lsn: int, watermark: int, record: byte
     """`record` is without its CRC."""
     header = _pack_batch(len(record) + 4, 1, lsn, watermark)
     record_crc = crc32c(seed ^ (offset + _BATCH_BYTES), record)
-    return b"".join((f.BATCH_MAGIC, _pack_crc(crc32c(seed ^ offset, header)), header, _pack_crc(record_crc), record))
+    return b"".join((w.BATCH_MAGIC, _pack_crc(crc32c(seed ^ offset, header)), header, _pack_crc(record_crc), record))
 
 
-_BATCH_BYTES = f.BATCH_HEADER.size
-_pack_crc = f.CRC.pack
+_BATCH_BYTES = w.BATCH_HEADER.size
+_pack_crc = w.CRC.pack
 _pack_send = f.SEND_START.pack
-_pack_batch = f.BATCH_REST.pack
+_pack_batch = w.BATCH_REST.pack
 
 
 class _Builder:
@@ -203,7 +204,7 @@ class _Builder:
         count = self._lsn - start.lsn
         if count or not tickets:
             length = self._offset - start.offset - _BATCH_BYTES
-            self._parts[0] = f.encode_batch_header(self._seed, start.offset, length, count, start.lsn + 1, watermark)
+            self._parts[0] = w.encode_batch_header(self._seed, start.offset, length, count, start.lsn + 1, watermark)
             data = b"".join(self._parts)
             tail = Tail(start.segment, self._offset, self._lsn, self._seq)
         batch = JournalBatch(start, tail, tickets, data, sync, self._entries)
@@ -356,6 +357,6 @@ class _Builder:
 
     def _append(self, kind: int, payload: bytes) -> None:
         self._lsn += 1
-        record = f.RECORD_REST.pack(len(payload), self._lsn, kind, 0, 0) + payload
+        record = w.RECORD_REST.pack(len(payload), self._lsn, kind, 0, 0) + payload
         self._parts += (_pack_crc(crc32c(self._seed ^ self._offset, record)), record)
         self._offset += len(record) + 4

@@ -28,12 +28,14 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
 from ..base import Subscription
 from ..files import FILE_MODE, create_lmdb, open_lmdb
+from ..wal.segment import Segment, SegmentTable
+from ..wal.survey import Checkpoint as LogCheckpoint
+from ..wal.survey import Kept
 from . import format as f
 from .batch import Entry
 from .checksums import Files, IndexBrokenError, PageChecksums, path_of
 from .destinations import LSN, DestinationState, SubscriptionState
 from .rows import ID, KEY, PLACE, SEQ_END, TABLES, Rows
-from .segment import Segment, SegmentTable
 
 log = logging.getLogger(__name__)
 
@@ -254,6 +256,18 @@ class Index:
             for key, value in self._txn.cursor(db=self._segments_db)
         }
 
+    def log_checkpoint(self, checkpoint: Checkpoint) -> LogCheckpoint:
+        """What the checkpoint says to the log that it is of."""
+        # One without live messages may just have been released; if it is there it may be needed to rebuild.
+        kept = {
+            number: Kept(end, last_lsn, required=bool(live))
+            for number, (_, last_lsn, end, live) in self.segment_rows().items()
+        }
+        return LogCheckpoint(
+            checkpoint.lsn, checkpoint.segment, checkpoint.nonce, checkpoint.offset, checkpoint.last_number,
+            checkpoint.snapshot, checkpoint.clean, kept,
+        )  # fmt: skip
+
     def held(self, segment: int | None) -> tuple[dict[str, int | None], str]:
         """How many messages of which destinations lie in a segment, or in all of them (None), by the last checkpoint;
         and what was looked at, in words: in a large store a single segment is not."""
@@ -297,7 +311,7 @@ class Index:
                 if extra is not None or state.is_topic:
                     more = self.rows.more(state, seq, extra)
                     if more is None:
-                        segment.bury(lsn)
+                        segment.mark_dead(lsn)
                         if seq > self.dropped[1]:  # not when it is applied once more, from the checkpoint on
                             self.dropped = (self.dropped[0] + 1, seq)
                         continue
@@ -371,7 +385,7 @@ class Index:
         # A rebuild may know from the snapshot that it is committed before it comes to the PREPARE.
         known = self._txn.replace(transaction, PLACE.pack(lsn, offset, length), db=self._transactions_db)
         self.transactions += known is None
-        segment.born(length)
+        segment.add_live(length)
 
     def _settle(self, transaction: bytes, commit: bool, table: SegmentTable) -> None:
         value = self._txn.pop(transaction, db=self._transactions_db)
@@ -404,7 +418,7 @@ class Index:
         segment = table.find(lsn)
         if segment is None:
             raise AssertionError(f"index: record {lsn} of {what} lies in no segment")
-        segment.kill(lsn, length)
+        segment.remove_live(lsn, length)
         if not segment.live and segment.end is not None:
             self.emptied = True
 

@@ -15,16 +15,17 @@ from ..base import DEFAULT_PRIORITY, Headers, Message, Store, plain_body, requir
 from ..clock import before_1970
 from ..delivery import Feed, Note
 from ..headers import pack_headers, pack_id, unpack_headers
+from ..wal import format as w
+from ..wal.segment import Segment
 from . import format as f
 from .destinations import LENGTH, OFFSET, DestinationState, Place
-from .segment import Segment
 
 SPAN_BYTES: Final = 1 << 20
 """Messages that lie so close together are read with one call."""
 
-_MESSAGE_AT: Final = f.RECORD_HEADER.size + f.SEQ.size + f.MESSAGE.size
+_MESSAGE_AT: Final = w.RECORD_HEADER.size + f.SEQ.size + f.MESSAGE.size
 _unpack = f.MESSAGE_READ.unpack_from
-_unpack_crc = f.CRC.unpack_from
+_unpack_crc = w.CRC.unpack_from
 _NEVER: Final = 0
 
 
@@ -113,18 +114,6 @@ def key_of(state: DestinationState, rest: bytes) -> tuple[int, bytes] | None:
     """The key in the duplicate window of a message that `encode` made."""
     id_bytes = f.MESSAGE.unpack_from(rest)[3]
     return (state.id, rest[f.MESSAGE.size : f.MESSAGE.size + id_bytes]) if id_bytes else None
-
-
-def read_record_at(segment: Segment, kind: int, lsn: int, offset: int, length: int) -> bytes | None:
-    """The payload of a record that is no SEND; None if it is not there whole."""
-    file = segment.reading()  # held: it closes itself
-    record = os.pread(file.fd, length, offset)
-    if len(record) != length or length < f.RECORD_HEADER.size:
-        return None
-    crc, _, found_lsn, found_kind, _, _ = f.RECORD_HEADER.unpack_from(record)
-    if crc != crc32c(segment.seed ^ offset, record[4:]) or (found_lsn, found_kind) != (lsn, kind):
-        return None
-    return record[f.RECORD_HEADER.size :]
 
 
 def read_record(segment: Segment, place: Place) -> bytes:

@@ -13,10 +13,10 @@ from ...policies.errors import AnabranchError, CorruptionError, DestinationError
 from ..base import EXPIRED, Message, SubscriptionKey, Undelivered
 from ..delivery import Delivery, Feed, Lost, order_of
 from ..subscriptions import require_topic, unknown
+from ..wal.log import Log
 from .applying import Applier
 from .bodies import Bodies, UnreadableError
 from .destinations import SEQ, DestinationState, Place, SubscriptionState
-from .log import Log
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 import lmdb
 
 from ..delivery import PLAIN_ORDERS, PRIORITY_ORDERS, Feed
+from ..wal.segment import Segment, SegmentTable
 from .destinations import SEQ, DestinationState, Place, SubscriptionState
-from .segment import Segment, SegmentTable
 
 KEY = struct.Struct(">IQ")
 KEY_SEQ = struct.Struct(">4xQ")

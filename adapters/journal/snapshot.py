@@ -15,10 +15,11 @@ from typing import Final
 import msgspec
 
 from ..duplicates import DuplicateWindow
+from ..wal.segment import Segment
+from ..wal.survey import Kept, Needed
 from .destinations import DestinationState, SubscriptionState
 from .index import Index
 from .rows import Rows
-from .segment import Segment
 
 RANGE = struct.Struct("<QQ")
 WORTH: Final = 4
@@ -59,8 +60,6 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     committed: list[bytes] = []
     """Transactions over several stores that are committed here and not forgotten yet. Those that are prepared have
     their records in `kept` segments, as live messages have."""
-    carried: list[tuple[int, bytes]] = []
-    """Of a decision log: type and payload of each record that is still in force."""
     first_dead: bytes | None = None
     """Which messages of the segment `first_needed` are dead, of those up to `lsn`; deflated bits as of a kept one. None
     in snapshots from before subscriptions: then that segment is read from its start."""
@@ -82,6 +81,12 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 def decode(payload: bytes) -> Snapshot:
     return msgspec.msgpack.decode(payload, type=Snapshot)
+
+
+def needed_by(payload: bytes) -> Needed:
+    """Which segments a snapshot's payload says must be there."""
+    latest = decode(payload)
+    return Needed(latest.first_needed, {kept.number: Kept(kept.end, kept.last_lsn) for kept in latest.kept})
 
 
 def take(

@@ -1,6 +1,6 @@
 """JournalStore: the contract of adapters/base.py over the log and the index.
 
-    log        what has been written, in order                      (log.py, its own lock)
+    log        what has been written, in order                      (../wal, its own locks)
     pending    batches that are durable but not yet in the index    (a queue: senders put, readers take)
     index      which messages there are and where                   (index.py, under `_index_lock`)
 
@@ -54,9 +54,17 @@ from ..duplicates import DuplicateWindow
 from ..files import disk_errors
 from ..room import Amount, Reservation, Room
 from ..subscriptions import require_same, require_unclaimed, shown, unknown
+from ..wal import format as w
+from ..wal import recovery
+from ..wal.files import SegmentFiles
+from ..wal.log import Log
+from ..wal.reclaim import Reclaimer
+from ..wal.survey import Checkpoint as LogCheckpoint
+from ..wal.survey import CheckpointMismatchError, Survey, survey
+from ..wal.ticket import LogOptions, Ticket
 from . import format as f
 from . import messages as codec
-from . import recovery
+from . import rebuild, snapshot
 from .applying import APPLY_AT, Applier
 from .batch import Branch, Operation, Outcome, room_for
 from .bodies import Bodies
@@ -65,15 +73,11 @@ from .checksums import IndexBrokenError
 from .destinations import DestinationState
 from .directory import StoreDirectory, first_segment
 from .encoder import Encoder
-from .files import SegmentFiles
 from .holds import acks_of, come_back, delivered_of, free_ranges
 from .index import Checkpoint, Index, is_of_index, remove_file
-from .log import Log
-from .reader import Replayer
 from .receiving import PAGE, Receiving
-from .reclaim import Reclaimer
+from .replay import Replayer
 from .subscriptions import change_bytes, change_of, fitting
-from .ticket import LogOptions, Ticket
 from .transactions import PrepareTicket, Step, branch_of, new_branch, outcome_ticket, read_payload, summary
 
 log = logging.getLogger(__name__)
@@ -84,7 +88,7 @@ T = TypeVar("T")
 class JournalStore:
     """A store in a directory of its own. Threads: all. Forks: a child's calls raise ClosedError (rule D4).
 
-    What is put together here: the log writes (log.py), the applier brings what is written into the index
+    What is put together here: the log writes (../wal), the applier brings what is written into the index
     (applying.py), the delivery knows who holds what (delivery.py), the bodies are read back (bodies.py).
     """
 
@@ -114,17 +118,22 @@ class JournalStore:
         self._applier = Applier(self.name, self._index, options, self._delivery)
         files = SegmentFiles(self._directory.journal, options.segment_size, self._count_sync, file_mode)
         window = DuplicateWindow(options.duplicate_window)
-        promise_max = options.segment_size - f.HEADER_BYTES
+        promise_max = options.segment_size - w.HEADER_BYTES
         self._encoder = Encoder(window, self._applier.take, self._wake_all, promise_max)
         log_options = LogOptions(
             options.segment_size, options.batch_bytes_max, options.sync, options.sync_interval, options.pool_files,
-            file_mode,
+            "a send can be retried with the same message_id",
         )  # fmt: skip
         self._log = Log(f"store {self.name!r}", store_id, files, log_options, self._encoder)
         self._applier.attach(self._log, self._encoder)
         self._bodies = Bodies(self, self._log, self._applier)
         self._receiving = Receiving(self._log, self._applier, self._delivery, self._bodies, self._state)
-        self._reclaimer = Reclaimer(self._log, self._applier.snapshot, self._applier.forget, options.archive_directory)
+        archive = options.archive_directory
+        if archive is not None:  # stores may share it
+            archive /= f"{self._directory.path.name}-{store_id.hex()[:8]}"
+        self._reclaimer = Reclaimer(
+            self._log, self._applier.snapshot, lambda payload: [(f.SNAPSHOT, payload)], self._applier.forget, archive
+        )
         self._applier.on_empty = self._reclaimer.notice
         self._applier.before_checkpoint = self._directory.require_lock
         self._sends = self._acks = 0
@@ -174,11 +183,11 @@ class JournalStore:
             replayer = Replayer(index, str(self._directory.journal))
             replayer.seq = found.highest_counter
             if checkpoint is None:
-                recovery.rebuild(found, files, index, replayer, progress)
+                rebuild.rebuild(found, index, replayer, progress)
             else:
                 replayer.seq = max(replayer.seq, checkpoint.seq)
                 index.load(found.table().segments)
-                recovery.replay(found, index, checkpoint, replayer)
+                rebuild.replay(found, index, checkpoint, replayer)
             self._take_over(found, index, replayer)
         except CorruptionError as error:
             _name_held(error, index)
@@ -194,25 +203,28 @@ class JournalStore:
                 time.monotonic() - started, "" if checkpoint else ", index rebuilt",
             )  # fmt: skip
 
-    def _survey(self, files: SegmentFiles, index: Index) -> tuple[Checkpoint | None, recovery.Survey]:
+    def _survey(self, files: SegmentFiles, index: Index) -> tuple[Checkpoint | None, Survey]:
         """The index if it can be used, else an empty one (None), and what the journal says."""
         try:
             checkpoint = index.open()
             try:
-                return checkpoint, recovery.survey(files, self.store_id, checkpoint, index)
+                return checkpoint, self._surveyed(files, index.log_checkpoint(checkpoint) if checkpoint else None)
             except CorruptionError as error:
                 if not index.is_undone:
                     raise
                 raise IndexBrokenError(f"its last checkpoint is undone, and {error}") from error
-        except (IndexBrokenError, recovery.IndexMismatchError) as error:
+        except (IndexBrokenError, CheckpointMismatchError) as error:
             index.close()
-            found = recovery.survey(files, self.store_id, None, None)
-            if found.end.offset > f.HEADER_BYTES or len(found.chain) > 1:
+            found = self._surveyed(files, None)
+            if found.end.offset > w.HEADER_BYTES or len(found.chain) > 1:
                 log.warning("store %s: the index is rebuilt from the journal: %s", self.name, error)
             index.create()
             return None, found
 
-    def _take_over(self, found: recovery.Survey, index: Index, replayer: Replayer) -> None:
+    def _surveyed(self, files: SegmentFiles, checkpoint: LogCheckpoint | None) -> Survey:
+        return survey(files, self.store_id, checkpoint, snapshot.needed_by)
+
+    def _take_over(self, found: Survey, index: Index, replayer: Replayer) -> None:
         """From reading to writing: the one durable step of recovery (rule J5), then a checkpoint."""
         prepared = [read_payload(*known, found.table()) for known in index.prepared()]
         ids: dict[tuple[int, bytes], int] = {}
@@ -220,7 +232,7 @@ class JournalStore:
             ids.pop(key, None)  # requeued: it is among the latest
             ids[key] = seq
         self._encoder.window.add(ids)
-        self._encoder.snapshot_at = max(replayer.snapshot or (0, 0), found.snapshot)
+        self._encoder.snapshot_at = max(replayer.snapshot or (0, 0), found.snapshot_at)
         recovery.take_over(found, self._log, replayer.seq)
         self._encoder.subscribed.update(
             ((known.state.id, known.subscription.key), known.number) for known in index.subscribers.values()
@@ -269,7 +281,7 @@ class JournalStore:
         self._log.fail(error)
 
     def _count_sync(self) -> None:
-        self._log.syncs += 1
+        self._log.count_sync()
 
     # Sending
 
@@ -777,7 +789,7 @@ class JournalStore:
             states = [s for s in list(index.states.values()) if s.declared or s.count]
             segments = self._log.table.segments
             tail = self._log.tail
-            used = [(s.end or tail.offset) - f.HEADER_BYTES for s in segments]
+            used = [(s.end or tail.offset) - w.HEADER_BYTES for s in segments]
             # Where no message has died all is live, what belongs to no message too: a new store has nothing to reclaim.
             live = sum(
                 size if s.dead is None and (s.live or s is tail.segment) else s.live_bytes

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ...policies.errors import SubscriptionError
 from ..base import Change, Subscription
 from ..subscriptions import checked
+from ..wal import format as w
 from . import format as f
 from .batch import Operation
 from .destinations import DestinationState
@@ -36,5 +37,5 @@ def change_of(change: Change, state: DestinationState, next_subscription: Callab
 def change_bytes(subscription: Subscription) -> int:
     """At most so many bytes the record of a change takes in the journal, with the topic's name if need be."""
     texts = (subscription.client_id, subscription.name, subscription.selector or "")
-    size = f.RECORD_HEADER.size + f.SUBSCRIBE_PAYLOAD.size + f.DECLARATION_BYTES_MAX
+    size = w.RECORD_HEADER.size + f.SUBSCRIBE_PAYLOAD.size + f.DECLARATION_BYTES_MAX
     return size + sum(len(text.encode()) for text in texts)

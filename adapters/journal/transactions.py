@@ -16,14 +16,16 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from ..base import TRANSACTION_BYTES, Change, Prepared, Subscription
+from ..wal import format as w
+from ..wal.log import Log
+from ..wal.reader import read_record
+from ..wal.segment import SegmentTable
+from ..wal.ticket import Ticket
 from . import format as f
 from .batch import Branch, Operation, Outcome
 from .destinations import DestinationState
-from .log import Log
-from .messages import key_of, order_of, read_record_at
-from .segment import SegmentTable
+from .messages import key_of, order_of
 from .subscriptions import change_bytes, change_of
-from .ticket import Ticket
 
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ def read_payload(transaction: bytes, place: tuple[int, int, int], table: Segment
     segment = table.find(lsn)
     if segment is None:
         raise AssertionError(f"the record {lsn} of transaction {transaction.hex()} lies in no segment")
-    payload = read_record_at(segment, f.PREPARE, lsn, offset, length)
+    payload = read_record(segment, f.PREPARE, lsn, offset, length)
     if payload is None:
         raise CorruptionError(
             str(segment.path), offset, f"the prepared transaction {transaction.hex()} does not read back; restore the "
@@ -128,7 +130,7 @@ class PrepareTicket(Ticket):
     """The ticket that prepares a branch; `size` is that of the branch's own record."""
 
     def __init__(self, branch: Branch, promise: int, sync: bool) -> None:
-        super().__init__([(f.PREPARE, branch)], f.RECORD_HEADER.size + len(branch.payload), sync)
+        super().__init__([(f.PREPARE, branch)], w.RECORD_HEADER.size + len(branch.payload), sync)
         self.promise = branch.promise = promise
 
     def finish(self, error: BaseException | None) -> None:

@@ -36,7 +36,7 @@ def command(config_path: Path, as_json: bool) -> None:
                     for s, n in store.subscriptions.items()
                 ],
             }
-        echo_json({"directory": str(directory), "stores": stores})
+        echo_json({"directory": str(directory), "stores": stores, "unresponsive": list(stats.unresponsive)})
         return
     if not stats.stores:
         click.echo(f"{directory} holds no stores yet.")
@@ -50,6 +50,8 @@ def command(config_path: Path, as_json: bool) -> None:
                 format_size(store.journal_bytes), f"{store.live_percent:.0f} %", format_size(store.pool_bytes),
             )
         )  # fmt: skip
+    for name in stats.unresponsive:
+        click.echo(f"Store {name} does not answer; what it said last is shown, if anything.", err=True)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = (cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))

@@ -12,6 +12,7 @@ from .changing import ChangingContract
 from .deliveries import DeliveriesContract
 from .disk import PLACES, Disk
 from .expiring import ExpiringContract
+from .hosting import HostingContract
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
 from .ordering import OrderingContract
@@ -51,7 +52,9 @@ class EssentialContract(
         return disk.create()
 
 
-class StoreContract(OrderingContract, ExpiringContract, ChangingContract, WatchingContract, EssentialContract):
+class StoreContract(
+    OrderingContract, ExpiringContract, ChangingContract, WatchingContract, HostingContract, EssentialContract
+):
     """All of it. Inherit it, and give a fixture `disk`."""
 
 

@@ -126,7 +126,7 @@ class PreparingContract:
         wrong: list[tuple[Sends, list[Message], type[Exception]]] = [
             (to(B, b"x" * 2000), [message], MessageTooLargeError),
             ([(B, Outgoing("text"))], [message], TypeError),  # type: ignore[arg-type]
-            ([(B, Outgoing(b"x", {"n": []}))], [message], TypeError),  # type: ignore[dict-item]
+            ([(B, Outgoing(b"x", {"n": [1j]}))], [message], TypeError),  # type: ignore[list-item]
             ([(B, Outgoing(b"x", None, ""))], [message], ValueError),
             (to(B, b"x"), [message, leased], UnknownMessageError),
             (to(B, b"x"), [message, message, leased], UnknownMessageError),

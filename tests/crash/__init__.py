@@ -10,12 +10,14 @@
                                                                        python -m tests.crash.transactions
     steps.py           transactions over a journal and SQLite, spoiled at each statement and commit
                                                                        python -m tests.crash.steps
-    index.py           every bit and page of a journal store's index     python -m tests.crash.index --step 1
+    index.py           every bit and page of a journal store's index     python -m tests.crash.index
+    damaging.py        the loop of those that damage files
     power/             workloads and a checker for a power-failure simulator; see its docstring
 
 What they are made of: calls.py (system calls, counted and spoiled), disk.py (what a power failure may leave of them),
 programs.py (steps of transactions, and what each was promised).
 
-The `test_` modules run all of it with small counts. A workload says what it does in *marks*, one line a write, to the
-file named by $CRASHSIM_MARKS: `TRY <json>` before it begins something, `ACK <json>` once that is promised.
+The `test_` modules run a share of all of it, and as campaigns the whole (`make test-all`, tests/shares.py). A workload
+says what it does in *marks*, one line a write, to the file named by $CRASHSIM_MARKS: `TRY <json>` before it begins
+something, `ACK <json>` once that is promised.
 """

@@ -10,16 +10,21 @@ import contextlib
 import errno
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import lmdb
 
 from anabranch.adapters import background
-from anabranch.adapters.journal import log as journal_log
+from anabranch.adapters.background import Outcome
+from anabranch.adapters.wal import log as wal_log
+from anabranch.adapters.wal import syncing
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 CALLS = ("open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir")
 KINDS = ("eio", "enospc", "short", "crash")
@@ -195,6 +200,13 @@ class Jobs(background.Background):
         else:
             self._do(job)
 
+    def for_each(self, items: Iterable[T], call: Callable[[T], R], timeout: float | None = None) -> list[Outcome[T, R]]:
+        """Here, without any other thread."""
+        walk = background._Walk(items, call)
+        count = len(walk.items)
+        walk.run()
+        return walk.outcomes_of(count, None)
+
     def run(self) -> None:
         """All that waits, in order, whatever its delay; what they schedule in turn is left for the next time."""
         self.now += 1.0
@@ -220,6 +232,7 @@ def simulated(jobs: Jobs, seed: str) -> Iterator[None]:
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(background, "_shared", jobs))
-        stack.enter_context(mock.patch.object(journal_log, "monotonic", jobs.clock))
+        for module in (wal_log, syncing):
+            stack.enter_context(mock.patch.object(module, "monotonic", jobs.clock))
         stack.enter_context(mock.patch.object(os, "urandom", chance.randbytes))
         yield

@@ -1,6 +1,6 @@
 """Damage to every file of a data directory with every kind of store, and what is found then (invariant 9).
 
-    python -m tests.crash.damage [--positions 24] [--state closed] [--kind segment] [--only 417]
+    python -m tests.crash.damage [--positions 24] [--state closed] [--kind segment] [--only 417] [--share 1/61]
 
 A directory holds journals of each sync policy, SQLite, a memory store that has swapped, dead letters, subscriptions,
 external transactions that nobody has decided, decisions and a record of placement; one is closed in order, one is left
@@ -18,7 +18,6 @@ table of kinds of files and outcomes at the end; exit code 1 if anything was wro
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -39,8 +38,9 @@ import anabranch.adapters.memory
 import anabranch.adapters.sql  # here, not in each child
 
 from ..places import in_memory
+from ..shares import Share, add_options, of_options
+from .damaging import HANGS_AFTER, Trial, answers, outcomes
 from .ledger import body_of, identity_of, violations
-from .sigkill import reaped
 
 STATES: Final = ("closed", "killed")
 JOURNALS: Final = ("always", "periodic", "never")
@@ -192,7 +192,7 @@ def _read(found: Found, name: str, source: anabranch.Queue | anabranch.Subscribe
             raise RuntimeError(f"{name} has no end")
 
 
-def verdict(found: Found, right: Found, victim: Path, directory: Path) -> tuple[str, str]:
+def verdict(found: Found, right: Found, victim: Path) -> tuple[str, str]:
     """The outcome, and a few words about it."""
     if found.foreign:
         return "foreign", found.foreign.strip().splitlines()[-1] + " <- " + _place(found.foreign)
@@ -247,90 +247,38 @@ def _place(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.lstrip().startswith("File")), "")
 
 
-def in_child(run: Callable[[], object], report: Path, seconds: float) -> str:
-    """What it returns as JSON, in `report`; the outcome: nothing, a signal's name, or `hangs`."""
-    pid = os.fork()
-    if pid == 0:
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 2)  # LMDB says what it aborts for
-        try:
-            report.write_text(json.dumps(run()))
-        finally:
-            os._exit(0)
-    code = reaped(pid, seconds)
-    if code is None:
-        return "hangs"
-    return signal.Signals(-code).name if code < 0 else ""
-
-
-def found_in(directory: Path, report: Path, seconds: float) -> tuple[str, Found | None]:
-    outcome = in_child(lambda: asdict(look(directory)), report, seconds)
-    if outcome:
-        return outcome, None
-    read = json.loads(report.read_text())
-    return "", Found(**{**read, "errors": [tuple(error) for error in read["errors"]]})
-
-
 # Damage --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """What is done to one file."""
-
-    what: str
-    at: int = 0
-    """Byte."""
-    other: Path | None = None
-    """What it is replaced by."""
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.other.parent.name}/{self.other.name}" if self.other else f"{self.what} {self.at}"
-
-    def apply(self, path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        if self.what == "remove":
-            path.unlink()
-            return
-        if self.what == "flip":
-            data[self.at] ^= 1 << (self.at % 8)
-        elif self.what == "zero":
-            data[self.at : self.at + PAGE] = bytes(len(data[self.at : self.at + PAGE]))
-        elif self.what == "noise":
-            data[self.at : self.at + PAGE] = random.Random(self.at).randbytes(len(data[self.at : self.at + PAGE]))
-        elif self.what == "cut":
-            del data[self.at :]
-        elif self.what == "longer":
-            data += random.Random(self.at).randbytes(self.at)
-        else:
-            assert self.other is not None
-            data[:] = self.other.read_bytes()
-        path.write_bytes(data)
-
-
-def damages(path: Path, others: Sequence[Path], positions: int) -> Iterator[Damage]:
-    """All that is done to a file, in order."""
-    data = path.read_bytes()
+def damages(victim: Path, data: bytes, others: dict[str, bytes], positions: int) -> Iterator[Trial]:
+    """All that is done to a file, in order; `others` are what it is replaced by."""
     size, used = len(data), len(data.rstrip(b"\0"))
+
+    def noise(data: bytes, at: int, length: int) -> bytes:
+        return data[:at] + random.Random(at).randbytes(min(length, len(data) - at)) + data[at + length :]
+
+    def longer(data: bytes, by: int) -> bytes:
+        return data + random.Random(by).randbytes(by)
+
     if size:
-        for at in spread(used, positions) + spread(size, positions // 4):
-            yield Damage("flip", at)
-        pages = sorted({at - at % PAGE for at in spread(used, max(2, positions // 2))})
+        for at in places(used, positions) + places(size, positions // 4):
+            yield Trial(victim, f"flip {at}", lambda d, at=at: d[:at] + bytes([d[at] ^ 1 << at % 8]) + d[at + 1 :])  # type: ignore[misc]
+        pages = sorted({at - at % PAGE for at in places(used, max(2, positions // 2))})
         for at in pages:
-            yield Damage("zero", at)
+            yield Trial(victim, f"zero {at}", lambda d, at=at: d[:at] + bytes(len(d[at : at + PAGE])) + d[at + PAGE :])  # type: ignore[misc]
         for at in pages[:: max(1, len(pages) // 4)]:
-            yield Damage("noise", at)
+            yield Trial(victim, f"noise {at}", partial(noise, at=at, length=PAGE))
         cuts = {0, used // 2, used - 1, size // 2 - size // 2 % PAGE, size - 1, max(0, size - PAGE), min(size, PAGE)}
         for at in sorted(cuts - {size}):
-            yield Damage("cut", at)
+            yield Trial(victim, f"cut {at}", lambda d, at=at: d[:at])  # type: ignore[misc]
     for more in (1, PAGE):
-        yield Damage("longer", more)
-    yield Damage("remove")
-    for other in others:
-        yield Damage("replace", 0, other)
+        yield Trial(victim, f"longer {more}", partial(longer, by=more))
+    yield Trial(victim, "remove", lambda d: None)
+    for name, other in others.items():
+        yield Trial(victim, f"replace {name}", lambda d, other=other: other)  # type: ignore[misc]
 
 
-def spread(size: int, count: int) -> list[int]:
+def places(size: int, count: int) -> list[int]:
     """So many places of a file of that size, the first byte and the last among them."""
     if size <= count:
         return list(range(size))
@@ -346,19 +294,18 @@ def files_of(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def known(kind: str, outcome: str, damage: Damage, state: str, path: Path, newest: bool) -> bool:
+def known(trial: Trial, file: File, outcome: str, state: str) -> bool:
     """Limits that README.md tells of: no checksum covers SQLite's files, and nothing vouches for the end of the newest
     segment but itself, nor for what was written last before a kill."""
     if outcome not in ("lost", "wrong"):
         return False
-    if kind in ("database", "wal", "shm"):
+    if file.kind in ("database", "wal", "shm"):
         return True
-    if kind not in ("segment", "decisions' segment") or not newest:
+    if file.kind not in ("segment", "decisions' segment") or not file.newest:
         return False
-    used = len(path.read_bytes().rstrip(b"\0"))
-    to_the_end = damage.what in ("remove", "replace", "cut") or (
-        damage.what in ("zero", "noise") and damage.at + PAGE >= used
-    )
+    what, _, at = trial.what.partition(" ")
+    used = len(file.data.rstrip(b"\0"))
+    to_the_end = what in ("remove", "replace", "cut") or (what in ("zero", "noise") and int(at) + PAGE >= used)
     return state == "killed" or to_the_end
 
 
@@ -371,70 +318,80 @@ class Tally:
 
     table: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     bad: list[str] = field(default_factory=list)
+    done: int = 0
     trials: int = 0
 
 
 def campaign(
     base: Path,
     report: Callable[[str], None],
-    positions: int,
+    share: Share,
+    every: int = 1,
+    positions: int = 24,
     states: Sequence[str] = STATES,
     kinds: Sequence[str] = (),
     only: int = 0,
-    seconds: float = 120,
-    every: int = 1,
+    seconds: float = HANGS_AFTER,
 ) -> Tally:
-    """Every damage to every file; of `kinds` alone, `only` one, or one of `every` so many."""
+    """Every damage to every file, or a share of them; of `kinds` alone, or `only` one."""
     tally = Tally()
     for state in states:
         source = base / state
-        if (ended := in_child(lambda source=source, state=state: fill(source, state), base / "report", 600)) not in (  # type: ignore[misc]
-            "",
-            "SIGKILL",
-        ):
+        ((ended, _),) = answers([partial(fill, source, state)])
+        if ended not in ("", "SIGKILL"):
             raise RuntimeError(f"filling the directory: {ended}")
-        outcome, right = _trial(source, base, None, None, seconds)
+        shutil.copytree(source, base / "right")
+        ((ended, answer),) = answers([lambda: asdict(look(base / "right"))])
+        shutil.rmtree(base / "right")
+        right = None if ended else Found(**answer)
         if right is None or right.errors or right.checked or right.foreign or right.bodies or len(right.waiting) != 3:
-            raise RuntimeError(f"undamaged, {state}: {outcome} {right}")
-        paths = files_of(source)
-        for path in paths:
-            kind = kind_of(path)
-            if kinds and kind not in kinds:
-                continue
-            others = [o for o in paths if kind_of(o) == kind and o.parent != path.parent][:2]
-            others += [o for o in paths if kind_of(o) == kind and o.parent == path.parent and o != path][:1]
-            newest = path == max((o for o in paths if o.parent == path.parent and kind_of(o) == kind), default=path)
-            for damage in damages(path, others, positions):
-                tally.trials += 1
-                if (only and tally.trials != only) or tally.trials % every:
-                    continue
-                outcome, found = _trial(source, base, path, damage, seconds)
-                text = ""
-                if found is not None:
-                    outcome, text = verdict(found, right, path, base)
-                if outcome not in RIGHT and known(kind, outcome, damage, state, path, newest):
-                    outcome = "known"
-                tally.table[kind][outcome] += 1
-                line = f"{tally.trials}: {state}, {path.relative_to(source)}, {damage}: {outcome} {text}"
-                if outcome not in RIGHT:
-                    tally.bad.append(line)
-                if outcome not in RIGHT or only:
-                    report(line)
+            raise RuntimeError(f"undamaged, {state}: {ended} {right}")
+        number = tally.trials
+        files = {path.relative_to(source): _file(path, source) for path in files_of(source)}
+        files = {victim: file for victim, file in files.items() if not kinds or file.kind in kinds}
+        trials = [t for victim, file in files.items() for t in damages(victim, file.data, file.others, positions)]
+        tally.trials += len(trials)
+        numbers = {trial: number for number, trial in enumerate(trials, number + 1)}
+        chosen = [t for t in trials if numbers[t] == only] if only else share.of(trials, every)
+        judge = partial(_judged, right, files, state)
+        for trial, outcome, text in outcomes(source, base / "trial", chosen, judge, seconds):
+            tally.done += 1
+            tally.table[files[trial.victim].kind][outcome] += 1
+            line = f"{numbers[trial]}: {state}, {trial}: {outcome} {text}"
+            if outcome not in RIGHT:
+                tally.bad.append(line)
+            if outcome not in RIGHT or only:
+                report(line)
         shutil.rmtree(source)
     return tally
 
 
-def _trial(
-    source: Path, base: Path, path: Path | None, damage: Damage | None, seconds: float
-) -> tuple[str, Found | None]:
-    place = base / "trial"
-    shutil.copytree(source, place)
-    try:
-        if path is not None and damage is not None:
-            damage.apply(place / path.relative_to(source))
-        return found_in(place, base / "report", seconds)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+@dataclass(frozen=True)
+class File:
+    """One that is damaged."""
+
+    kind: str
+    data: bytes
+    others: dict[str, bytes]
+    """What it is replaced by: others of its kind."""
+    newest: bool
+    """Of its kind, in its directory."""
+
+
+def _file(path: Path, source: Path) -> File:
+    kind = kind_of(path)
+    alike = [other for other in files_of(source) if kind_of(other) == kind and other != path]
+    beside = [other for other in alike if other.parent == path.parent]
+    others = [other for other in alike if other.parent != path.parent][:2] + beside[:1]
+    contents = {f"{other.parent.name}/{other.name}": other.read_bytes() for other in others}
+    return File(kind, path.read_bytes(), contents, path == max([*beside, path]))
+
+
+def _judged(right: Found, files: dict[Path, File], state: str, directory: Path, trial: Trial) -> tuple[str, str]:
+    outcome, text = verdict(look(directory), right, directory / trial.victim)
+    if outcome not in RIGHT and known(trial, files[trial.victim], outcome, state):
+        outcome = "known"
+    return outcome, text
 
 
 def table_of(tally: Tally) -> str:
@@ -457,15 +414,15 @@ def main() -> int:
     parser.add_argument("--state", choices=STATES, action="append")
     parser.add_argument("--kind", action="append", help="segment, pool, index, placement, database, ...")
     parser.add_argument("--only", type=int, default=0, help="the trial of that number")
-    parser.add_argument("--seconds", type=float, default=120, help="after which a process hangs")
+    add_options(parser)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="damage-", dir=in_memory()) as base:
         tally = campaign(
-            Path(base), lambda line: print(line, flush=True), given.positions, given.state or STATES,
-            given.kind or (), given.only, given.seconds,
+            Path(base), partial(print, flush=True), *of_options(given), given.positions, given.state or STATES,
+            given.kind or (), given.only,
         )  # fmt: skip
     print(table_of(tally))
-    print(f"{sum(sum(counts.values()) for counts in tally.table.values())} trials, {len(tally.bad)} wrong")
+    print(f"{tally.done} of {tally.trials} trials, {len(tally.bad)} wrong")
     return 1 if tally.bad else 0
 
 

@@ -1,6 +1,6 @@
 """One system call of a scripted workload fails, or is the last one: for every call, one after the other.
 
-    python -m tests.crash.faults [--kind eio] [--only 17]
+    python -m tests.crash.faults [--kind eio] [--only 17] [--share 1/10] [--seconds 60]
 
 Kinds: `eio`, `enospc`; `short`, a write that writes half, then ENOSPC; `crash`, the process is gone before the call
 (every later call fails too, and the directory is looked at as it is then). calls.py says what counts as a call.
@@ -22,6 +22,7 @@ from pathlib import Path
 import anabranch
 from anabranch.adapters.journal import JournalStore
 
+from ..shares import Share, add_options, of_options
 from .calls import KINDS, Crash, Faults, Jobs, simulated
 from .ledger import Contents, Operation, body_of, compare, contents, identity_of, source, violations
 
@@ -271,18 +272,21 @@ def _uncounted(router: anabranch.Router, found: Contents, released: Counter[str]
     return wrong
 
 
-def campaign(kinds: list[str], report: Callable[[str], None], only: int = 0, lives: int = 2) -> tuple[int, int]:
-    """Every call, every kind: trials and how many went wrong. A life is open, work, close."""
+def campaign(
+    kinds: list[str], report: Callable[[str], None], share: Share, every: int = 1, only: int = 0, lives: int = 2
+) -> int:
+    """Every call, every kind, or a share of them; how many trials went wrong. A life is open, work, close."""
     trials = bad = 0
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is simulated needs no disk
     with tempfile.TemporaryDirectory(prefix="faults-", dir=memory) as base:
         faults, wrong = trial(Path(base), "", 0, lives)
         calls = faults.count
         report(f"{calls} calls; {wrong or 'all is well without faults'}")
+        gc.collect()
+        gc.freeze()  # each trial collects what it made, and nothing else
         for kind in kinds:
-            for at in [only] if only else range(1, calls + 1):
-                if kind == "short" and not faults.log[at - 1].startswith("pwrite"):
-                    continue
+            places = [at for at in range(1, calls + 1) if kind != "short" or faults.log[at - 1].startswith("pwrite")]
+            for at in [only] if only else share.of(places, every, kinds.index(kind)):
                 trials += 1
                 try:
                     _, wrong = trial(Path(base), kind, at, lives)
@@ -295,16 +299,19 @@ def campaign(kinds: list[str], report: Callable[[str], None], only: int = 0, liv
                 bad += bool(wrong)
                 for line in wrong[:3]:
                     report(line)
-    report(f"{trials} trials, {bad} wrong")
-    return trials, bad
+    report(f"{', '.join(kinds)}: {trials} of {calls} calls, {bad} wrong")
+    return bad
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Spoil every system call of a workload, one after the other.")
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--only", type=int, default=0)
+    add_options(parser)
     arguments = parser.parse_args()
-    return 1 if campaign(arguments.kind or list(KINDS), lambda line: print(line, flush=True), arguments.only)[1] else 0
+    kinds = arguments.kind or list(KINDS)
+    bad = campaign(kinds, lambda line: print(line, flush=True), *of_options(arguments), arguments.only)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

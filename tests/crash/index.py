@@ -1,34 +1,32 @@
 """Bits, pages and ends of a journal store's index are damaged, one trial each: what is read is right all the same.
 
-    python -m tests.crash.index [--step 97]
+    python -m tests.crash.index [--share 1/97] [--seconds 60]
 
 A trial damages `index.mdb` or `index.sums` of a closed store, opens the store and reads everything. The index is
 derived from the journal, so everything must be there: no other answer, no error, no death of the process, no hang.
-`--step 1` flips one bit of every byte.
+The whole flips one bit of every byte.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import signal
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import anabranch
 
-from .sigkill import reaped
+from ..places import in_memory
+from ..shares import Share, add_options, of_options
+from .damaging import Trial, outcomes
 
 PAGE: Final = 4096
 SENT: Final = 240
-Damage = tuple[str, str, Callable[[bytes], bytes]]
-"""What it is, the file's suffix, and what becomes of its bytes."""
 
 
 def config(directory: Path) -> anabranch.Config:
@@ -89,9 +87,15 @@ def look(directory: Path) -> dict[str, Any]:
         return found
 
 
-def damages(files: dict[str, bytes], earlier: dict[str, bytes], step: int) -> Iterator[Damage]:
+def damages(files: dict[str, bytes], earlier: dict[str, bytes], victims: dict[str, Path], every: int) -> list[Trial]:
+    """All trials, or one of every so many bytes and pages of each file."""
+    found: list[Trial] = []
+
+    def add(what: str, suffix: str, change: Callable[[bytes], bytes]) -> None:
+        found.append(Trial(victims[suffix], what, change))
+
     def flipped(at: int) -> Callable[[bytes], bytes]:
-        return lambda data: data[:at] + bytes([data[at] ^ 1 << at // step % 8]) + data[at + 1 :]
+        return lambda data: data[:at] + bytes([data[at] ^ 1 << at // every % 8]) + data[at + 1 :]
 
     def replaced(at: int, by: bytes) -> Callable[[bytes], bytes]:
         return lambda data: data[:at] + by + data[at + len(by) :]
@@ -100,80 +104,57 @@ def damages(files: dict[str, bytes], earlier: dict[str, bytes], step: int) -> It
         return lambda data: data[:at]
 
     for suffix, data in files.items():
-        for at in range(0, len(data), step if suffix == ".mdb" else max(1, step // 20)):
-            yield f"flip at {at}", suffix, flipped(at)
+        for at in range(0, len(data), every if suffix == ".mdb" else max(1, every // 20)):
+            add(f"flip at {at}", suffix, flipped(at))
     index, old = files[".mdb"], earlier[".mdb"]
-    for at in range(0, len(index), PAGE * max(1, step // 200)):
+    for at in range(0, len(index), PAGE * max(1, every // 200)):
         other = (at + 3 * PAGE) % len(index)
-        yield f"zeros at {at}", ".mdb", replaced(at, bytes(PAGE))
-        yield f"page of {other} at {at}", ".mdb", replaced(at, index[other : other + PAGE])
-        yield f"an older page at {at}", ".mdb", replaced(at, old[at : at + PAGE])
-        yield f"cut at {at}", ".mdb", cut(at)
+        add(f"zeros at {at}", ".mdb", replaced(at, bytes(PAGE)))
+        add(f"page of {other} at {at}", ".mdb", replaced(at, index[other : other + PAGE]))
+        add(f"an older page at {at}", ".mdb", replaced(at, old[at : at + PAGE]))
+        add(f"cut at {at}", ".mdb", cut(at))
     for suffix, data in files.items():
-        yield "the file of before", suffix, lambda _, before=earlier[suffix]: before  # type: ignore[misc]
-        yield "nothing in it", suffix, lambda _: b""
-        yield "one byte less", suffix, lambda data: data[:-1]
-        yield "a byte more", suffix, lambda data: data + b"\0"
-        yield "half of it", suffix, cut(len(data) // 2)
+        add("the file of before", suffix, lambda _, before=earlier[suffix]: before)  # type: ignore[misc]
+        add("nothing in it", suffix, lambda _: b"")
+        add("one byte less", suffix, lambda data: data[:-1])
+        add("a byte more", suffix, lambda data: data + b"\0")
+        add("half of it", suffix, cut(len(data) // 2))
+    return found
 
 
-def campaign(base: Path, step: int, report: Callable[[str], None]) -> tuple[int, int]:
-    """Trials, and how many went wrong."""
+def campaign(base: Path, report: Callable[[str], None], share: Share, every: int) -> int:
+    """How many trials went wrong."""
     good = base / "good"
     earlier = prepare(good)
-    files = {path.suffix: path.read_bytes() for path in index_files(good)}
+    paths = {path.suffix: path for path in index_files(good)}
     shutil.copytree(good, base / "truth")
     truth = look(base / "truth")
-    trials = list(damages(files, earlier, step))
-    bad = done = 0
-    while done < len(trials):
-        before, said = done, base / "report"
-        said.write_text("")
-        pid = os.fork()
-        if pid == 0:  # a damaged index may well kill the process
-            _try_all(good, base / "data", trials[done:], truth, said)
-        code = reaped(pid, 10 + 0.5 * (len(trials) - done))
-        results = [json.loads(line) for line in said.read_text().splitlines()]
-        for (what, suffix, _), wrong in zip(trials[done:], results, strict=False):
-            bad += bool(wrong)
-            if wrong:
-                report(f"index{suffix}, {what}: {wrong}")
-        done += len(results)
-        if done < len(trials):
-            what, suffix, _ = trials[done]
-            died = "it hangs" if code is None else f"killed by {signal.Signals(-code).name}" if code < 0 else "it ends"
-            report(f"index{suffix}, {what}: {died}")
-            bad, done = bad + 1, done + 1
-        assert done > before
-    return len(trials), bad
 
+    def judge(directory: Path, _: Trial) -> tuple[str, str]:
+        found = json.loads(json.dumps(look(directory)))
+        wrong = ", ".join(f"{key}: {found.get(key)}"[:200] for key in truth if found.get(key) != truth[key])
+        return "wrong" if wrong else "right", wrong
 
-def _try_all(good: Path, directory: Path, trials: list[Damage], truth: dict[str, Any], said: Path) -> None:
-    """In a process of its own: a line for each, empty if all was right."""
-    with said.open("w") as lines:
-        for _, suffix, change in trials:
-            shutil.rmtree(directory, ignore_errors=True)
-            shutil.copytree(good, directory)
-            (path,) = (path for path in index_files(directory) if path.suffix == suffix)
-            path.write_bytes(change(path.read_bytes()))
-            try:
-                found = look(directory)
-                wrong = ", ".join(f"{key}: {found.get(key)}"[:200] for key in truth if found.get(key) != truth[key])
-            except BaseException:
-                wrong = traceback.format_exc()[-300:]
-            lines.write(json.dumps(wrong) + "\n")
-            lines.flush()
-    os._exit(0)
+    every = share.every(every)
+    victims = {suffix: path.relative_to(good) for suffix, path in paths.items()}
+    files = {suffix: path.read_bytes() for suffix, path in paths.items()}
+    trials = damages(files, earlier, victims, every)
+    done = bad = 0
+    for trial, outcome, text in outcomes(good, base / "data", share.of(trials), judge):
+        done += 1
+        if outcome != "right":
+            bad += 1
+            report(f"{trial}: {outcome} {text}")
+    report(f"{done} of {len(trials)} trials, {bad} wrong")
+    return bad
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Damage a journal store's index in every way, one after the other.")
-    parser.add_argument("--step", type=int, default=97)
-    arguments = parser.parse_args()
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is simulated needs no disk
-    with tempfile.TemporaryDirectory(prefix="index-", dir=memory) as base:
-        trials, bad = campaign(Path(base), arguments.step, lambda line: print(line, flush=True))
-    print(f"{trials} trials, {bad} wrong")
+    add_options(parser)
+    share, every = of_options(parser.parse_args())
+    with tempfile.TemporaryDirectory(prefix="index-", dir=in_memory()) as base:
+        bad = campaign(Path(base), partial(print, flush=True), share, every)
     return 1 if bad else 0
 
 

@@ -1,6 +1,6 @@
 """Storms of Ctrl-C: the main thread works and is interrupted thousands of times, others work beside it (rule G2).
 
-    python -m tests.crash.sigint --threads 8 --signals 3000
+    python -m tests.crash.sigint --threads 8 --signals 3000 [--seconds 60]
 
 Only the main thread is struck by signals, wherever it is: leading a batch for all others, in an fsync, in the index.
 It catches KeyboardInterrupt and goes on; an interrupted send it sends again with its message_id. At the end nobody
@@ -12,6 +12,7 @@ are: `sql`, or `journal,memory`.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import re
@@ -27,6 +28,7 @@ from pathlib import Path
 import anabranch
 from anabranch.policies.options import StoreOptions
 
+from ..shares import add_options
 from .ledger import Contents, Operation, body_of, compare, contents, identity_of, violations
 
 HANGS_AFTER = 120.0
@@ -227,6 +229,7 @@ def storm(
     seed: int = 0,
     across: bool = False,
     kinds: Sequence[str] = ("journal", "journal"),
+    seconds: float = math.inf,
 ) -> tuple[list[str], str]:
     """What is wrong (nothing), and a line about what happened. In the main thread of a process of its own."""
     config = configured(directory, sync, kinds)
@@ -261,7 +264,10 @@ def storm(
         import os, random, signal, time
         chance = random.Random({seed})
         os.read(0, 1)  # who starts this must be out of Popen
+        ends = time.monotonic() + float("{seconds}")
         for _ in range({signals}):
+            if time.monotonic() > ends:
+                break
             time.sleep(chance.random() * 0.002)
             os.kill({os.getpid()}, signal.SIGINT)
     """
@@ -296,7 +302,7 @@ def storm(
     stop.set()
     for thread in others:
         thread.join(HANGS_AFTER)
-    seconds, total = time.monotonic() - started, sum(len(party.sent) for party in parties)
+    took, total = time.monotonic() - started, sum(len(party.sent) for party in parties)
     wrong = failures + [f"{thread.name} hangs" for thread in others if thread.is_alive()]
     deadline = time.monotonic() + HANGS_AFTER
     while router.coordinator._active or router.in_doubt():  # what was interrupted, another thread brings to its end
@@ -315,7 +321,7 @@ def storm(
         wrong += violations(again)
     line = (
         f"{' and '.join(kinds)}, {threads} threads, {sync.value}: {me.interrupted} of {signals} interrupts seen, "
-        f"{total} sends in {seconds:.1f} s ({len(me.sent)} by the thread that was struck), {leased} leases left, "
+        f"{total} sends in {took:.1f} s ({len(me.sent)} by the thread that was struck), {leased} leases left, "
         f"{sum(party.unknown for party in parties)} outcomes not noted"
     )
     return wrong, line
@@ -329,13 +335,15 @@ def main() -> int:
     parser.add_argument("--across", action="store_true", help="transactions over two stores")
     parser.add_argument("--stores", default="journal,journal", help="their kinds: journal, sql, memory")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    add_options(parser)
     arguments = parser.parse_args()
     kinds = arguments.stores.split(",")
     with tempfile.TemporaryDirectory(prefix="sigint-") as directory:
         place = Path(directory) / "data"
         wrong, line = storm(
-            place, arguments.threads, arguments.signals, arguments.sync, arguments.seed, arguments.across, kinds
-        )
+            place, arguments.threads, arguments.signals, arguments.sync, arguments.seed, arguments.across, kinds,
+            arguments.seconds,
+        )  # fmt: skip
     print(line)
     print(*wrong, sep="\n", end="\n" if wrong else "")
     return 1 if wrong else 0

@@ -1,6 +1,6 @@
 """Processes that are killed while eight threads send and ack, and what they leave.
 
-    python -m tests.crash.sigkill --rounds 1000 [--seed 1] [--directory DIR] [--mixed]
+    python -m tests.crash.sigkill --rounds 1000 [--seconds 60] [--seed 1] [--directory DIR] [--mixed]
 
 Each round forks a worker, which opens the directory (recovering from the round before), retries what was left of
 unknown outcome, works, and dies by SIGKILL at a random moment: at work, while it recovers, while it makes the
@@ -32,6 +32,7 @@ import anabranch.adapters.journal
 import anabranch.adapters.memory
 import anabranch.adapters.sql  # here, not in each child
 
+from ..shares import Share, add_options, of_options
 from ..sql.server import PostgresServer
 from . import mixed
 from .ledger import (
@@ -233,17 +234,19 @@ def has_grown(path: Path, size: int) -> bool:
 
 def rounds(
     count: int,
-    seed: int,
+    first: int,
     base: Path,
     report: Callable[[str], None],
+    share: Share,
     all_kinds: bool = False,
     server: PostgresServer | None = None,
 ) -> int:
-    """Do so many; the number of directories that were found wrong, which are kept."""
-    chance, bad, number = random.Random(seed), 0, 0
+    """Do so many, with seeds from `first` on; the number of directories that were found wrong, which are kept."""
+    chance, bad = random.Random(first), 0
     kills = early = operations = 0
-    while number < count:
-        seed += 1
+    directories = -(-count // ROUNDS_A_DIRECTORY)
+    for number in share.of(range(directories)):
+        seed = first + number
         place = base / f"seed-{seed}"
         place.mkdir()
         path = place / "marks"
@@ -251,7 +254,6 @@ def rounds(
         directory, wrong = place / "data", False
         url = server.new_database() if server is not None else None
         for turn in range(ROUNDS_A_DIRECTORY):
-            number += 1
             run = partial(work_mixed, directory, seed, turn, url) if all_kinds else partial(work, directory, seed, turn)
             busy = all_kinds and chance.random() < 0.8  # else most would die while they open so many stores
             code = reaped(
@@ -292,12 +294,15 @@ def main() -> int:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--mixed", action="store_true", help="over all kinds of stores")
     parser.add_argument("--postgres", action="store_true", help="and tables on a server of its own")
+    add_options(parser)
     arguments = parser.parse_args()
     base = arguments.directory or Path(tempfile.mkdtemp(prefix="sigkill-"))
     base.mkdir(parents=True, exist_ok=True)
     all_kinds = arguments.mixed or arguments.postgres
     with PostgresServer() if arguments.postgres else nullcontext() as server:
-        bad = rounds(arguments.rounds, arguments.seed, base, lambda line: print(line, flush=True), all_kinds, server)
+        share, _ = of_options(arguments)
+        report = partial(print, flush=True)
+        bad = rounds(arguments.rounds, arguments.seed, base, report, share, all_kinds, server)
     return 1 if bad else 0
 
 

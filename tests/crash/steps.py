@@ -1,6 +1,6 @@
 """Transactions over a journal and SQLite: each step of theirs is the last one of its process, or fails.
 
-    python -m tests.crash.steps [--kind K] [--only STEP] [--share 1/10]
+    python -m tests.crash.steps [--kind K] [--only STEP] [--share 1/10] [--seconds 60]
 
 SQLite makes its system calls itself, so what is counted here is what it is asked for, statements and commits, and what
 the router asks of the journal and of the decision log. Kinds: `killed`, by SIGKILL before the step; `killed-after`,
@@ -34,6 +34,7 @@ import anabranch
 from anabranch.adapters.journal import JournalStore
 from anabranch.router.decision_log import DecisionLog
 
+from ..shares import Share, add_options, of_options
 from . import mixed
 from .ledger import Held, Marks, Operation, name, nothing_else_waits, read_marks, sends_of, whole_lines
 from .power.cross import opened
@@ -238,7 +239,7 @@ def trial(base: Path, kind: str, at: int) -> tuple[list[str], int]:
     return log, left if left is not None else 99
 
 
-def campaign(kinds: list[str], report: Callable[[str], None], only: int, share: int) -> int:
+def campaign(kinds: list[str], report: Callable[[str], None], share: Share, every: int, only: int) -> int:
     """How many trials went wrong."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     bad = trials = 0
@@ -247,13 +248,13 @@ def campaign(kinds: list[str], report: Callable[[str], None], only: int, share: 
         bad += code != 0
         report(f"{len(log)} steps; {'WRONG without faults' if code else 'all is well without faults'}")
         for kind in kinds:
-            for at in [only] if only else range(1 + kinds.index(kind) % share, len(log) + 1, share):
+            for at in [only] if only else share.of(range(1, len(log) + 1), every, kinds.index(kind)):
                 code = trial(Path(place), kind, at)[1]
                 trials += 1
                 bad += code != 0
                 if code:
                     report(f"{kind} at {at}, {log[at - 1]}: WRONG ({code})")
-            report(f"{kind}: {trials} trials, {bad} wrong so far")
+            report(f"{kind}: {trials} trials of {len(log)} steps each, {bad} wrong so far")
     return bad
 
 
@@ -261,10 +262,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Spoil every step of transactions over a journal and SQLite.")
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--only", type=int, default=0)
-    parser.add_argument("--share", default="1/1", help="1/10: every tenth")
+    add_options(parser)
     arguments = parser.parse_args()
-    share = int(arguments.share.partition("/")[2])
-    bad = campaign(arguments.kind or list(KINDS), lambda line: print(line, flush=True), arguments.only, share)
+    kinds = arguments.kind or list(KINDS)
+    bad = campaign(kinds, lambda line: print(line, flush=True), *of_options(arguments), arguments.only)
     return 1 if bad else 0
 
 

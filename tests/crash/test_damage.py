@@ -13,19 +13,21 @@ import shutil
 import signal
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import anabranch
 
+from ..shares import Share
 from .damage import STATES, campaign
+from .damaging import Trial, outcomes
 from .ledger import body_of, identity_of
-from .sigkill import reaped
 
 Damage = Callable[[bytes, random.Random], bytes]
 SENT = 260
-LOST = "WRONG: silently lost "
+LOST = "silently lost "
 
 
 def options() -> anabranch.JournalOptions:
@@ -119,7 +121,7 @@ def look(directory: Path, left: list[str]) -> str:
             if wrong or ids != sorted(ids, key=left.index):
                 return f"WRONG: {wrong or 'out of order'} {named}"
             if lost and not named:
-                return f"{LOST}{' '.join(lost)}"
+                return f"WRONG: {LOST}{' '.join(lost)}"
             return named or "right"
     except (anabranch.CorruptionError, anabranch.PlacementError) as error:
         return f"named: {error}"
@@ -127,59 +129,41 @@ def look(directory: Path, left: list[str]) -> str:
         return f"WRONG: {traceback.format_exc()}"
 
 
-def in_child(run: Callable[[], str], report: Path) -> str:
-    """The same, from a process of its own; "WRONG: ..." if it dies or hangs."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            report.write_text(run())
-        finally:
-            os._exit(0)
-    code = reaped(pid, 180)
-    if code is None:
-        return "WRONG: it hangs"
-    if code < 0:
-        return f"WRONG: killed by {signal.Signals(-code).name}"
-    return report.read_text()
-
-
-def trial(source: Path, left: list[str], place: Path, kind: str, damage: str, seed: int) -> tuple[Path, str]:
-    """Damage one file of that kind in a copy; what a look finds."""
+def trial(source: Path, kind: str, damage: str, seed: int) -> Trial:
+    """One file of that kind, damaged in that way."""
     chance = random.Random(f"{kind} {damage} {seed}")
-    directory = place / "data"
-    shutil.copytree(source, directory)
-    victim = chance.choice(victims(directory)[kind])
-    data = victim.read_bytes()
-    victim.write_bytes(DAMAGES[damage](data, chance) if data else b"?")
-    found = in_child(lambda: look(directory, left), place / "report")
-    if kind == "segment" and found.startswith(LOST) and source.name == "killed":
-        # Nothing vouches for the last batches of a killed store but themselves (rule J4): they look torn.
-        lost, newest = found.removeprefix(LOST).split(), victims(source)[kind][-1]
-        if lost == left[-len(lost) :] and victim.name == newest.name and len(lost) < 10:
-            found = "right: a torn tail"
-    return victim, found
+    victim = chance.choice(victims(source)[kind])
+    change = DAMAGES[damage]
+    return Trial(victim.relative_to(source), f"{damage} {seed}", lambda data: change(data, chance) if data else b"?")
 
 
-def damaged(stores: dict[str, Path], tmp_path: Path, state: str, kind: str, damage: str, seeds: range) -> list[str]:
-    left = stores["left"].read_text().split()
-    wrong = []
-    for seed in seeds:
-        victim, found = trial(stores[state], left, tmp_path / str(seed), kind, damage, seed)
-        if found.startswith("WRONG"):
-            wrong.append(f"seed {seed}, {victim.name}: {found}")
-        shutil.rmtree(tmp_path / str(seed))
-    return wrong
+def judged(left: list[str], newest: Path | None, directory: Path, trial: Trial) -> tuple[str, str]:
+    """Of a store that was killed, nothing vouches for the last batches of its newest segment but themselves (rule J4):
+    they look torn."""
+    outcome, _, text = look(directory, left).partition(": ")
+    if trial.victim == newest and text.startswith(LOST):
+        lost = text.removeprefix(LOST).split()
+        if lost == left[-len(lost) :] and len(lost) < 10:
+            return "right", "a torn tail"
+    return outcome, text
 
 
+@pytest.mark.weight(0.2)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize("kind", ["segment", "pool", "index", "sums", "placement", "id", "lock"])
 def test_damage_is_named_or_harmless(
-    stores: dict[str, Path], tmp_path: Path, kind: str, state: str, damage: str
+    stores: dict[str, Path], tmp_path: Path, kind: str, state: str, damage: str, share: Share
 ) -> None:
-    if kind in ("pool", "lock") and not victims(stores[state])[kind]:
+    source, left = stores[state], stores["left"].read_text().split()
+    if kind in ("pool", "lock") and not victims(source)[kind]:
         return  # a killed store may leave no pool, a closed one no locks
-    assert damaged(stores, tmp_path, state, kind, damage, range(12 if kind in ("segment", "index") else 4)) == []
+    newest = victims(source)["segment"][-1].relative_to(source) if state == "killed" else None
+    seeds = share.of(range(share.count(12 if kind in ("segment", "index") else 4, 200)))
+    trials = (trial(source, kind, damage, seed) for seed in seeds)
+    found = list(outcomes(source, tmp_path / "data", trials, partial(judged, left, newest)))
+    assert [f"{tried}: {text}" for tried, outcome, text in found if outcome not in ("right", "named")] == []
+    share.counts.append(f"{len(found)} trials")
 
 
 @pytest.mark.parametrize("state", ["closed", "killed"])
@@ -190,9 +174,10 @@ def test_an_index_deleted_comes_back_whole(stores: dict[str, Path], tmp_path: Pa
     assert look(tmp_path / "data", stores["left"].read_text().split()) == "right"
 
 
+@pytest.mark.weight(4)
 @pytest.mark.parametrize("state", STATES)
-def test_damage_in_a_directory_of_all_kinds_of_stores(tmp_path: Path, state: str) -> None:
-    """A share of `python -m tests.crash.damage`, the same each time."""
-    tally = campaign(tmp_path, print, positions=8, states=[state], every=61)
+def test_damage_in_a_directory_of_all_kinds_of_stores(tmp_path: Path, state: str, share: Share) -> None:
+    tally = campaign(tmp_path, print, share, 61, positions=share.count(8, 24), states=[state])
+    share.counts.append(f"{tally.done} of {tally.trials} trials, {len(tally.bad)} wrong")
     assert tally.bad == []
     assert len(tally.table) > 5, "files of most kinds were damaged"

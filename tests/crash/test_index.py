@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
 
-from .index import campaign
+from ..shares import Share
 
 
-def test_no_damage_of_the_index_is_noticed(tmp_path: Path) -> None:
-    wrong: list[str] = []
-    trials, bad = campaign(tmp_path, 4999, wrong.append)
-    assert (wrong, bad) == ([], 0)
-    assert trials > 50
+@pytest.mark.weight(12)
+def test_no_damage_of_the_index_is_noticed(share: Share) -> None:
+    share.run("tests.crash.index", every=4999)
+    assert int(share.counts[0].split()[0]) > 50 or share.whole

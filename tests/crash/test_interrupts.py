@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import gc
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,6 +23,7 @@ import pytest
 import anabranch
 from anabranch.adapters.journal import JournalStore
 
+from ..shares import Share
 from .ledger import body_of, contents, identity_of, violations
 
 CHECKED = frozenset(
@@ -30,6 +32,9 @@ CHECKED = frozenset(
     if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD")) or name == "PRECALL"
 )
 POINTS_MAX = 6000
+FEW = 47
+"""One of every so many places."""
+IN_PART = Share()
 ROUNDS = 3
 """How often a place counts that is reached by the same calls, at the same bytecodes of theirs, again and again."""
 
@@ -103,17 +108,29 @@ def interrupted(at: int, call: Callable[[], object]) -> str:
     return interrupter.where
 
 
-def everywhere(prepare: Callable[[int], Callable[[], object]], check: Callable[[int, str], None], step: int = 1) -> int:
-    """Interrupt at place 1, 1 + step, ... of prepare(n)() until it gets through; how many places that were."""
+def everywhere(
+    prepare: Callable[[int], Callable[[], object]],
+    check: Callable[[int, str], None],
+    every: int = 1,
+    share: Share = IN_PART,
+) -> int:
+    """Interrupt at one of every so many places of prepare(n)() until it gets through; how many places there are.
+
+    A campaign does it at each of them, and once its time is over at a few of what is left.
+    """
     gc.collect()
     gc.freeze()  # checks that collect garbage do not walk through what thousands of other tests have left
+    at, struck, deadline = 1, 0, time.monotonic() + share.seconds
     try:
-        for at in range(1, POINTS_MAX, step):
+        while at < POINTS_MAX:
             call = prepare(at)
             where = interrupted(at, call)
             check(at, where)
             if not where:
+                share.counts.append(f"interrupted at {struck} of {at - 1} places")
                 return at - 1
+            struck += 1
+            at += share.every(every) if time.monotonic() < deadline else FEW
     finally:
         gc.unfreeze()
     raise AssertionError(f"more than {POINTS_MAX} places: is it a loop?")
@@ -287,27 +304,29 @@ def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, wha
     assert reopened(router)["q"] == kept
 
 
-def test_close_interrupted_anywhere_can_be_closed_again(tmp_path: Path) -> None:
+def test_close_interrupted_anywhere_can_be_closed_again(tmp_path: Path, share: Share) -> None:
     options = anabranch.JournalOptions(segment_size=64 * 1024)
     config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
 
     def prepare(at: int) -> Callable[[], object]:
         router = anabranch.open(config)
         router.queue("q").send(body_of(f"s.{at}"))
+        sent.append(f"s.{at}")
         state["router"] = router
         return router.close
 
     def check(at: int, where: str) -> None:
         state["router"].close()
         with anabranch.open(config) as router:
-            assert contents(router)["q"] == [f"s.{n}" for n in range(1, at + 1)], where
+            assert contents(router)["q"] == sent, where
             assert violations(router) == [], where
 
     state: dict[str, anabranch.Router] = {}
-    assert everywhere(prepare, check) > 20
+    sent: list[str] = []
+    assert everywhere(prepare, check, 5, share) > 20
 
 
-def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path) -> None:
+def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path, share: Share) -> None:
     options = anabranch.JournalOptions(segment_size=64 * 1024)
     config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
     opened: list[anabranch.Router] = []
@@ -329,4 +348,4 @@ def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path) -> None:
             assert violations(router) == [], where
             router.queue("q").purge()
 
-    assert everywhere(prepare, check, step=5) > 200
+    assert everywhere(prepare, check, 23, share) > 200

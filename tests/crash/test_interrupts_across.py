@@ -5,7 +5,6 @@ What the interrupted thread leaves half done the background finishes; the tests 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +14,11 @@ import pytest
 import anabranch
 from anabranch.adapters.journal import JournalStore
 
+from ..shares import Share
 from .ledger import body_of, contents, identity_of, violations
 from .test_interrupts import everywhere
 
 SOON = 120.0
-STEP = int(os.environ.get("ANABRANCH_INTERRUPT_STEP", "7"))
-"""Every so many places one is struck; 1 takes minutes."""
 
 
 @pytest.fixture
@@ -116,7 +114,7 @@ def xid_of(number: int) -> anabranch.Xid:
     return anabranch.Xid(1, f"x{number}")
 
 
-def test_a_commit_over_two_stores(scene: Scene) -> None:
+def test_a_commit_over_two_stores(scene: Scene, share: Share) -> None:
     def prepare(at: int) -> Callable[[], object]:
         open_one[:] = [scene.begin()]
         return open_one[0].commit
@@ -128,11 +126,11 @@ def test_a_commit_over_two_stores(scene: Scene) -> None:
 
     open_one: list[anabranch.Transaction] = []
 
-    assert everywhere(prepare, check, STEP) > 300
+    assert everywhere(prepare, check, 7, share) > 300
     scene.end()
 
 
-def test_the_whole_of_a_transaction(scene: Scene) -> None:
+def test_the_whole_of_a_transaction(scene: Scene, share: Share) -> None:
     def prepare(at: int) -> Callable[[], object]:
         scene.number += 1
         messages = []
@@ -165,7 +163,7 @@ def test_the_whole_of_a_transaction(scene: Scene) -> None:
 
     leased: list[anabranch.Message] = []
     open_one: list[anabranch.Transaction] = []
-    assert everywhere(prepare, check, STEP) > 300
+    assert everywhere(prepare, check, 7, share) > 300
     scene.end()
 
 
@@ -205,7 +203,7 @@ def test_a_rollback_before_anything_is_prepared(scene: Scene) -> None:
     scene.end()
 
 
-def test_a_prepare(scene: Scene) -> None:
+def test_a_prepare(scene: Scene, share: Share) -> None:
     def prepare(at: int) -> Callable[[], object]:
         open_one[:] = [scene.begin(xid_of(at))]
         return open_one[0].prepare
@@ -216,18 +214,18 @@ def test_a_prepare(scene: Scene) -> None:
         scene.settled(where)
         held = scene.router.recover()
         assert held in ([], [xid_of(at)]), where
-        commit = at // STEP % 2 == 0
+        commit = at // share.every(7) % 2 == 0
         if held:
             (scene.router.commit if commit else scene.router.rollback)(xid_of(at))
         assert scene.done(where) == (bool(held) and commit), where
 
     open_one: list[anabranch.Transaction] = []
-    assert everywhere(prepare, check, STEP) > 200
+    assert everywhere(prepare, check, 7, share) > 200
     scene.end()
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
-def test_the_outcome_of_a_prepared_one(scene: Scene, commit: bool) -> None:
+def test_the_outcome_of_a_prepared_one(scene: Scene, commit: bool, share: Share) -> None:
     def prepare(at: int) -> Callable[[], object]:
         scene.begin(xid_of(at)).prepare()
         end = scene.router.commit if commit else scene.router.rollback
@@ -241,7 +239,7 @@ def test_the_outcome_of_a_prepared_one(scene: Scene, commit: bool) -> None:
         with pytest.raises(anabranch.TransactionError):
             (scene.router.rollback if commit else scene.router.commit)(xid_of(at))
 
-    assert everywhere(prepare, check, STEP) > 200
+    assert everywhere(prepare, check, 7, share) > 200
     scene.outcomes.append(not commit)
     scene.end()
 
@@ -269,7 +267,7 @@ class Beside(Scene):
 
 
 @pytest.mark.parametrize("kind", ["journal", "sql"])
-def test_a_commit_beside_memory(tmp_path: Path, kind: str) -> None:
+def test_a_commit_beside_memory(tmp_path: Path, kind: str, share: Share) -> None:
     options = {"journal": anabranch.JournalOptions(), "sql": anabranch.SqlOptions()}[kind]
     stores = [
         anabranch.StoreConfig("a", ["queue://a.>"], **{kind: options}),  # type: ignore[arg-type]
@@ -290,6 +288,6 @@ def test_a_commit_beside_memory(tmp_path: Path, kind: str) -> None:
             assert scene.done(where) or where
 
         open_one: list[anabranch.Transaction] = []
-        assert everywhere(prepare, check, STEP) > 100
+        assert everywhere(prepare, check, 7, share) > 100
         assert set(scene.outcomes) == {True, False}
         assert violations(router) == []

@@ -20,9 +20,9 @@ import anabranch
 import anabranch.adapters.sql
 from anabranch.policies.options import StoreOptions
 
+from .damaging import Trial, outcomes
 from .ledger import body_of, contents, identity_of, violations
 from .sigkill import forked, reaped
-from .test_damage import in_child
 
 SENT = 150
 
@@ -57,8 +57,8 @@ def fill(directory: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def look(directory: Path) -> str:
-    """What is found: "right", "named: ...", "earlier", "a body" or "WRONG: ...".
+def look(directory: Path, _: Trial) -> tuple[str, str]:
+    """What is found: "right", "named", "earlier", "a body" or "wrong", and what an error says.
 
     SQLite takes its WAL from a damaged frame on for torn, so that the store is as it was at an earlier moment. Nothing
     in its other file tells one bit of a body from another.
@@ -71,35 +71,34 @@ def look(directory: Path) -> str:
                 try:
                     found.append(identity_of(message.body))
                 except AssertionError:
-                    return "a body"
+                    return "a body", ""
             wrong = list(store.check())
             if wrong:
-                return f"named: {wrong[0]}"
+                return "named", wrong[0]
             for sent in range(SENT + 1):
                 for acked in (sent // 3, -(-sent // 3)):
                     if found == [f"s.{number}" for number in range(acked, sent)]:
-                        return "right" if sent == SENT else "earlier"
-            return f"WRONG: {found}"
+                        return "right" if sent == SENT else "earlier", ""
+            return "wrong", str(found)
     except (anabranch.AnabranchError, ValueError) as error:
-        return f"named: {type(error).__name__} {error}"
+        return "named", f"{type(error).__name__} {error}"
+
+
+def flipped(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
 @pytest.mark.parametrize("victim", ["store.db", "store.db-wal"])
 def test_a_bit_that_flips_in_sqlite_is_named_or_harmless(tmp_path: Path, victim: str) -> None:
     assert reaped(forked(partial(fill, tmp_path / "data")), 180) == -signal.SIGKILL
-    path = tmp_path / "data" / "stores" / "sql" / victim
-    files = {each.name: each.read_bytes() for each in path.parent.iterdir()}
-    chance = random.Random(victim)
+    path = Path("stores") / "sql" / victim
+    chance, size = random.Random(victim), (tmp_path / "data" / path).stat().st_size
+    bits = [(chance.randrange(size), chance.randrange(8)) for _ in range(6)]
+    trials = [Trial(path, f"bit {bit} of byte {at}", partial(flipped, at=at, bit=bit)) for at, bit in bits]
     seen: Counter[str] = Counter()
-    for _ in range(6):
-        for name, content in files.items():
-            (path.parent / name).write_bytes(content)
-        at, content = chance.randrange(len(files[victim])), bytearray(files[victim])
-        content[at] ^= 1 << chance.randrange(8)
-        path.write_bytes(content)
-        found = in_child(lambda: look(tmp_path / "data"), tmp_path / "report")
-        seen[found.partition(":")[0]] += 1
-        assert not found.startswith("WRONG"), f"byte {at}: {found}"
+    for trial, outcome, text in outcomes(tmp_path / "data", tmp_path / "copy", trials, look):
+        seen[outcome] += 1
+        assert outcome in ("right", "named", "earlier", "a body"), f"{trial}: {outcome} {text}"
     assert victim == "store.db-wal" or not seen["earlier"], seen
 
 

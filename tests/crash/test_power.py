@@ -27,7 +27,13 @@ def run(name: str, place: Path) -> dict[str, Any]:
     return {"promised": promised, "maybe": maybe, "marks": lines}
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "across-all"])  # four stores take their time
+LONGEST = {"across-all"}
+"""Four stores take their time."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.campaign] if name in LONGEST else []) for name in WORKLOADS]
+)
 def test_a_workload_that_ends_leaves_what_was_promised(name: str, tmp_path: Path) -> None:
     marks = run(name, tmp_path)
     assert len(marks["marks"]) > 20

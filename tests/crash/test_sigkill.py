@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from ..shares import Share
 from ..sql.server import binaries
 from .ledger import Contents, Operation, Prefix, compare
 
 SENDS: list[Operation] = [{"op": "send", "q": "q", "ids": [f"p.{n}"]} for n in range(4)]
 
 
-def test_thirty_kills_lose_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.crash.sigkill", "--rounds", "30", "--directory", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 directories wrong" in done.stdout
+def test_kills_lose_nothing(tmp_path: Path, share: Share) -> None:
+    share.run("tests.crash.sigkill", "--rounds", str(share.count(30, 1000)), "--directory", str(tmp_path))
+    assert "0 directories wrong" in share.counts[0]
 
 
-def test_kills_over_all_kinds_of_stores_lose_nothing(tmp_path: Path) -> None:
+@pytest.mark.weight(3)
+def test_kills_over_all_kinds_of_stores_lose_nothing(tmp_path: Path, share: Share) -> None:
     kinds = "--mixed" if binaries() is None else "--postgres"
-    command = [sys.executable, "-m", "tests.crash.sigkill", kinds, "--rounds", "6", "--directory", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 directories wrong" in done.stdout
+    share.run("tests.crash.sigkill", kinds, "--rounds", str(share.count(10, 1000)), "--directory", str(tmp_path))
+    assert "0 directories wrong" in share.counts[0]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,13 @@
 """Transactions over several stores: every call spoiled, every power failure (transactions.py), scripted and random.
 
-The scripted ones run here in part, but for two stores whose process is gone before any of the calls; all of them run by
-`python -m tests.crash.transactions`. TRANSACTION_EXAMPLES=2000 makes more random programs.
+The scripted ones run here in part; as campaigns all of them do, in both orders of the stores.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +19,10 @@ from hypothesis import strategies as st
 from anabranch.adapters.journal import JournalStore
 from anabranch.router import decision_log
 
+from ..shares import Share
 from .calls import KINDS
 from .programs import POINTS, Account, Ack, Die, Do, Entry, Send, Step, Tell, Tx, Xa
 from .transactions import campaign, distinct, power_trial, record, scratch, trial
-
-EXAMPLES = os.environ.get("TRANSACTION_EXAMPLES")
 
 
 @pytest.fixture(autouse=True)
@@ -42,19 +38,27 @@ def lean() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "every"),
     [
-        "--stores 2 --kind crash",
-        "--stores 2 --kind eio --kind enospc --kind short --share 1/24",
-        "--stores 3 --kind crash --kind eio --kind enospc --share 1/64 --backward",
-        "--stores 4 --kind crash --kind eio --kind enospc --share 1/96",
-        "--stores 2 --stores 3 --stores 4 --kind power --share 1/128",
+        ("--stores 2 --kind crash", 8),
+        ("--stores 2 --kind eio --kind enospc --kind short", 24),
+        ("--stores 3 --kind crash --kind eio --kind enospc --backward", 64),
+        ("--stores 4 --kind crash --kind eio --kind enospc", 96),
+        ("--stores 2 --stores 3 --stores 4 --kind power", 128),
+        *(
+            pytest.param(
+                f"--stores {stores} --kind {kind}{order}", 1, marks=[pytest.mark.campaign, pytest.mark.weight(stores)]
+            )
+            for stores in (2, 3, 4)
+            for kind in (*KINDS, "power")
+            for order in ("", " --backward")
+        ),
     ],
 )
-def test_no_spoiled_call_and_no_power_failure_leaves_a_part_of_a_transaction(arguments: str) -> None:
-    command = [sys.executable, "-m", "tests.crash.transactions", *arguments.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_no_spoiled_call_and_no_power_failure_leaves_a_part_of_a_transaction(
+    arguments: str, every: int, budget: Share
+) -> None:
+    budget.run("tests.crash.transactions", *arguments.split(), every=every)
 
 
 # Random programs
@@ -85,18 +89,28 @@ def _programs(draw: st.DrawFn) -> tuple[int, list[Step]]:
     return stores, [Send(store) for store in range(stores)] + draw(st.lists(_steps(stores), min_size=3, max_size=16))
 
 
-@settings(
-    max_examples=int(EXAMPLES or 30),
-    derandomize=EXAMPLES is None,
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing trial takes longer to shrink than to read
-    suppress_health_check=list(HealthCheck),
-)
-@given(_programs(), st.sampled_from((*KINDS, "power", "power")), st.integers(0, 1 << 20), st.booleans())
-def test_random_transactions_survive_any_fault(
-    program: tuple[int, list[Step]], kind: str, where: int, backward: bool
-) -> None:
-    stores, steps = program
+def test_random_transactions_survive_any_fault(share: Share) -> None:
+    tried, deadline = 0, time.monotonic() + share.seconds
+
+    @settings(
+        max_examples=share.count(30, 2000),
+        derandomize=not share.whole,
+        deadline=None,
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing trial takes longer to shrink than to read
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(_programs(), st.sampled_from((*KINDS, "power", "power")), st.integers(0, 1 << 20), st.booleans())
+    def survive(program: tuple[int, list[Step]], kind: str, where: int, backward: bool) -> None:
+        nonlocal tried
+        if time.monotonic() < deadline:
+            tried += 1
+            survives(*program, kind, where, backward)
+
+    survive()
+    share.counts.append(f"{tried} random programs")
+
+
+def survives(stores: int, steps: list[Step], kind: str, where: int, backward: bool) -> None:
     with scratch() as place:
         base = Path(place)
         if kind == "power":
@@ -139,7 +153,7 @@ def test_a_rule_that_is_broken_is_seen(
     owner: type, method: str, instead: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, method, instead)
-    assert campaign(3, [kind], lambda line: None, share=100)
+    assert campaign(3, [kind], lambda line: None, Share(), every=100)
 
 
 def test_the_account_sees_what_is_wrong() -> None:

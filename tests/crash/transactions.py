@@ -1,6 +1,6 @@
 """Transactions over 2 to 4 stores: every call is the last one, or fails, and every state that a power failure leaves.
 
-    python -m tests.crash.transactions [--stores N] [--kind K] [--only CALL] [--backward] [--share 1/10]
+    python -m tests.crash.transactions [--stores N] [--kind K] [--only CALL] [--backward] [--share 1/10] [--seconds 60]
 
 Kinds: those of faults.py (`eio`, `enospc`, `short`, `crash`), and `power`, which needs no call to fail: the program
 runs once, and the directories are built that a power failure could have left at each of its calls (disk.py).
@@ -28,16 +28,17 @@ from unittest import mock
 import anabranch
 from anabranch.adapters.base import Pending
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.journal import format as f
+from anabranch.adapters.wal import format as w
 from anabranch.router import decision_log
 from anabranch.router.decision_log import Decision, DecisionLog, External
 
+from ..shares import Share, add_options, of_options
 from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
 from .disk import Lanes, Recorder, State, build, differences, states
 from .ledger import body_of, contents, violations
 from .programs import DONE, LAST, UNDONE, Script, Step, configured, scripted, stores_of
 
-DECISIONS_BYTES: Final = f.HEADER_BYTES + 1024
+DECISIONS_BYTES: Final = w.HEADER_BYTES + 1024
 """Of a segment of the decision log: small, so that it rolls over every few decisions."""
 
 
@@ -329,11 +330,12 @@ def campaign(
     stores: int,
     kinds: Sequence[str],
     report: Callable[[str], None],
+    share: Share,
+    every: int = 1,
     only: int = 0,
     backward: bool = False,
-    share: int = 1,
 ) -> int:
-    """Every call, every kind, or every `share`-th of them; how many trials went wrong."""
+    """Every call, every kind, or a share of them; how many trials went wrong."""
     program = scripted(stores)
     bad = 0
     with scratch() as place:
@@ -345,13 +347,16 @@ def campaign(
         report(f"{stores} stores, {faults.count} calls; {wrong[:3] or 'all is well without faults'}")
         for kind in kinds:
             if kind == "power":
-                bad += _power(base, program, stores, report, only, backward, share)
+                bad += _power(base, program, stores, report, share, every, only, backward)
                 continue
             trials = 0
-            for at in [only] if only else range(1, faults.count + 1, share):
-                call = faults.log[at - 1].split()[0]
-                if (kind == "short" and call != "pwrite") or (kind == "crash" and call in READS):
-                    continue
+            calls = [call.split()[0] for call in faults.log[: faults.count]]
+            places = [
+                at
+                for at, call in enumerate(calls, 1)
+                if (kind != "short" or call == "pwrite") and (kind != "crash" or call not in READS)
+            ]
+            for at in [only] if only else share.of(places, every, kinds.index(kind)):
                 trials += 1
                 try:
                     _, wrong = trial(base, program, stores, kind, at, backward)
@@ -360,7 +365,7 @@ def campaign(
                 bad += bool(wrong)
                 for line in wrong[:3]:
                     report(line)
-            report(f"{stores} stores, {kind}: {trials} trials, {bad} wrong so far")
+            report(f"{stores} stores, {kind}: {trials} of {len(places)} calls, {bad} wrong so far")
     return bad
 
 
@@ -369,24 +374,25 @@ def _power(
     program: Sequence[Step],
     stores: int,
     report: Callable[[str], None],
+    share: Share,
+    every: int,
     only: int,
     backward: bool,
-    share: int,
 ) -> int:
     recording = record(base, program, stores, backward)
     number, different = distinct(recording)
     if only:
         different = [state for state in different if state.point == only]
-    checked = different[::share]
-    bad = 0
-    for state in checked:
+    bad = checked = 0
+    for state in share.of(different, every):
+        checked += 1
         wrong = power_trial(base, recording, state)
         bad += bool(wrong)
         for line in wrong[:3]:
             report(line)
     report(
         f"{stores} stores, power: {recording.recorder.now()} points, {number} states, {len(different)} distinct, "
-        f"{len(checked)} checked, {bad} wrong"
+        f"{checked} checked, {bad} wrong"
     )
     return bad
 
@@ -397,7 +403,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=(*KINDS, "power"), action="append")
     parser.add_argument("--only", type=int, default=0, help="this call alone (power: states at this point)")
     parser.add_argument("--backward", action="store_true", help="stores prepare in the opposite order")
-    parser.add_argument("--share", default="1/1", help="1/10: every tenth")
+    add_options(parser)
     arguments = parser.parse_args()
     bad = 0
     for stores in arguments.stores or (2, 3, 4):
@@ -405,9 +411,9 @@ def main() -> int:
             stores,
             arguments.kind or (*KINDS, "power"),
             lambda line: print(line, flush=True),
+            *of_options(arguments),
             arguments.only,
             arguments.backward,
-            int(arguments.share.partition("/")[2]),
         )
     return 1 if bad else 0
 

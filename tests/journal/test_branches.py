@@ -14,6 +14,7 @@ import pytest
 from anabranch.adapters.base import Message, Outgoing
 from anabranch.adapters.journal import JournalStore, applying, holds, index
 from anabranch.adapters.journal import format as f
+from anabranch.adapters.wal import format as w
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
     CorruptionError,
@@ -321,7 +322,7 @@ class TestDamage:
         assert any(line.startswith("C5") and name.hex() in line for line in found), found
         spoil(path, offset + 30)
         with store._applier.lock:
-            store._log.table.segments[0].bury(store._applier.current().prepared()[0][1][0])
+            store._log.table.segments[0].mark_dead(store._applier.current().prepared()[0][1][0])
         found = list(store.check())
         assert any(line.startswith("C4") and name.hex() in line for line in found), found
 
@@ -519,12 +520,12 @@ class TestInterleavings:
         name = prepare(store, 1, [(named, Outgoing(b"B" * 1000, None, "id")), *to(B, b"b")])
         store.delete(named)
         log = store._log
-        need = f.BATCH_HEADER.size + store._encoder.prepared[name].size + f.OUTCOME_BYTES
+        need = w.BATCH_HEADER.size + store._encoder.prepared[name].size + f.OUTCOME_BYTES
 
         def left() -> int:
             return log.tail.segment.allocated - log.tail.offset
 
-        overhead = f.BATCH_HEADER.size + f.SEND_OVERHEAD
+        overhead = w.BATCH_HEADER.size + f.SEND_OVERHEAD
         store.send(C, b"k")
         while left() > need + 5000:
             store.send(C, b"z" * 1000)
@@ -591,7 +592,7 @@ def test_what_a_branch_says_of_its_size_is_enough(disk: JournalDisk) -> None:
         ]
         name = prepare(store, n, sends)
         batch = store._log.tail
-        size = store._encoder.prepared[name].size + f.OUTCOME_BYTES + f.BATCH_HEADER.size
+        size = store._encoder.prepared[name].size + f.OUTCOME_BYTES + w.BATCH_HEADER.size
         store.commit_prepared(name).wait()
         if store._log.tail.segment is batch.segment:
             assert store._log.tail.offset - batch.offset <= size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 import zlib
 from array import array
@@ -21,14 +20,17 @@ from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal.batch import Operation
 from anabranch.adapters.journal.destinations import DestinationState
 from anabranch.adapters.journal.encoder import Encoder
-from anabranch.adapters.journal.files import File
 from anabranch.adapters.journal.index import Checkpoint, Index
-from anabranch.adapters.journal.reader import BatchReader, Record, Replayer, records_of
-from anabranch.adapters.journal.segment import Segment
-from anabranch.adapters.journal.ticket import Tail, Ticket
+from anabranch.adapters.journal.replay import Replayer
 from anabranch.adapters.journal.transactions import branch_of, new_branch
+from anabranch.adapters.wal import format as w
+from anabranch.adapters.wal.reader import BatchReader, Record, records_of
+from anabranch.adapters.wal.records import RecordEncoder
+from anabranch.adapters.wal.segment import Segment
+from anabranch.adapters.wal.ticket import Tail, Ticket
 from anabranch.policies.destination import Destination
 from anabranch.policies.durability import Sync
+from anabranch.router import decision_log
 from anabranch.router.decision_log import Decision, DecisionLog, External
 from anabranch.router.xid import Xid
 
@@ -37,8 +39,8 @@ from .golden import make
 GOLDEN = Path(__file__).parent / "golden"
 STORE_ID = bytes(range(16))
 
-HEADER = f.SegmentHeader(
-    store_id=STORE_ID,
+HEADER = w.SegmentHeader(
+    log_id=STORE_ID,
     number=3,
     nonce=0x0123456789ABCDEF,
     base_lsn=100,
@@ -86,14 +88,14 @@ def document(**fields: Any) -> bytes:
     return snapshot.Snapshot(**(said | fields)).encode()
 
 
-def tail_of(header: f.SegmentHeader) -> Tail:
-    return Tail(Segment(header, Path("000000000003.seg")), f.HEADER_BYTES, 99, 50)
+def tail_of(header: w.SegmentHeader) -> Tail:
+    return Tail(Segment(header, Path("000000000003.seg")), w.HEADER_BYTES, 99, 50)
 
 
 def read(path: Path, data: bytes) -> list[Record]:
     """The records of the batch that `data` is."""
     path.write_bytes(HEADER.encode() + data)
-    (batch,) = BatchReader(File(path, os.O_RDONLY), HEADER.seed, f.HEADER_BYTES, 99)
+    (batch,) = BatchReader(Segment(HEADER, path), w.HEADER_BYTES, 99)
     records = list(records_of(batch))
     assert (batch.header.base_lsn, batch.header.count, batch.header.watermark) == (100, len(records), 98)
     return records
@@ -165,20 +167,20 @@ def every_decision() -> list[tuple[int, bytes]]:
     ids = [STORE_ID, b"another store id"]
     xid = Xid(7, "global/ü", "branch")
     said: list[tuple[int, Any]] = [
-        (f.EPOCH, 1_700_000_000_000_000),
-        (f.XA_PREPARED, External(OLDER, ids, xid)),
-        (f.DECISION, Decision(TRANSACTION, True, ids)),
-        (f.DECISION, Decision(OLDER, False, ids, xid, True)),
+        (decision_log.EPOCH, 1_700_000_000_000_000),
+        (decision_log.XA_PREPARED, External(OLDER, ids, xid)),
+        (decision_log.DECISION, Decision(TRANSACTION, True, ids)),
+        (decision_log.DECISION, Decision(OLDER, False, ids, xid, True)),
     ]
     packed = [(kind, msgspec.msgpack.encode(what)) for kind, what in said]
-    carried = snapshot.Snapshot(102, 0, 3, 0, [], [], [], [], packed[:2]).encode()
-    return [*packed, (f.FORGOTTEN, TRANSACTION + OLDER), (f.SNAPSHOT, carried)]
+    taken = msgspec.msgpack.encode(decision_log._Snapshot(102, 3, packed[:2]))
+    return [*packed, (decision_log.FORGOTTEN, TRANSACTION + OLDER), (w.SNAPSHOT, taken)]
 
 
 def test_segment_header() -> None:
     data = golden("segment-header")
-    assert HEADER.encode() == data.ljust(f.HEADER_BYTES, b"\0")
-    assert f.SegmentHeader.decode(data, "golden") == HEADER
+    assert HEADER.encode() == data.ljust(w.HEADER_BYTES, b"\0")
+    assert w.SegmentHeader.decode(data, "golden") == HEADER
 
 
 def test_batch(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_what_is_said_of_subscriptions(tmp_path: Path) -> None:
     index = Index(tmp_path / "none", STORE_ID, 0)
     index.states[2] = prices = DestinationState(2, PRICES, declared=True)
     (tmp_path / "golden.seg").write_bytes(HEADER.encode() + golden("records"))
-    (batch,) = BatchReader(File(tmp_path / "golden.seg", os.O_RDONLY), HEADER.seed, f.HEADER_BYTES, 99)
+    (batch,) = BatchReader(Segment(HEADER, tmp_path / "golden.seg"), w.HEADER_BYTES, 99)
     entries = Replayer(index, "golden", live=True)
     records = list(records_of(batch))[5:11]
     desk, plain, *others = (entries._settle(record) for record in records)
@@ -218,23 +220,6 @@ def test_what_is_said_of_subscriptions(tmp_path: Path) -> None:
         (f.DELIVERED, prices, 49, 5, 3),
         (f.UNSUBSCRIBE, prices, 6),
     ]
-
-
-def test_a_batch_from_before_subscriptions(tmp_path: Path) -> None:
-    """A branch said nothing of subscriptions, nor did a snapshot."""
-    records = read(tmp_path / "golden.seg", golden("records-before-subscriptions"))
-    assert [record.kind for record in records] == [
-        f.DESTINATION, f.SEND, f.SEND, f.ACK, f.ACK_RANGE, f.PREPARE, f.PREPARE, f.PREPARE, f.SEND, f.ACK, f.COMMIT,
-        f.ROLLBACK, f.SNAPSHOT, f.DESTINATION_GONE,
-    ]  # fmt: skip
-    branch = branch_of(records[5].payload, lambda destination: DestinationState(7, destination, True))
-    assert [operation[0] for operation in branch.operations] == [f.SEND, f.SEND, f.ACK]
-    assert branch.operations[2][2:] == (48, 0)
-    taken = snapshot.decode(records[12].payload)
-    assert (taken.committed, taken.first_dead, taken.subscriptions, taken.acked) == ([OLDER], None, [], [])
-    decisions = read(tmp_path / "golden.seg", golden("decisions-before-subscriptions"))
-    assert [record.payload for record in decisions[:5]] == [payload for _, payload in every_decision()[:5]]
-    assert snapshot.decode(decisions[5].payload) == snapshot.decode(every_decision()[5][1])
 
 
 def test_what_a_prepare_says() -> None:
@@ -262,17 +247,6 @@ def test_what_a_prepare_says() -> None:
     assert again.payload == prepared.payload
 
 
-def test_a_batch_from_before_transactions(tmp_path: Path) -> None:
-    """The first bytes of version 1: a snapshot said nothing of transactions."""
-    records = read(tmp_path / "golden.seg", golden("batch"))
-    assert [record.kind for record in records] == [
-        f.DESTINATION, f.SEND, f.SEND, f.ACK, f.ACK_RANGE, f.SNAPSHOT, f.DESTINATION_GONE
-    ]  # fmt: skip
-    taken = snapshot.decode(records[5].payload)
-    assert taken == snapshot.decode(document())
-    assert (taken.committed, taken.carried) == ([], [])
-
-
 def test_a_newer_snapshot_is_read_by_what_was_before() -> None:
     """Fields come at the end: a reader that knows fewer passes over them."""
 
@@ -286,8 +260,9 @@ def test_a_newer_snapshot_is_read_by_what_was_before() -> None:
 
 def test_decision_log(tmp_path: Path) -> None:
     data = golden("decisions")
-    operations: list[Operation] = [(kind, payload, None) for kind, payload in every_decision()]
-    assert Encoder(DuplicateWindow(0)).encode(tail_of(HEADER), [Ticket(operations, 0, False)], 98).data == data
+    records_to_write = [(kind, payload, None) for kind, payload in every_decision()]
+    encoder = RecordEncoder(lambda batch: None)
+    assert encoder.encode(tail_of(HEADER), [Ticket(records_to_write, 0, False)], 98).data == data
     records = read(tmp_path / "golden.seg", data)
     assert [(record.kind, record.payload) for record in records] == every_decision()
     log = DecisionLog(tmp_path / "none", Sync.ALWAYS)
@@ -304,7 +279,7 @@ def test_decision_log(tmp_path: Path) -> None:
     assert (log.externals, log.epochs) == ({}, {1_700_000_000_000_000})
     log._note(records[4].kind, records[4].payload)
     assert log.decisions == {}
-    assert snapshot.decode(records[5].payload).carried == every_decision()[:2]
+    assert decision_log._decode_snapshot(records[5].payload).carried == every_decision()[:2]
 
 
 @pytest.mark.parametrize("kind", ["send", "ack"])

@@ -13,7 +13,8 @@ import pytest
 from anabranch.adapters.delivery import LEASED, LEAVING
 from anabranch.adapters.journal import format as f
 from anabranch.adapters.journal.batch import Branch
-from anabranch.adapters.journal.log import Log
+from anabranch.adapters.wal import format as w
+from anabranch.adapters.wal.log import Log
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
@@ -30,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[JournalDisk]:
 
 def queued(store_log: Log, count: int) -> None:
     """Wait until so many tickets wait for the lead."""
-    eventually(lambda: len(store_log._queue) + len(store_log._unsynced_tickets) >= count)
+    eventually(lambda: len(store_log._queue) + len(store_log._unsynced_queue) >= count)
 
 
 def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: JournalDisk) -> None:
@@ -46,8 +47,8 @@ def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: Jo
         return log.tail.segment.allocated - log.tail.offset
 
     body = b"B" * 1000
-    need = f.BATCH_HEADER.size + f.GONE_BYTES + f.SEND_OVERHEAD + len(body)
-    alone = f.BATCH_HEADER.size + f.SEND_OVERHEAD
+    need = w.BATCH_HEADER.size + f.GONE_BYTES + f.SEND_OVERHEAD + len(body)
+    alone = w.BATCH_HEADER.size + f.SEND_OVERHEAD
     while left() > need + 5000:
         store.send(B, b"z" * 1000)
     store.send(B, b"z" * (left() - need - alone))

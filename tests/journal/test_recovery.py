@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.journal import format as f
+from anabranch.adapters.wal import format as w
 from anabranch.policies.config import JournalOptions
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
@@ -179,7 +179,7 @@ class TestIdentity:
         store = sent(disk)
         path = segments_of(store)[-1]
         page = bytearray(path.read_bytes())
-        struct.pack_into("<H", page, 8, f.VERSION + 1)
+        struct.pack_into("<H", page, 8, w.VERSION + 1)
         path.write_bytes(page)
         before = listing(directory_of(store))
         with pytest.raises(CorruptionError, match="version 2; this program reads version 1"):
@@ -347,7 +347,7 @@ class TestDamage:
             store.send(A, f"{n:04d}".encode() * 25)
         source = disk.copy(store)
         whole = len(sorted((source / "journal").glob("*.seg"))[-1].read_bytes().rstrip(b"\0"))
-        for cut in range(f.HEADER_BYTES, whole, 331):
+        for cut in range(w.HEADER_BYTES, whole, 331):
             path = disk.copy(store)
             segment = sorted((path / "journal").glob("*.seg"))[-1]
             segment.write_bytes(segment.read_bytes()[:cut])
@@ -360,7 +360,7 @@ class TestDamage:
     def test_a_cut_segment_that_was_synced_is_damage(self, disk: JournalDisk) -> None:
         store = sent(disk)
         path = segments_of(store)[-1]
-        os.truncate(path, f.HEADER_BYTES + 10)
+        os.truncate(path, w.HEADER_BYTES + 10)
         with pytest.raises(CorruptionError, match="known to be on disk") as caught:
             disk.reopen(store)
         assert path.name in caught.value.path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -17,10 +16,8 @@ from anabranch.adapters.kahadb.files import Damage, find_stores
 from anabranch.adapters.kahadb.journal import Journal, Record
 from anabranch.policies.errors import TraceError
 
+from ..shares import Share
 from . import writer as w
-
-SEEDS = int(os.environ.get("KAHADB_DAMAGE_SEEDS", "8"))
-ROUNDS = 8
 
 
 @dataclass
@@ -98,10 +95,11 @@ def _reaches_end(found: Damage) -> bool:
     return found.offset + found.length >= Path(found.path).stat().st_size or not found.length
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_random_damage_is_survived_and_named(seed: int, journals: list[Original], tmp_path: Path) -> None:
-    dice = random.Random(seed)
-    for round_number in range(ROUNDS):
+def test_random_damage_is_survived_and_named(journals: list[Original], tmp_path: Path, share: Share) -> None:
+    rounds = 0
+    for round_number in share.of(range(share.count(64, 4000))):
+        dice = random.Random(round_number)
+        rounds += 1
         before = dice.choice(journals)
         directory = tmp_path / str(round_number)
         shutil.copytree(before.directory, directory)
@@ -113,6 +111,7 @@ def test_random_damage_is_survived_and_named(seed: int, journals: list[Original]
         assert sum(event.size for event in trace) + trace.findings.bytes_other == trace.findings.bytes_total
         assert render_text(explain(directory))
         shutil.rmtree(directory)
+    share.counts.append(f"{rounds} damaged journals")
 
 
 def test_each_deleted_file_is_named(mixed: Path, tmp_path: Path) -> None:

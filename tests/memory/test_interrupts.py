@@ -15,6 +15,7 @@ from anabranch.policies.errors import UnknownMessageError
 from ..contract.disk import A, B, T, assert_whole, bodies, take
 from ..contract.preparing import OTHER, to, transaction
 from ..crash.test_interrupts import everywhere
+from ..shares import Share
 from .disk import MemoryDisk
 
 DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
@@ -70,7 +71,7 @@ def test_a_send_that_swaps_interrupted_anywhere(disk: MemoryDisk) -> None:
     assert [body.strip() for body in bodies(store)] == [numbered(at) for at in range(1, places + 2)]
 
 
-def test_a_receive_from_the_swap_interrupted_anywhere(disk: MemoryDisk) -> None:
+def test_a_receive_from_the_swap_interrupted_anywhere(disk: MemoryDisk, share: Share) -> None:
     store = disk.reopen(disk.create(), max_bytes=256 * 1024)
     sent = [numbered(n).ljust(1000) for n in range(1200)]
     store.send_many(A, sent)
@@ -92,7 +93,7 @@ def test_a_receive_from_the_swap_interrupted_anywhere(disk: MemoryDisk) -> None:
             lost = sent[len(taken)]
             taken.append(next(message for message in store.browse(A) if message.body == lost))
 
-    everywhere(prepare, check, step=3)
+    everywhere(prepare, check, 3, share)
 
 
 def test_an_ack_interrupted_anywhere(store: MemoryStore) -> None:
@@ -201,7 +202,7 @@ def test_upkeep_interrupted_anywhere(store: MemoryStore, what: str) -> None:
     assert everywhere(prepare, check) > 20
 
 
-def test_close_and_open_interrupted_anywhere(disk: MemoryDisk) -> None:
+def test_close_and_open_interrupted_anywhere(disk: MemoryDisk, share: Share) -> None:
     store = disk.create()
 
     def prepare(at: int) -> Callable[[], object]:
@@ -220,4 +221,4 @@ def test_close_and_open_interrupted_anywhere(disk: MemoryDisk) -> None:
         assert (bodies(store), store.stats().messages) == ([], 0), where
         assert_whole(store)
 
-    assert everywhere(prepare, check, step=5) > 100
+    assert everywhere(prepare, check, 5, share) > 100

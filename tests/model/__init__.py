@@ -1,19 +1,29 @@
-"""Hypothesis state machines: a store, and a router, beside plain lists. MODEL_EXAMPLES=2000 looks harder."""
+"""Hypothesis state machines: a store, and a router, beside plain lists. As campaigns they look harder."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-SETTINGS = settings(
-    max_examples=int(os.environ.get("MODEL_EXAMPLES", "80")),
-    stateful_step_count=int(os.environ.get("MODEL_STEPS", "40")),
-    deadline=None,
-    derandomize="MODEL_EXAMPLES" not in os.environ,
-    suppress_health_check=list(HealthCheck),
-)
+from ..shares import Share
 
 FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where the stores lie: thousands of syncs are not what is looked at here."""
+
+
+def check(machine: type[RuleBasedStateMachine], share: Share, few: int, many: int) -> None:
+    """Run the machine: so few examples, always the same, or so many, others each time."""
+    examples = share.count(few, many)
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=not share.whole,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    share.counts.append(f"{examples} examples")

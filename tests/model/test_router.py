@@ -18,7 +18,8 @@ from anabranch.policies.destination import Destination
 from anabranch.policies.errors import PlacementError, TransactionError
 
 from ..router.disk import crashed
-from . import FAST, SETTINGS
+from ..shares import Share
+from . import FAST, check
 from .model import CLAIMED, LEASED, PREPARED, READY, Expected, Model
 
 NAMES = ["a.x", "a.y", "b.x", "b.Y", "c"]
@@ -302,5 +303,5 @@ class RouterMachine(RuleBasedStateMachine):
         assert {waiting.xid for waiting in self.router.in_doubt()} == set(self.prepared)
 
 
-TestRouter = RouterMachine.TestCase
-TestRouter.settings = SETTINGS
+def test_a_router_does_what_the_model_does(share: Share) -> None:
+    check(RouterMachine, share, 80, 1600)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import Any, cast
 
-from hypothesis import settings
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule
 
 from anabranch.adapters.base import Store
 from anabranch.adapters.journal import JournalStore
@@ -15,16 +15,12 @@ from anabranch.adapters.journal import JournalStore
 from ..contract.disk import Disk
 from ..journal.disk import JournalDisk, directory_of
 from ..memory.disk import SMALL, MemoryDisk
+from ..shares import Share
 from ..sql.disk import PostgresDisk, SqliteDisk, TableSets
 from ..sql.server import PostgresServer
 from ..thirdparty.disk import OneFileDisk
-from . import SETTINGS
+from . import check
 from .machine import StoreMachine
-
-
-def part(share: int) -> settings:
-    """A share, in percent, of the examples."""
-    return settings(SETTINGS, max_examples=max(1, SETTINGS.max_examples * share // 100))
 
 
 class JournalMachine(StoreMachine):
@@ -85,17 +81,14 @@ class OneFileMachine(StoreMachine):
         return OneFileDisk(self.path)
 
 
-TestJournal = JournalMachine.TestCase
-TestJournal.settings = SETTINGS
-TestMemory = MemoryMachine.TestCase
-TestMemory.settings = part(60)
-TestSqlite = SqliteMachine.TestCase
-TestSqlite.settings = part(15)
-TestThirdParty = OneFileMachine.TestCase
-TestThirdParty.settings = part(40)
+@pytest.mark.parametrize(
+    ("machine", "few"), [(JournalMachine, 80), (MemoryMachine, 48), (SqliteMachine, 12), (OneFileMachine, 32)]
+)
+def test_a_store_does_what_the_model_does(machine: type[StoreMachine], few: int, share: Share) -> None:
+    check(machine, share, few, 20 * few)
 
 
-def test_postgresql(postgres: PostgresServer) -> None:
+def test_postgresql_does_what_the_model_does(postgres: PostgresServer, share: Share) -> None:
     """A few, since a server takes its time."""
     if postgres.pid is None:
         postgres.start()
@@ -106,6 +99,6 @@ def test_postgresql(postgres: PostgresServer) -> None:
             return PostgresDisk(self.path, sets)
 
     try:
-        run_state_machine_as_test(PostgresMachine, settings=part(5))
+        check(PostgresMachine, share, 4, 80)
     finally:
         sets.close()

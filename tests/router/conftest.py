@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.journal import log
+from anabranch.adapters.wal import log
 from anabranch.router import forgetting, settling
 
 from ..model import FAST

@@ -126,7 +126,8 @@ def crashed(router: anabranch.Router, copy: Path) -> Path:
             for lock in (store._reclaimer._lock, store._log._lead, store._applier.lock):
                 stack.enter_context(lock)
         decisions = router.coordinator.log
-        stack.enter_context(decisions._reclaiming)
+        if decisions._reclaimer is not None:
+            stack.enter_context(decisions._reclaimer._lock)
         if decisions._log is not None:
             stack.enter_context(decisions._log._lead)
         return copied(router, copy)

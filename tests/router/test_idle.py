@@ -131,7 +131,8 @@ def test_a_companion_that_is_about_to_be_made(router: Router, monkeypatch: pytes
         else:
             queue.send_nowait(b"2", persistent=False).result()
 
-    lock = router.places._companions.lock
+    places = router.places
+    lock = places._companions.lock(places.store_for(queue.destination).store_id)
     lock.acquire()  # who makes one waits
     with Parallel(send) as sending:
         try:

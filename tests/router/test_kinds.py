@@ -91,7 +91,8 @@ class World:
                 elif isinstance(store, SqlStore):
                     stack.enter_context(store._writer._lead)
             decisions = router.coordinator.log
-            stack.enter_context(decisions._reclaiming)
+            if decisions._reclaimer is not None:
+                stack.enter_context(decisions._reclaimer._lock)
             if decisions._log is not None:
                 stack.enter_context(decisions._log._lead)
             copied(router, directory)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.journal import JournalStore, log
+from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.wal import log
 from anabranch.policies.errors import StoreFailedError, TransactionError, TransactionInDoubt
 from anabranch.router import forgetting, settling
 from anabranch.router.decision_log import Decision

@@ -3,11 +3,10 @@ is in all of its stores or in none, and what its caller was told stands (invaria
 
 from __future__ import annotations
 
-import os
 import random
 import threading
-import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from anabranch.policies.errors import AnabranchError, TransactionInDoubt
 from anabranch.router import forgetting, settling
 
 from ..contract.disk import PATIENCE, eventually
+from ..shares import Share
 from .disk import Faults, bodies, config, drain
 
-SECONDS = float(os.environ.get("STORM_SECONDS", "2"))
 STORES = "abc"
 
 
@@ -73,11 +72,13 @@ def work(router: anabranch.Router, worker: int, said: Outcomes, stop: threading.
                 tx.rollback()
 
 
-def trouble(router: anabranch.Router, faults: Faults, stop: threading.Event) -> None:
-    """Something fails, is mended and reopened; for so long."""
-    choose = random.Random(7)
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+def trouble(router: anabranch.Router, faults: Faults, said: Outcomes, times: Iterable[int]) -> int:
+    """So often something fails, while transactions are committed, and is mended and reopened; how often."""
+    choose, done = random.Random(7), 0
+    for _ in times:
+        committed = len(said.committed)
+        eventually(lambda committed=committed: len(said.committed) > committed)  # type: ignore[misc]
+        done += 1
         part = choose.choice([*STORES, "decisions"])
         faults.fail(
             choose.choice(["pwrite", "fdatasync"]), "/decisions/" if part == "decisions" else f"/stores/{part}/"
@@ -94,12 +95,12 @@ def trouble(router: anabranch.Router, faults: Faults, stop: threading.Event) -> 
             router.reopen_decisions()
         else:
             router.reopen(part)
-    stop.set()
+    return done
 
 
 @pytest.mark.parametrize("sync", [anabranch.Sync.ALWAYS, anabranch.Sync.NEVER])
 def test_stores_and_log_fail_by_turns(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, sync: anabranch.Sync
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, sync: anabranch.Sync, share: Share
 ) -> None:
     monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(forgetting, "FORGET_SECONDS", 0.02)
@@ -113,7 +114,8 @@ def test_stores_and_log_fail_by_turns(
         with ThreadPoolExecutor(9) as pool:
             workers = [pool.submit(work, router, worker, said, stop) for worker in range(8)]
             try:
-                pool.submit(trouble, router, faults, stop).result()
+                times = share.of(range(share.count(25, 1000)))
+                done = pool.submit(trouble, router, faults, said, times).result()
             finally:
                 stop.set()
             for worker in workers:
@@ -125,6 +127,7 @@ def test_stores_and_log_fail_by_turns(
     with anabranch.open(configuration) as router:
         assert (router.recover(), router.in_doubt()) == ([], [])
         check(router, said, before)
+        share.counts.append(f"{done} failures, {len(said.over)} transactions")
         for store in STORES:
             rest = [int(body) for body in drain(router, f"{store}.in")]
             assert rest == sorted(rest), "what was rolled back is at its old place"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.journal import log
+from anabranch.adapters.wal import log
 from anabranch.policies.errors import (
     ClosedError,
     StoreFullError,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.journal import log
+from anabranch.adapters.wal import log
 from anabranch.policies.errors import StoreFailedError, StoreFullError, StoreLockedError
 from anabranch.router import forgetting
 from anabranch.router import stores as stores_module

@@ -1,7 +1,7 @@
 """A server that is stopped and started again under a router that works on: nothing acknowledged lost, nothing doubled,
 nothing in one store and not in the other, and a journal store beside it that never notices.
 
-    python -m tests.sql.outages --rounds 20 --seconds 3 [--seed 1]
+    python -m tests.sql.outages --rounds 20 --round-seconds 3 [--seconds 60] [--seed 1]
 
 Each round is a fresh router over a fresh schema, eight threads, and a server that goes down at random, in each of the
 ways in STOPS; then everything is counted. The last line says how many outages were survived.
@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import anabranch
 from anabranch import AnabranchError
 
+from ..shares import add_options, of_options
 from .server import PostgresServer
 
 THREADS: Final = 8
@@ -351,19 +352,20 @@ def a_round(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sql.outages", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--round-seconds", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--native", action="store_true", help="with native_two_phase")
+    add_options(parser)
     options = parser.parse_args(arguments)
-    total, errors, done = 0, Counter[str](), Counter[str]()
+    total, rounds, errors, done = 0, 0, Counter[str](), Counter[str]()
     with PostgresServer() as server:
-        for number in range(options.rounds):
-            seed = options.seed + number
+        for seed in of_options(options)[0].of(range(options.seed, options.seed + options.rounds)):
+            rounds += 1
             directory = Path(tempfile.mkdtemp(prefix="anabranch-outages-"))
             try:
                 hows = random.Random(seed).sample(sorted(STOPS), len(STOPS))
                 ledger, outages, found = a_round(
-                    server, directory / "data", options.seconds, random.Random(seed), hows,
+                    server, directory / "data", options.round_seconds, random.Random(seed), hows,
                     native_two_phase=options.native,
                 )  # fmt: skip
             finally:
@@ -380,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if found:
                 print(server.log()[-2000:], file=sys.stderr)
                 return 1
-    print(f"survived {total} outages in {options.rounds} rounds: {dict(done)}; raised {dict(errors)}")
+    print(f"survived {total} outages in {rounds} rounds: {dict(done)}; raised {dict(errors)}")
     return 0
 
 

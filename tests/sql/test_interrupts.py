@@ -3,7 +3,6 @@ written is written by a thread that Ctrl-C does not reach; what is struck is who
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from anabranch.policies.errors import UnknownMessageError
 from ..contract.disk import A, B, T, assert_whole, bodies, take
 from ..contract.preparing import OTHER, to, transaction
 from ..crash.test_interrupts import everywhere
+from ..shares import Share
 from .disk import SqliteDisk
 
-STEP = int(os.environ.get("ANABRANCH_INTERRUPT_STEP", "7"))
-"""Every so many places are tried."""
 DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
 
 
@@ -38,7 +36,9 @@ def numbered(at: int) -> bytes:
     return str(at).encode()
 
 
-def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(disk: SqliteDisk, store: SqlStore) -> None:
+def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(
+    disk: SqliteDisk, store: SqlStore, share: Share
+) -> None:
     sent: list[bytes] = []
 
     def prepare(at: int) -> Callable[[], object]:
@@ -49,12 +49,12 @@ def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(disk: SqliteD
         sent.append(numbered(at))
         assert store.depth(A) == len(sent), where
 
-    assert everywhere(prepare, check, STEP) > 30
+    assert everywhere(prepare, check, 7, share) > 30
     assert bodies(store) == bodies(disk.crash(store)) == sent
     assert_whole(store)
 
 
-def test_a_receive_interrupted_anywhere(store: SqlStore) -> None:
+def test_a_receive_interrupted_anywhere(store: SqlStore, share: Share) -> None:
     """With what was read ahead, and with what has to be read: another one gets the message, or nobody but who holds
     it."""
     store.send_many(A, [b"x" * 10_000] * 3)
@@ -83,13 +83,13 @@ def test_a_receive_interrupted_anywhere(store: SqlStore) -> None:
 
     lost: list[str] = []
     seqs = [message.seq for message in store.browse(A)]
-    everywhere(prepare, check, STEP)
+    everywhere(prepare, check, 7, share)
     assert len(lost) <= 12, lost
     assert_whole(store)
 
 
 @pytest.mark.parametrize("topic", [False, True])
-def test_an_ack_interrupted_anywhere(disk: SqliteDisk, store: SqlStore, topic: bool) -> None:
+def test_an_ack_interrupted_anywhere(disk: SqliteDisk, store: SqlStore, topic: bool, share: Share) -> None:
     place, key = (T, DESK.key) if topic else (A, None)
     store.subscribe(DESK)
     store.subscribe(BOOK)
@@ -110,13 +110,13 @@ def test_an_ack_interrupted_anywhere(disk: SqliteDisk, store: SqlStore, topic: b
         assert store.depth(place, key) == 0, where
         assert store.stats().leased == 0, where
 
-    assert everywhere(prepare, check, STEP) > 20
+    assert everywhere(prepare, check, 7, share) > 20
     assert bodies(disk.crash(store), place, key) == []
     assert_whole(store)
 
 
 @pytest.mark.parametrize("claimed", [False, True])
-def test_a_release_interrupted_anywhere(store: SqlStore, claimed: bool) -> None:
+def test_a_release_interrupted_anywhere(store: SqlStore, claimed: bool, share: Share) -> None:
     """All are given back or none."""
     store.send_many(A, [b"1", b"2", b"3"])
     held: list[Message] = []
@@ -137,11 +137,11 @@ def test_a_release_interrupted_anywhere(store: SqlStore, claimed: bool) -> None:
         assert [message.body for message in again] == [b"1", b"2", b"3"], where
         store.release(again)
 
-    assert everywhere(prepare, check, STEP) > 30
+    assert everywhere(prepare, check, 7, share) > 30
     assert_whole(store)
 
 
-def test_a_commit_interrupted_anywhere(disk: SqliteDisk, store: SqlStore) -> None:
+def test_a_commit_interrupted_anywhere(disk: SqliteDisk, store: SqlStore, share: Share) -> None:
     """It takes effect whole, or not at all and can be done again."""
     message: list[Message] = []
     count = 0
@@ -160,13 +160,13 @@ def test_a_commit_interrupted_anywhere(disk: SqliteDisk, store: SqlStore) -> Non
         count += 1
         assert (store.depth(A), store.depth(B), store.stats().leased) == (0, count, 0), where
 
-    assert everywhere(prepare, check, STEP) > 30
+    assert everywhere(prepare, check, 7, share) > 30
     assert len(bodies(disk.crash(store), B)) == count
     assert_whole(store)
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_an_outcome_interrupted_anywhere(store: SqlStore, commit: bool) -> None:
+def test_an_outcome_interrupted_anywhere(store: SqlStore, commit: bool, share: Share) -> None:
     count = 0
 
     def prepare(at: int) -> Callable[[], object]:
@@ -187,11 +187,11 @@ def test_an_outcome_interrupted_anywhere(store: SqlStore, commit: bool) -> None:
             take(store).ack()
         assert (store.depth(A), store.stats().leased) == (0, 0), where
 
-    assert everywhere(prepare, check, STEP) > 20
+    assert everywhere(prepare, check, 7, share) > 20
     assert_whole(store)
 
 
-def test_subscribing_and_unsubscribing_interrupted_anywhere(store: SqlStore) -> None:
+def test_subscribing_and_unsubscribing_interrupted_anywhere(store: SqlStore, share: Share) -> None:
     def prepare(at: int) -> Callable[[], object]:
         store.sync()
         for known in store.subscriptions():
@@ -204,11 +204,11 @@ def test_subscribing_and_unsubscribing_interrupted_anywhere(store: SqlStore) -> 
         store.subscribe(DESK)
         assert store.depth(T) == store.depth(T, DESK.key), where
 
-    assert everywhere(prepare, check, STEP) > 60
+    assert everywhere(prepare, check, 7, share) > 60
     assert_whole(store)
 
 
-def test_a_purge_interrupted_anywhere(store: SqlStore) -> None:
+def test_a_purge_interrupted_anywhere(store: SqlStore, share: Share) -> None:
     """Who was struck does not keep others from receiving."""
 
     def prepare(at: int) -> Callable[[], object]:
@@ -224,15 +224,15 @@ def test_a_purge_interrupted_anywhere(store: SqlStore) -> None:
         store.purge(A)
         assert store.depth(A) == 0, where
 
-    assert everywhere(prepare, check, STEP) > 20
+    assert everywhere(prepare, check, 7, share) > 20
     assert_whole(store)
 
 
-def test_a_browse_interrupted_anywhere(store: SqlStore) -> None:
+def test_a_browse_interrupted_anywhere(store: SqlStore, share: Share) -> None:
     store.send_many(A, [b"1", b"x" * 10_000])
 
     def check(at: int, where: str) -> None:
         assert len(list(store.browse(A))) == 2, where
         assert len(store._state_.looks) == 0 if store._state_ is not None else False, where
 
-    assert everywhere(lambda at: lambda: list(store.browse(A)), check, STEP) > 30
+    assert everywhere(lambda at: lambda: list(store.browse(A)), check, 7, share) > 30

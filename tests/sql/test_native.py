@@ -22,6 +22,7 @@ from anabranch.policies.options import SqlOptions
 from ..contract.disk import PATIENCE, A, B, assert_whole, bodies, eventually, take
 from ..crash.sigkill import forked, reaped
 from ..crash.steps import Steps
+from ..shares import Share
 from . import outages
 from .disk import NativeDisk, PostgresDisk, TableSets
 from .server import PostgresServer, running
@@ -372,14 +373,14 @@ def test_one_that_was_committed_by_hand_can_still_be_rolled_back(place: Place) -
 # A kill of the process -----------------------------------------------------------------------------------------------
 
 
-def test_the_process_is_killed_before_each_step(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_the_process_is_killed_before_each_step(postgres: PostgresServer, tmp_path: Path, share: Share) -> None:
     """What was prepared can be committed, what was not is gone, and the server keeps nothing of it."""
     if postgres.pid is None:
         postgres.start()
     sets = TableSets(postgres.new_schema())
-    step, ended = random.Random(os.urandom(8)).randrange(-SHARE + 1, 1), False
+    step, ended = 1 - share.every(4), False
     while not ended:
-        step += SHARE
+        step += share.every(4)
         with NativeDisk(tmp_path / str(step), sets) as disk:
             store = disk.create()
             store.send_many(A, [b"1", b"2"])
@@ -391,11 +392,8 @@ def test_the_process_is_killed_before_each_step(postgres: PostgresServer, tmp_pa
             ended = code == 0
             _verify(disk, store, marks.read_text().split(), step)
     assert step > 25
+    share.counts.append(f"killed at {step} places at most")
     sets.close()
-
-
-SHARE: Final = int(os.environ.get("ANABRANCH_NATIVE_STEPS", "4"))
-"""One step of so many, others each time; 1: all of them."""
 
 
 def killed_at(step: int, disk: NativeDisk, marks: Path) -> None:

@@ -18,6 +18,7 @@ from anabranch.policies.errors import ConfigError, OutcomeUnknownError, Placemen
 from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import PATIENCE, A, B, Parallel, bodies, eventually, take
+from ..shares import Share
 from . import outages
 from .outages import STOPS, configuration
 from .server import PostgresServer
@@ -362,10 +363,17 @@ def test_other_stores_never_notice(routed: anabranch.Router, wire: Wire) -> None
 def test_eight_threads_while_the_server_goes_down_and_comes_back(
     postgres: PostgresServer, tmp_path: Path, how: str
 ) -> None:
-    """`python -m tests.sql.outages` does it for longer."""
     ledger, count, found = outages.a_round(postgres, tmp_path / "data", 0.5, random.Random(how), [how])
     assert found == []
     assert count >= 1 and ledger.sent
+
+
+@pytest.mark.campaign
+@pytest.mark.weight(3)
+@pytest.mark.parametrize("options", [(), ("--native",)], ids=["", "native"])
+def test_outages_in_all_ways_for_long(postgres: PostgresServer, options: tuple[str, ...], budget: Share) -> None:
+    """`postgres` only says whether there is a server to be had: this one is the campaign's own."""
+    budget.run("tests.sql.outages", "--rounds", "20", *options)
 
 
 # What is wrong from the beginning ------------------------------------------------------------------------------------

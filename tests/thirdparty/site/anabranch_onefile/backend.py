@@ -18,6 +18,7 @@ from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
 from anabranch.adapters.core.changes import Branch, Change, Send, apply_all
 from anabranch.adapters.core.delivery import PLAIN_ORDERS, PRIORITY_ORDERS, Feed, Place, order_of
 from anabranch.adapters.core.plan import Plan
+from anabranch.adapters.core.records import order_and_expiry
 from anabranch.adapters.core.states import DestinationState, SubscriptionState
 from anabranch.adapters.directory import StoreDirectory
 from anabranch.adapters.files import sync_directory
@@ -163,7 +164,7 @@ class OneFileBackend(Backend):
         for send in sends:
             if not send.state.is_topic or send.entitled:
                 waiting = [known.number for known in send.entitled]
-                messages[send.seq] = Row(send.record, send.record[0], send.expires_at_ms, waiting, {})
+                messages[send.seq] = Row(send.record, order_and_expiry(send.record)[0], send.expires_at_ms, waiting, {})
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
         self.ack_range(state, seq, seq, number)

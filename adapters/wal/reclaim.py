@@ -1,4 +1,4 @@
-"""Reclaiming: segments without live messages go, once a snapshot has said what else was in them (rules J6, J7)."""
+"""Reclaiming: segments in which nothing is needed any more go, once a snapshot says what else was in them (J6, J7)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ class Reclaimer:
 
     def __init__(
         self,
-        the_log: Log,
+        wal: Log,
         snapshot: Callable[[], tuple[list[Segment], bytes]],
+        content: Callable[[bytes], object],
         forget: Callable[[set[int]], None],
-        archive_directory: Path | None,
+        archive: Path | None = None,
     ) -> None:
-        self._log = the_log
-        self._snapshot = snapshot
-        self._forget = forget
-        self._archive_directory = archive_directory
+        """`snapshot` returns the segments that may go, none if it is not worth it, and the payload of the snapshot that
+        stands in for them; `content` makes of it what a ticket holds, a record of kind SNAPSHOT. `forget` is called
+        once that is durable: it takes segments, by number, out of whatever else says that they exist, durably, and out
+        of the log. `archive`: where they are moved to instead of being used again or deleted."""
+        self._log, self._snapshot, self._content, self._forget, self._archive = wal, snapshot, content, forget, archive
         self._lock = threading.Lock()  # one reclaiming at a time
         self._due = False
 
@@ -55,38 +57,28 @@ class Reclaimer:
             pass
 
     def run(self) -> int:
-        """Free what can be freed; returns bytes.
+        """Free what can be freed; returns bytes. Raises AnabranchError, and then nothing is freed.
 
-        The snapshot is durable before the checkpoint is written, and both before any file goes: a crash between finds
-        either everything, or files that nothing accounts for any more, which the next open removes.
+        The snapshot is durable before `forget` is called, and that has returned before any file goes: a crash between
+        finds either everything, or files that nothing accounts for any more, which the next recovery removes.
         """
         with self._lock:
-            empty, document = self._snapshot()
-            freed = sum(segment.capacity for segment in empty)
-            if not empty:
+            self._log.ensure_usable()
+            free, payload = self._snapshot()
+            if not free:
                 return 0
             with disk_errors(f"{self._log.name}: no segment can be released"):
                 names = self._log.files.names()
-            size = f.RECORD_HEADER.size + len(document)
-            ticket = Ticket([(f.SNAPSHOT, document)], size, sync=True)
+            ticket = Ticket(self._content(payload), f.RECORD_HEADER.size + len(payload), sync=True)
             ticket.may_use_reserve = True
             self._log.submit(ticket)
             self._log.wait(ticket)
-            self._forget({segment.number for segment in empty})
-            options = self._log.options
+            self._forget({segment.number for segment in free})
+            segments = [(segment.number, segment.capacity) for segment in free]
             try:
-                self._log.files.release(
-                    [(s.number, s.capacity) for s in empty], options.pool_files, self._archive(), names
-                )
+                self._log.files.release(segments, self._log.options.pool_files, self._archive, names)
             except OSError as error:
-                # The store is right without them; the next open removes what is left.
+                # The log is right without them; the next recovery removes what is left.
                 log.warning("%s: released segments could not be removed: %s", self._log.name, error)
-            log.debug("%s: %d segments released", self._log.name, len(empty))
-            return freed
-
-    def _archive(self) -> Path | None:
-        """This store's own folder in the archive directory, which stores may share."""
-        archive = self._archive_directory
-        if archive is None:
-            return None
-        return archive / f"{self._log.files.directory.parent.name}-{self._log.store_id.hex()[:8]}"
+            log.debug("%s: %d segments released", self._log.name, len(free))
+            return sum(segment.capacity for segment in free)

@@ -1,4 +1,4 @@
-"""A segment as the store sees it in memory, and the table of all of them."""
+"""A segment as it is seen in memory, and the table of all of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .format import HEADER_BYTES, SegmentHeader
 
 
 class Segment:
-    """One file of the journal and what is known of its content.
+    """One file of the log and what is known of its content.
 
-    The leader alone changes `allocated`, `end` and `last_lsn`; `live`, `live_bytes` and `dead` belong to the
-    index lock.
+    The log's leader alone changes `allocated`, `end` and `last_lsn`; `live`, `live_bytes`, `dead` and `changed` are its
+    owner's, who knows which records are still needed.
     """
 
     __slots__ = (
@@ -38,12 +38,12 @@ class Segment:
         """Where its records end; None while it is the one being written."""
         self.last_lsn = header.base_lsn - 1
         self.live = 0
-        """Messages in it that are not dead."""
+        """Records in it that its owner needs."""
         self.live_bytes = 0
         self.dead: bytearray | None = None
-        """A bit for each record, by LSN - base_lsn: set when its message is dead. None: no message in it has died."""
+        """A bit for each record, by LSN - base_lsn: set once it is needed no more. None: that is so of none of them."""
         self.changed = True
-        """The index does not yet know of the last change of live or dead."""
+        """Its owner has not yet kept the last change of live or dead."""
 
     def open(self) -> File:
         """The file, for reading; kept open for a while. Hold what it returns while you use its fd. Raises OSError."""
@@ -68,20 +68,20 @@ class Segment:
         """The file, for one pass over all of it: not kept open for that."""
         return self.file or File(self.path, os.O_RDONLY)
 
-    def born(self, length: int) -> None:
-        """A message's record of so many bytes has taken effect."""
+    def add_live(self, length: int) -> None:
+        """A record of so many bytes is needed."""
         self.live += 1
         self.live_bytes += length
         self.changed = True
 
-    def kill(self, lsn: int, length: int) -> None:
-        """The message whose record has this LSN is dead. Only once for each."""
-        self.bury(lsn)
+    def remove_live(self, lsn: int, length: int) -> None:
+        """The record with this LSN is needed no more. Only once for each that was added."""
+        self.mark_dead(lsn)
         self.live -= 1
         self.live_bytes -= length
 
-    def bury(self, lsn: int) -> None:
-        """Mark it dead: in a rebuild, one that was dead before it was counted."""
+    def mark_dead(self, lsn: int) -> None:
+        """Mark it dead: one that was so before it was added."""
         ordinal = lsn - self.base_lsn
         dead = self.dead
         if dead is None:
@@ -92,7 +92,7 @@ class Segment:
         self.changed = True
 
     def is_dead(self, lsn: int) -> bool:
-        """Whether the message whose record has this LSN is dead. Any thread may ask."""
+        """Whether the record with this LSN is marked dead. Any thread may ask."""
         ordinal, dead = lsn - self.base_lsn, self.dead
         return dead is not None and ordinal >> 3 < len(dead) and bool(dead[ordinal >> 3] & 1 << (ordinal & 7))
 

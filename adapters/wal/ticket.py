@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 
 from ...policies.durability import Sync
 from ..background import shared
-from ..files import FILE_MODE
 from .segment import Segment
 
 
@@ -26,7 +25,8 @@ class LogOptions:
     """Seconds, under `periodic`."""
     pool_files: int = 2
     """Released files that are kept for use again."""
-    file_mode: int = FILE_MODE
+    advice: str = ""
+    """What errors say that one can do whose outcome is unknown."""
 
 
 class Ticket:

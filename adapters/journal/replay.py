@@ -1,140 +1,18 @@
-"""Reading the journal in order: batches, their records, and what the records mean."""
+"""What the journal's records mean: from the log into what the index applies."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
-
-from google_crc32c import extend as crc32c
+from typing import Any
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from ..base import TRANSACTION_BYTES, Subscription
+from ..wal.reader import Batch, Record, records_of
 from . import format as f
 from .batch import Entry
 from .destinations import DestinationState, SubscriptionState
-from .files import File
 from .index import Index
 from .messages import order_of
-
-WINDOW: Final = 1 << 20
-
-
-class Record(NamedTuple):
-    """One record: where it is and what it holds."""
-
-    lsn: int
-    kind: int
-    offset: int
-    """In the segment's file."""
-    length: int
-    """Of the whole record."""
-    payload: bytes
-
-
-class Batch(NamedTuple):
-    """One whole and valid batch."""
-
-    offset: int
-    header: f.BatchHeader
-    records: bytes
-
-    @property
-    def end(self) -> int:
-        return self.offset + f.BATCH_HEADER.size + self.header.length
-
-    @property
-    def last_lsn(self) -> int:
-        return self.header.base_lsn + self.header.count - 1
-
-
-class BatchReader:
-    """Walks the batches of one segment. `offset` and `lsn` say how far all was whole and in sequence."""
-
-    def __init__(self, file: File, seed: int, offset: int, lsn: int, limit: int | None = None) -> None:
-        self.offset = offset
-        self.lsn = lsn
-        """The last LSN before `offset`."""
-        self._file, self._fd, self._seed = file, file.fd, seed
-        self._limit = os.fstat(file.fd).st_size if limit is None else limit
-        self._window, self._window_at = b"", 0
-
-    def _read(self, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer at the limit."""
-        size = min(size, self._limit - offset)
-        if size <= 0:
-            return b""
-        at = offset - self._window_at
-        if at < 0 or at + size > len(self._window):
-            self._window = read_at(self._fd, offset, min(max(size, WINDOW), self._limit - offset))
-            self._window_at, at = offset, 0
-        return self._window[at : at + size]
-
-    def __iter__(self) -> Iterator[Batch]:
-        while (batch := self._next()) is not None:
-            self.offset, self.lsn = batch.end, batch.last_lsn
-            yield batch
-
-    def _next(self) -> Batch | None:
-        header = f.decode_batch_header(self._read(self.offset, f.BATCH_HEADER.size), self._seed, self.offset)
-        if header is None or header.base_lsn != self.lsn + 1:
-            return None
-        start = self.offset + f.BATCH_HEADER.size
-        records = self._read(start, header.length)
-        if len(records) < header.length or not self._whole(header, start, records):
-            return None
-        return Batch(self.offset, header, records)
-
-    def _whole(self, header: f.BatchHeader, start: int, records: bytes) -> bool:
-        position, lsn, unpack = 0, header.base_lsn, f.RECORD_HEADER.unpack_from
-        for _ in range(header.count):
-            if position + f.RECORD_HEADER.size > len(records):
-                return False
-            crc, length, found, _, _, _ = unpack(records, position)
-            end = position + f.RECORD_HEADER.size + length
-            if found != lsn or end > len(records):
-                return False
-            if crc32c(self._seed ^ (start + position), records[position + 4 : end]) != crc:
-                return False
-            position, lsn = end, lsn + 1
-        return position == len(records)
-
-    def headers_beyond(self) -> Iterator[f.BatchHeader]:
-        """Valid batch headers from `offset` on: that of the batch which is not whole, and what the hole hides."""
-        position = self.offset
-        while position < self._limit:
-            data = read_at(self._fd, position, min(WINDOW, self._limit - position))
-            found = data.find(f.BATCH_MAGIC)
-            while found >= 0:
-                at = position + found
-                header = f.decode_batch_header(read_at(self._fd, at, f.BATCH_HEADER.size), self._seed, at)
-                if header is not None:
-                    yield header
-                found = data.find(f.BATCH_MAGIC, found + 1)
-            position += max(1, len(data) - len(f.BATCH_MAGIC) + 1)
-
-
-def read_at(fd: int, offset: int, size: int) -> bytes:
-    """All of it, or up to the end of the file."""
-    data = os.pread(fd, size, offset)
-    while 0 < len(data) < size:
-        more = os.pread(fd, size - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
-def records_of(batch: Batch) -> Iterator[Record]:
-    """The records of a batch that was read whole."""
-    position, start = 0, batch.offset + f.BATCH_HEADER.size
-    while position < len(batch.records):
-        _, length, lsn, kind, _, _ = f.RECORD_HEADER.unpack_from(batch.records, position)
-        end = position + f.RECORD_HEADER.size + length
-        payload = batch.records[position + f.RECORD_HEADER.size : end]
-        yield Record(lsn, kind, start + position, end - position, payload)
-        position = end
 
 
 class Replayer:
@@ -149,7 +27,7 @@ class Replayer:
         self.live = live
         self.seq = 0
         self.snapshot: tuple[int, int] | None = None
-        self.passed_over: list[int] = []
+        self.skipped: list[int] = []
         """LSNs of messages that turned out to be dead, since the caller last asked."""
         self.reflected_lsn = 0
         """A snapshot tells all names and message ids up to this LSN, and which are no more (rule J6)."""
@@ -193,7 +71,7 @@ class Replayer:
         state = self.index.states.get(number)
         if state is None:
             if dead is None and record.lsn <= self.reflected_lsn:
-                self.passed_over.append(record.lsn)  # its destination was removed before the snapshot
+                self.skipped.append(record.lsn)  # its destination was removed before the snapshot
                 return None
             reason = f"record {record.lsn} names destination {number}, which no record declares"
             raise CorruptionError(self.path, record.offset, reason)

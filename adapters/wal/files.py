@@ -1,4 +1,4 @@
-"""The journal's directory: segment files, the pool of files to use again, and what makes a change of names durable.
+"""A log's directory: segment files, the pool of files to use again, and what makes a change of names durable.
 
     <number>.seg      a published segment: its header is whole, its name is durable
     pool-<n>.free     a released or prepared file of a segment's full size, zero-filled or with void content, waiting to
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, make_directory, open_file, write_all
+from ..files import FILE_MODE, make_directory, new_directory, open_file, write_all
 from .format import HEADER_BYTES, SegmentHeader
 
 log = logging.getLogger(__name__)
@@ -62,21 +62,26 @@ def zero_fill(fd: int, start: int, end: int) -> None:
 
 
 class SegmentFiles:
-    """The files of one journal directory.
+    """The files of one log's directory.
 
     One thread at a time publishes (the leader), one releases (the reclaimer), one prepares; these three may run
     beside each other: a file enters the pool when all is durable that makes it free, and only the leader takes it.
 
-    P1  A file in the pool is allocated up to `segment_size` at least: what counts on the pool for room (rules J10, T1)
+    A file in the pool is allocated up to `segment_bytes` at least: what counts on the pool for room (rules J10, T1)
         finds it there also on a full disk.
     """
 
     def __init__(
-        self, directory: Path, segment_size: int, count_sync: Callable[[], None], file_mode: int = FILE_MODE
+        self,
+        directory: Path,
+        segment_bytes: int,
+        count_sync: Callable[[], None] = lambda: None,
+        file_mode: int = FILE_MODE,
     ) -> None:
+        """`count_sync` is called before each wait for the disk."""
         self.directory = directory
-        self.segment_size = segment_size
-        """Bytes of a segment, unless one message needs a larger one."""
+        self.segment_bytes = segment_bytes
+        """Of a segment, unless one ticket needs a larger one."""
         self._file_mode = file_mode
         self.pool: list[tuple[Path, int]] = []
         """Files to use again and their sizes."""
@@ -114,7 +119,7 @@ class SegmentFiles:
             except CorruptionError:
                 pass  # never was a segment, or was half way to be one again: nothing in it counts
             size = path.stat().st_size
-            if size >= self.segment_size:
+            if size >= self.segment_bytes:
                 self.pool.append((path, size))
             else:
                 self._short.append(path)
@@ -143,7 +148,7 @@ class SegmentFiles:
         path = self.path(header.number)
         source, flags = path.with_suffix(UNFINISHED_SUFFIX), os.O_RDWR | os.O_CREAT | os.O_TRUNC
         pooled = None
-        if header.capacity == self.segment_size and self.pool:
+        if header.capacity == self.segment_bytes and self.pool:
             pooled = self.pool.pop()
             source, flags = pooled[0], os.O_RDWR
         try:
@@ -166,7 +171,7 @@ class SegmentFiles:
 
     def prepare(self) -> None:
         """Put a zero-filled file into the pool, ahead of need."""
-        size = self.segment_size
+        size = self.segment_bytes
         target = self._pool_path()
         unfinished = target.with_suffix(UNFINISHED_SUFFIX)
         file = File(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, self._file_mode)
@@ -180,7 +185,7 @@ class SegmentFiles:
         self.pool.append((target, size))
 
     def release(self, segments: list[tuple[int, int]], pool_files: int, archive: Path | None, names: File) -> None:
-        """Take segments (number, capacity) off the journal, oldest first: into the archive if there is one, else into
+        """Take segments (number, capacity) off the log, oldest first: into the archive if there is one, else into
         the pool while it has room, else away. One that a kill has left shorter than its capacity goes away, unless it
         lacks so little that it is filled up.
 
@@ -194,13 +199,13 @@ class SegmentFiles:
                 make_directory(archive, self._file_mode)
                 shutil.move(path, archive / path.name)
             elif (
-                capacity == self.segment_size
+                capacity == self.segment_bytes
                 and len(self.pool) + len(adopted) < pool_files
-                and _fill_up(path, self.segment_size)
+                and _fill_up(path, self.segment_bytes)
             ):
                 target = self._pool_path()
                 path.rename(target)
-                adopted.append((target, self.segment_size))
+                adopted.append((target, self.segment_bytes))
             else:
                 path.unlink(missing_ok=True)
         if segments:
@@ -242,3 +247,14 @@ def read_header(path: Path) -> SegmentHeader:
     """The header of one segment file. Raises CorruptionError."""
     with path.open("rb") as file:
         return SegmentHeader.decode(file.read(HEADER_BYTES), str(path))
+
+
+def create_log(directory: Path, log_id: bytes, segment_bytes: int, file_mode: int = FILE_MODE) -> None:
+    """Make a directory that holds an empty log: one segment without records. It is durable once the directory's own
+    name is. Raises OSError."""
+    new_directory(directory, file_mode)
+    header = SegmentHeader(
+        log_id=log_id, number=1, nonce=int.from_bytes(os.urandom(8), "little"), base_lsn=1, durable_lsn=0,
+        prev_number=0, prev_end=0, prev_lsn=0, counter=0, snapshot_number=0, snapshot_offset=0, capacity=segment_bytes,
+    )  # fmt: skip
+    SegmentFiles(directory, segment_bytes, file_mode=file_mode).publish(header, lambda: None)

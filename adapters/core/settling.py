@@ -1,0 +1,240 @@
+"""How messages leave those who hold them: acked, given back, or claimed by a transaction.
+
+Whoever is interrupted anywhere in here holds what it held, or the write took effect: a lease that is LEAVING and whose
+ack was not written is LEASED again; one whose ack was written ends when that is applied.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from ...policies.errors import (
+    AnabranchError,
+    OutcomeUnknownError,
+    StoreFailedError,
+    StoreFullError,
+    UnknownMessageError,
+)
+from ..background import shared
+from ..base import Message, Settlement, Store
+from .changes import Change, acks_of, returned_of
+from .delivery import CLAIMED, LEASED, LEAVING, Lease
+from .engine import Engine
+from .tickets import Ticket
+from .writers import Writer
+
+log = logging.getLogger(__name__)
+
+COUNTED_AT_ONCE: Final = 1000
+"""Messages given back whose deliveries are written together."""
+
+
+class Settling:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(
+        self, store: Store, engine: Engine, writer: Writer, write: Callable[[Sequence[Change]], list[Any]]
+    ) -> None:
+        """`write` waits until changes are written."""
+        self._store, self._engine, self._writer, self._write = store, engine, writer, write
+
+    # Acks
+
+    def ack(
+        self,
+        messages: Sequence[Message],
+        hold: int,
+        first: Sequence[Change] = (),
+        sync: bool = False,
+        reservation: object = None,
+    ) -> list[Any]:
+        """Ack what is held so, behind other changes; all or none of it. Returns what comes of those. Raises, and then
+        nothing took effect and the messages are held as before; not so after OutcomeUnknownError."""
+        try:
+            leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
+            changes = [*first, *acks_of(leases)]
+            if not changes:
+                return []
+            ticket = Ticket(changes, sum(change.size for change in changes), sync)
+            ticket.reservation = reservation
+            del reservation
+            self._writer.submit(ticket)
+            outcomes = self._writer.wait(ticket)
+        except (UnknownMessageError, OutcomeUnknownError):
+            raise
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
+            self._engine.delivery.put_back(_leases(messages), hold)  # what the ack has reached is not held any more
+            raise
+        self._engine.acks += len(leases)
+        self._engine.help()
+        return outcomes
+
+    def ack_nowait(
+        self,
+        messages: Sequence[Message],
+        hold: int,
+        first: Sequence[Change] = (),
+        sync: bool = False,
+        reservation: object = None,
+        result: Callable[[list[Any]], Any] = lambda outcomes: None,
+    ) -> Future[Any]:
+        """The same without waiting: the future resolves on a thread of ours with `result` of what comes of the other
+        changes. What is wrong at once is raised at once."""
+        engine = self._engine
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
+        try:
+            leases = engine.delivery.take(self._store, messages, hold, LEAVING)
+            changes = [*first, *acks_of(leases)]
+            ticket = Ticket(changes, sum(change.size for change in changes), sync)
+            ticket.reservation = reservation
+            del reservation
+            ticket.future = (future, lambda done: result(done.outcomes))
+            future.add_done_callback(lambda done: self._acked(done, leases, hold))
+            self._writer.submit(ticket)
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):
+            engine.delivery.put_back(_leases(messages), hold)
+            raise
+        self._writer.proceed()
+        return future
+
+    def _acked(self, future: Future[Any], leases: Sequence[Lease], hold: int) -> None:
+        error = future.exception()
+        if error is None:
+            self._engine.acks += len(leases)
+        elif not isinstance(error, OutcomeUnknownError):
+            self._engine.delivery.put_back(leases, hold)
+
+    # Giving back
+
+    def give_back(self, messages: Sequence[Message], hold: int, delivered: bool) -> None:
+        """All or none of them, wherever Ctrl-C strikes."""
+        try:
+            leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
+            self._give_back(leases, delivered)
+        except UnknownMessageError:  # another thread may be settling them
+            raise
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):
+            self._engine.delivery.put_back(_leases(messages), hold)  # unless they are all given back
+            raise
+
+    def give_back_nowait(self, messages: Sequence[Message], hold: int, delivered: bool) -> Future[None]:
+        """The same on a thread of ours. What is not held is refused at once."""
+        leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                self._give_back(leases, delivered)
+            except BaseException as raised:
+                self._engine.delivery.put_back(leases, hold)
+                error = raised
+            shared().resolve([(future, None, error)])
+
+        shared().lead(run)
+        return future
+
+    def _give_back(self, leases: Sequence[Lease], delivered: bool) -> None:
+        engine = self._engine
+        if delivered:
+            self._count_deliveries(returned_of(leases))
+        engine.check()
+        with engine.lock:
+            engine.current()
+            try:
+                engine.delivery.give_back(leases, engine.backend, delivered)
+            except KeyboardInterrupt:
+                # The rest; nobody can have leased any of them yet.
+                engine.delivery.give_back(leases, engine.backend, delivered)
+                raise
+
+    def _count_deliveries(self, changes: list[Change]) -> None:
+        """Write how often they have come back; nobody waits for the disk. Who is interrupted here and tries again
+        writes the same. If it cannot be written they are free all the same."""
+        try:
+            for start in range(0, len(changes), COUNTED_AT_ONCE):
+                part = changes[start : start + COUNTED_AT_ONCE]
+                ticket = Ticket(part, sum(change.size for change in part), unsynced=True)
+                self._writer.submit(ticket)
+                self._writer.wait(ticket)
+        except StoreFailedError:
+            if self._engine.failed is not None:
+                raise
+            log.warning("store %s: %d deliveries are not counted", self._engine.name, len(changes))
+        except StoreFullError as error:
+            log.warning("store %s: %d deliveries are not counted: %s", self._engine.name, len(changes), error)
+
+    def claim(self, message: Message) -> None:
+        """A transaction takes a leased message."""
+        self._engine.delivery.take(self._store, [message], LEASED, CLAIMED)
+
+    # By token
+
+    def token(self, lease: Lease) -> str:
+        """What a lease is known by to who keeps no message."""
+        feed = lease.feeds[0]
+        return f"{self._store.store_id.hex()}.{feed.state.number:x}.{feed.number:x}.{lease.seq:x}.{lease.number:x}"
+
+    def lease(self, token: str) -> Lease:
+        """What it stands for. Raises ValueError for what is no token, UnknownMessageError if it is held no more."""
+        return self._lease(token, *_parsed(token))
+
+    def _lease(self, token: str, destination: int, subscription: int, seq: int, number: int) -> Lease:
+        state = self._engine.catalog.by_number.get(destination)
+        for feed in state.feeds(subscription) if state is not None else ():
+            lease = feed.held.get(seq)
+            if lease is not None and lease.number == number:
+                return lease
+        raise UnknownMessageError(
+            f"the message of token {token} is not leased here any more: it was acked, released or its queue is gone"
+        )
+
+    def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
+        """Ack or release each; returns what was wrong with it, None where nothing was. What can be settled is written
+        together. Raises ValueError for what is no token, and then settles nothing."""
+        parsed = [_parsed(token) for token in tokens]
+        results: list[AnabranchError | None] = [None] * len(tokens)
+        leases: dict[int, Lease] = {}
+        taken: list[Lease] = []
+        try:
+            for at, token in enumerate(tokens):
+                try:
+                    lease = self._lease(token, *parsed[at])
+                    taken.append(lease)  # first: who is interrupted knows which to put back
+                    if not self._engine.delivery.move(lease, LEASED, LEAVING):
+                        taken.pop()
+                        raise UnknownMessageError(f"the message of token {token} is being settled, or claimed")
+                    leases[at] = lease
+                except UnknownMessageError as error:
+                    results[at] = error
+            if taken and how is Settlement.ACK:
+                self._write(acks_of(taken))
+                self._engine.acks += len(taken)
+            elif taken:
+                self._give_back(taken, delivered=True)
+        except BaseException as error:
+            if not isinstance(error, OutcomeUnknownError):
+                self._engine.delivery.put_back(taken, LEASED)
+            if not isinstance(error, AnabranchError):
+                raise
+            for at in leases:
+                results[at] = error
+        return results
+
+
+def _parsed(token: str) -> tuple[int, int, int, int]:
+    """Numbers of the destination, of the subscription (0: a queue), of the message and of the lease."""
+    try:
+        _, destination, subscription, seq, number = token.split(".")
+        return int(destination, 16), int(subscription, 16), int(seq, 16), int(number, 16)
+    except (ValueError, AttributeError):
+        raise ValueError(f"{token!r} is no token of a message; Store.token says it") from None
+
+
+def _leases(messages: Iterable[Message]) -> list[Lease]:
+    return [message.note for message in messages if type(message.note) is Lease]

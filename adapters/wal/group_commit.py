@@ -1,0 +1,228 @@
+"""Group commit: many threads, one writer at a time, one sync for all that wait (rules G1 to G5).
+
+A caller makes a Ticket and queues it. Whoever finds nobody leading takes the lead: writes a batch of what is queued
+with one call, syncs if anyone in it must, and wakes the others. Nothing that matters lives in a leader's local
+variables, so that a leader may be struck by KeyboardInterrupt at any bytecode and the next one carries on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from threading import get_ident
+from typing import Any, Final
+
+from ...policies.errors import AnabranchError, ClosedError, StoreFailedError, StoreFullError
+from ..background import shared
+from ..locking import fork_generation
+from . import format as f
+from .ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+HINT_WAIT: Final = 0.05
+"""Seconds after which a waiter looks whether anybody leads: handing on is a hint, never a debt (rule G1)."""
+QUEUE_MAX: Final = 50_000
+"""Tickets; who would queue more leads first."""
+
+
+class GroupCommit(ABC):
+    """The queue in front of a log, and who leads it. Threads: all of them. A forked child may only let go of it.
+
+    `_lead` guards the heads of the queues, and all that `_lead_once` does.
+    """
+
+    def __init__(self, name: str, batch_bytes_max: int, advice: str) -> None:
+        self.name = name
+        self.batch_bytes_max = batch_bytes_max
+        self.failed: BaseException | None = None
+        """Why it has stopped for good, if it has (invariant 7)."""
+        self._advice = advice
+        self._queue: deque[Ticket] = deque()
+        self._unsynced_queue: deque[Ticket] = deque()
+        """Tickets that need no sync go first, in batches of their own: they wait for no disk. What their callers did
+        before is written already, since they had to wait for what these tickets settle."""
+        self._lead = threading.Lock()
+        self._leader = 0
+        self._lead_due = False
+        self._closed = True
+        """It takes no more tickets."""
+        self._generation = fork_generation()
+
+    @abstractmethod
+    def _lead_once(self) -> None:
+        """With `_lead` held: finish what an interrupted leader left, then write one batch of what is queued."""
+
+    @abstractmethod
+    def _has_work(self) -> bool:
+        """Whether anything is queued, or written by halves."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """It has just failed."""
+
+    # Whether it can be used
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child of the process that opened it."""
+        return self._generation != fork_generation()
+
+    def ensure_usable(self) -> None:
+        """Raise if closed, forked or failed."""
+        if self._closed:
+            raise ClosedError(f"{self.name} is closed; open it again")
+        if self.forked:
+            raise ClosedError(f"{self.name} was opened by the parent process; open it anew in a forked child")
+        if self.failed is not None:
+            raise self._failure()
+
+    def _refusal(self) -> AnabranchError:
+        return self._failure() if self.failed is not None else ClosedError(f"{self.name} is closed")
+
+    def _failure(self) -> StoreFailedError:
+        error = StoreFailedError(f"{self.name} has stopped after an error: {self.failed}; close it and open it again")
+        error.__cause__ = self.failed
+        return error
+
+    def fail(self, cause: BaseException) -> None:
+        """Stop for good (invariant 7). All that wait get their error from whoever leads next."""
+        if self.failed is None:
+            self.failed = cause
+            log.error("%s has failed: %s", self.name, cause)
+            self._stop()
+            shared().schedule(0, self._lead_queued)
+
+    def refuse_more(self) -> None:
+        """Take no more tickets; those queued are still written."""
+        self._closed = True
+
+    # Submitting
+
+    def submit(self, ticket: Ticket) -> Ticket:
+        """Queue it, and return it. It will be written in the order of submission."""
+        self._require_usable()
+        (self._unsynced_queue if ticket.unsynced else self._queue).append(ticket)
+        return ticket
+
+    def _require_usable(self) -> None:
+        """Refuse before anything is queued, so that what is refused has taken no effect."""
+        if self._closed or self.failed is not None or self._generation != fork_generation():
+            self.ensure_usable()
+        self._refuse_reentry()
+        if len(self._queue) >= QUEUE_MAX:
+            self._lead_queued()
+
+    def _refuse_reentry(self) -> None:
+        """Raise instead of deadlocking (rule G3)."""
+        if self._leader and self._leader == get_ident() and self._lead.locked():
+            raise RuntimeError(
+                f"{self.name} was called from a signal handler that interrupted its own write; "
+                "do it after the handler, or in another thread"
+            )
+
+    def submit_all(self, tickets: list[Ticket]) -> None:
+        """Queue them, next to each other: all, or none if this raises."""
+        self._require_usable()
+        self._queue.extend(tickets)
+
+    def submit_nowait(self, ticket: Ticket) -> None:
+        """Queue it for a background thread, or whoever comes first, to write (rule G4)."""
+        self.submit(ticket)
+        self.proceed()
+
+    def proceed(self) -> None:
+        """See that what is queued is written without its caller."""
+        if not self._lead_due:
+            self._lead_due = True
+            shared().lead(self._lead_queued)
+
+    def flush(self) -> None:
+        """Until all that is queued now is written, or refused on a full disk. Raises StoreFailedError, ClosedError."""
+        ticket = Ticket((), 0, sync=False)
+        self.submit(ticket)
+        with contextlib.suppress(StoreFullError):  # it takes no room itself; it shared a batch with what did
+            self.wait(ticket)
+
+    # Waiting: lead or follow
+
+    def wait(self, ticket: Ticket) -> list[Any]:
+        """Until the ticket is done; returns its outcomes. Raises StoreFullError if nothing was written for want of
+        room, OutcomeUnknownError if the log failed while it wrote, and what the encoder raised. An interruption leaves
+        the outcome unknown (rule G3)."""
+        lead = self._lead
+        try:
+            while not ticket.done:
+                if lead.locked():
+                    self._follow(ticket)
+                    continue
+                with lead:
+                    self._lead_once()
+                if self._queue or self._unsynced_queue:
+                    self._hand_on()
+        except KeyboardInterrupt as interrupt:
+            shared().schedule(0, self._lead_queued)  # others may wait for what this thread was about to write
+            what = f"{self.name}: it is not known whether the interrupted operation took effect"
+            interrupt.add_note(f"{what}; {self._advice}" if self._advice else what)
+            raise
+        if ticket.error is not None:
+            error = copy.copy(ticket.error)  # others raise the same: each thread has its own traceback
+            raise error from ticket.error.__cause__
+        return ticket.outcomes
+
+    def _follow(self, ticket: Ticket) -> None:
+        """Wait until the ticket is done, or until it may be time to lead."""
+        waiter = ticket.waiter
+        if waiter is None:
+            waiter = threading.Lock()
+            waiter.acquire()
+            ticket.waiter = waiter
+        if not ticket.done:
+            waiter.acquire(timeout=HINT_WAIT)
+
+    def _hand_on(self) -> None:
+        try:
+            (self._unsynced_queue or self._queue)[0].hint()
+        except IndexError:
+            pass  # nobody waits
+
+    def _lead_queued(self) -> None:
+        """Write until the queue is empty."""
+        self._lead_due = False
+        self._refuse_reentry()
+        while self._has_work():
+            with self._lead:
+                self._lead_once()
+
+    # Only with _lead held
+
+    def _take(self) -> tuple[list[Ticket], int]:
+        """The tickets of the next batch and its size, at most; they stay at the head of the queue until they are
+        done."""
+        self._drop_done()
+        queue = self._unsynced_queue or self._queue
+        size, waiting = f.BATCH_HEADER.size, len(queue)
+        if waiting == 1:
+            ticket = queue[0]
+            return [ticket], size + ticket.size
+        tickets: list[Ticket] = []
+        for position in range(waiting):
+            ticket = queue[position]
+            if tickets and size + ticket.size > self.batch_bytes_max:
+                break
+            tickets.append(ticket)
+            size += ticket.size
+        return tickets, size
+
+    def _drop_done(self) -> None:
+        for queue in (self._unsynced_queue, self._queue):
+            while queue and queue[0].done:
+                queue.popleft()
+
+    def _dismiss(self, tickets: list[Ticket], error: BaseException) -> None:
+        for ticket in tickets:
+            ticket.finish(error)

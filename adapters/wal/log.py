@@ -1,0 +1,300 @@
+"""The log's writing end: one batch after the other, synced as the policy says, with marks that vouch for what is on
+disk (rules J2 to J4, G2).
+
+The batch under way is `_in_flight`, the end of the log is the writer's `tail`, and each moves by one assignment.
+"""
+
+from __future__ import annotations
+
+import logging
+from threading import get_ident
+from time import monotonic
+from typing import Final
+
+from ...policies.durability import Sync
+from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError, StoreFailedError
+from ..background import shared
+from ..files import FULL, refused, write_all
+from ..locking import fork_generation
+from . import format as f
+from .files import SegmentFiles
+from .group_commit import GroupCommit
+from .segment import SegmentTable
+from .segment_writer import SegmentWriter
+from .syncing import Syncer
+from .ticket import Encoder, LogOptions, Tail, Ticket, WriteBatch
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 0.1
+"""After so long without a write a synced mark is written, so that the last batch has a watermark behind it (J4)."""
+
+
+class Log(GroupCommit):
+    """A log that is open for writing. Threads: all of them. A forked child may only let go of it.
+
+    `_lead` (GroupCommit) guards all writing of the log's files, the writer's `tail` and `_in_flight`.
+    """
+
+    def __init__(self, name: str, log_id: bytes, files: SegmentFiles, options: LogOptions, encoder: Encoder) -> None:
+        """`name` is what errors call it, such as "store 'a'"."""
+        super().__init__(name, min(options.batch_bytes_max, options.segment_bytes - f.HEADER_BYTES), options.advice)
+        self.log_id, self.files, self.options = log_id, files, options
+        self.batches = 0
+        """Written since it was made."""
+        self._encoder, self._deliver = encoder, encoder.deliver
+        self._syncer = Syncer(self._written, self.fail, self._require_not_failed)
+        self._writer = SegmentWriter(name, log_id, files, options, encoder, self._syncer)
+        self._always = options.sync is Sync.ALWAYS
+        self._periodic = options.sync is Sync.PERIODIC
+        self._in_flight: WriteBatch | None = None
+        self._marked_lsn = 0
+        self._last_write = 0.0
+        self._idle_due = False
+        self._ended = True
+
+    # Opening and closing
+
+    def start(self, table: SegmentTable, tail: Tail, durable_lsn: int, last_number: int) -> None:
+        """Take over from recovery. `last_number` is the highest segment number ever seen (rule I1)."""
+        self._writer.start(table, tail, last_number)
+        self._syncer.durable_lsn = self._marked_lsn = durable_lsn
+        self._generation = fork_generation()
+        self._closed = self._ended = False
+
+    def begin_segment(self, base_lsn: int) -> None:
+        """After a crash: go on in a fresh segment, with LSNs never seen before (rules I1, J5). Raises OSError."""
+        self._writer.roll(0, base_lsn)
+
+    def close(self) -> None:
+        """Write what is queued, sync it, leave a mark. Does nothing to the files of a failed log."""
+        if self.forked:
+            self._closed = True
+            return
+        self._lead_queued()
+        self._closed = True
+        while not self._ended:
+            self._lead_queued()
+            with self._lead:
+                # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
+                self._ended = not self._has_work()
+        self._writer.stop_preparing()
+        if self.failed is None:
+            self.sync()
+            self._mark()
+
+    def let_go(self) -> None:
+        """After close: wait until nothing of ours makes files any more, since the directory may soon be another's."""
+        self._closed = True
+        self._writer.let_go()
+        self._syncer.let_go()
+
+    def _stop(self) -> None:
+        self._writer.stop_preparing()
+        self._encoder.stopped()
+
+    def _require_not_failed(self) -> None:
+        if self.failed is not None:
+            raise self._failure()
+
+    # What there is
+
+    @property
+    def table(self) -> SegmentTable:
+        """The segments, oldest first."""
+        return self._writer.table
+
+    @property
+    def tail(self) -> Tail:
+        """Where the next batch goes."""
+        return self._writer.tail
+
+    @property
+    def last_number(self) -> int:
+        """The highest segment number ever given out."""
+        return self._writer.last_number
+
+    @property
+    def durable_lsn(self) -> int:
+        """All up to it is on disk."""
+        return self._syncer.durable_lsn
+
+    @property
+    def syncs(self) -> int:
+        """How often it has waited for the disk since it was made."""
+        return self._syncer.count
+
+    def count_sync(self) -> None:
+        """Somebody has waited for the disk on its behalf."""
+        self._syncer.count += 1
+
+    def forget_segments(self, numbers: set[int]) -> None:
+        """Take released segments out of the table."""
+        self._writer.forget(numbers)
+
+    # Leading: only with _lead held
+
+    def _has_work(self) -> bool:
+        return bool(self._queue or self._unsynced_queue or self._in_flight is not None)
+
+    def _lead_once(self) -> None:
+        try:
+            self._leader = get_ident()
+            if self._in_flight is not None:
+                self._finish(self._in_flight)
+            tickets, size = self._take()
+            if not tickets:
+                return
+            if self._ended or self.failed is not None:
+                self._dismiss(tickets, self._refusal())
+                return
+            encoder, writer, reserve = self._encoder, self._writer, 0
+            tail = writer.tail
+            if encoder.promised or len(tickets) > 1 or tickets[0].promise:
+                reserve = self._owed(tickets)
+            if writer.must_roll or tail.offset + size + reserve > tail.segment.allocated:
+                if not self._make_room(tickets, size, reserve):
+                    return
+                tail = writer.tail
+            try:
+                batch = encoder.encode(tail, tickets, self._syncer.durable_lsn)
+            except Exception as error:  # our bug; it is for these callers, not for all who come after them
+                self._dismiss(tickets, error)
+                return
+            if batch.tail.offset > tail.segment.allocated:
+                # What was queued before it made it larger than its size had said.
+                if not self._make_room(tickets, batch.tail.offset - tail.offset):
+                    return
+                batch = encoder.encode(writer.tail, tickets, self._syncer.durable_lsn)
+            self._in_flight = batch
+            self._finish(batch)
+        finally:
+            self._leader = 0
+
+    def _owed(self, tickets: list[Ticket]) -> int:
+        """Bytes to keep free behind this batch for what was promised, and is promised in it (rule J10)."""
+        if all(ticket.unsynced or ticket.may_use_reserve for ticket in tickets):
+            return 0
+        return self._encoder.promised + sum(ticket.promise for ticket in tickets)
+
+    def _make_room(self, tickets: list[Ticket], size: int, reserve: int = 0) -> bool:
+        """See that the batch fits into the segment and its space is allocated, with `reserve` bytes behind it here or
+        in the pool; on a full disk, or where the process can open no file any more, the tickets get StoreFullError
+        before any byte of the batch is written (invariant 7).
+        """
+        try:
+            self._writer.make_room(size, reserve)
+        except StoreFailedError as error:
+            self._dismiss(tickets, error)
+            return False
+        except (OSError, CorruptionError) as error:
+            if (
+                not isinstance(error, OSError) or error.errno not in FULL
+                or self._writer.must_roll or self.failed is not None
+            ):  # fmt: skip
+                self.fail(error)
+                self._dismiss(tickets, self._failure())
+                return False
+            what = f"{self.name} cannot grow: {error.strerror} ({self.files.directory})"
+            full = refused(what, error, ". Nothing was written")
+            full.__cause__ = error
+            self._dismiss(tickets, full)
+            return False
+        return True
+
+    def _finish(self, batch: WriteBatch) -> None:
+        """Write the batch, sync it if need be, make it count. Every step may be done twice."""
+        syncer, writer = self._syncer, self._writer
+        try:
+            if self.failed is not None:
+                raise self._failure()
+            if batch.data:
+                self.batches += 1
+                write_all(batch.segment.open().fd, batch.data, batch.offset)
+                self._last_write = monotonic()
+                if syncer.dirty_since is None:
+                    syncer.dirty_since = self._last_write
+                    if not self._idle_due:
+                        self._schedule_idle()
+            if batch.sync or (self._always and not batch.unsynced) or (self._periodic and self._overdue()):
+                syncer.through(batch.tail)
+        except (OSError, StoreFailedError) as error:
+            self._lose(batch, error)
+            return
+        writer.tail = batch.tail  # first: who sees what the encoder remembers of it makes that durable with `sync`
+        if batch.changes:
+            self._encoder.written(batch)
+        if batch.data:
+            self._deliver(batch)
+        for ticket in batch.tickets:
+            ticket.finish(None)
+        self._drop_done()
+        self._in_flight = None
+        batch.data, batch.tickets = b"", []  # who keeps the batch needs neither
+        if not writer.prepared_ahead and batch.tail.offset > batch.segment.capacity // 2:
+            writer.look_ahead()
+
+    def _lose(self, batch: WriteBatch, error: Exception) -> None:
+        """The write or the sync failed: the log has failed, and what the batch became is unknown."""
+        self.fail(error)
+        what = f"{self.name} failed while it wrote: {error}. Whether this operation took effect shows once it is opened"
+        unknown = OutcomeUnknownError(f"{what} again; {self._advice}" if self._advice else f"{what} again")
+        unknown.__cause__ = error
+        self._dismiss(batch.tickets, unknown)
+        self._in_flight = None
+
+    # Syncing
+
+    def _written(self) -> Tail:
+        return self._writer.tail
+
+    def _overdue(self) -> bool:
+        """Under `periodic`, who comes after the interval waits for the disk: the loss stays bounded (rule G5)."""
+        since = self._syncer.dirty_since
+        return since is not None and monotonic() - since > self.options.sync_interval
+
+    def sync(self) -> None:
+        """Make all that has been written durable. Raises StoreFailedError."""
+        tail = self._writer.tail
+        if tail.lsn > self._syncer.durable_lsn:
+            try:
+                self._syncer.through(tail)
+            except OSError as error:
+                raise self._failure() from error
+
+    def _mark(self) -> None:
+        """An empty batch, whose watermark vouches for all before it (rule J4)."""
+        with self._lead:
+            try:
+                self._leader = get_ident()
+                if self._in_flight is not None:
+                    self._finish(self._in_flight)
+                durable = self._syncer.durable_lsn
+                if self.failed is not None or self._marked_lsn >= self._writer.tail.lsn:
+                    return
+                if durable < self._writer.tail.lsn or not self._make_room([], f.BATCH_HEADER.size):
+                    return
+                self._in_flight = batch = self._encoder.encode(self._writer.tail, [], durable)
+                self._finish(batch)
+                self._marked_lsn = durable
+            finally:
+                self._leader = 0
+
+    def _schedule_idle(self) -> None:
+        if not self._idle_due:
+            self._idle_due = True
+            shared().schedule(self.options.sync_interval if self._periodic else IDLE_SECONDS, self._idle)
+
+    def _idle(self) -> None:
+        """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
+        self._idle_due = False
+        if self._closed or self.failed is not None or self.options.sync is Sync.NEVER:
+            return
+        try:
+            self.sync()  # under `always` too: unsynced tickets
+            if monotonic() - self._last_write < IDLE_SECONDS:
+                self._schedule_idle()
+            else:
+                self._mark()
+        except AnabranchError as error:
+            log.debug("%s: no mark: %s", self.name, error)

@@ -1,0 +1,64 @@
+"""The encoder of logs whose tickets are simply records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from google_crc32c import extend as crc32c
+
+from . import format as f
+from .ticket import Tail, Ticket, WriteBatch
+
+RecordOf = tuple[int, bytes, Any]
+"""Kind, payload, and what it says, for whoever it is delivered to."""
+
+
+def record_ticket(records: Sequence[RecordOf], sync: bool = False) -> Ticket:
+    """A ticket for a log with a RecordEncoder."""
+    return Ticket(records, sum(f.RECORD_HEADER.size + len(payload) for _, payload, _ in records), sync)
+
+
+class RecordBatch(WriteBatch):
+    """Records that are written together."""
+
+    records: Sequence[RecordOf] = ()
+
+
+class RecordEncoder:
+    """An Encoder (ticket.py) for tickets that hold lists of records."""
+
+    promised = 0
+
+    def __init__(self, deliver: Callable[[RecordBatch], None], stopped: Callable[[], None] = lambda: None) -> None:
+        """`deliver` takes each batch that counts, in order; `stopped` is called if the log fails."""
+        self.deliver, self.stopped = deliver, stopped
+        self.snapshot_at = (0, 0)
+
+    def encode(self, tail: Tail, tickets: list[Ticket], watermark: int) -> RecordBatch:
+        records = [record for ticket in tickets for record in ticket.content]
+        data, end = b"", tail
+        if records or not tickets:
+            data, end = encode_records(tail, records, watermark)
+        batch = RecordBatch(tail, end, tickets, data, not tickets or any(ticket.sync for ticket in tickets))
+        batch.records = records
+        batch.unsynced = bool(tickets) and all(ticket.unsynced for ticket in tickets)
+        batch.changes = any(record[0] == f.SNAPSHOT for record in records)
+        return batch
+
+    def written(self, batch: RecordBatch) -> None:
+        self.snapshot_at = (batch.segment.number, batch.offset)
+
+
+def encode_records(tail: Tail, records: Sequence[RecordOf], watermark: int) -> tuple[bytes, Tail]:
+    """The batch after `tail` that holds these records, and the log's end behind it."""
+    seed, lsn, offset = tail.segment.seed, tail.lsn, tail.offset + f.BATCH_HEADER.size
+    parts = [b""]
+    for kind, payload, _ in records:
+        lsn += 1
+        record = f.RECORD_REST.pack(len(payload), lsn, kind, 0, 0) + payload
+        parts += (f.CRC.pack(crc32c(seed ^ offset, record)), record)
+        offset += len(record) + f.CRC.size
+    length = offset - tail.offset - f.BATCH_HEADER.size
+    parts[0] = f.encode_batch_header(seed, tail.offset, length, len(records), tail.lsn + 1, watermark)
+    return b"".join(parts), tail._replace(offset=offset, lsn=lsn)

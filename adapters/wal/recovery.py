@@ -1,0 +1,75 @@
+"""From reading to writing: what `survey` decided is made durable, and the log goes on (rules J3, J5). A crash anywhere
+leaves a directory in which the next recovery finds the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ...policies.errors import CorruptionError
+from ..files import write_all
+from . import format as f
+from .files import File, SegmentFiles
+from .log import Log
+from .reader import BatchReader, Record, read_at, records_of
+from .segment import Segment
+from .survey import Survey
+from .ticket import Tail
+
+
+def records(found: Survey) -> Iterator[Record]:
+    """All records of the segments that are needed whole, in order. Raises CorruptionError, OSError."""
+    for link, segment in enumerate(found.chain):
+        end = found.end.offset if link == found.end.link else segment.end
+        reader = BatchReader(segment, f.HEADER_BYTES, segment.base_lsn - 1, end)
+        for batch in reader:
+            yield from records_of(batch)
+        require_end(reader, segment, end)
+
+
+def require_end(reader: BatchReader, segment: Segment, end: int | None) -> None:
+    """Raise CorruptionError if not all up to `end` was read."""
+    if reader.offset != end:
+        reason = f"records after {reader.lsn} do not read back"
+        raise CorruptionError(str(segment.path), reader.offset, reason, f.RESTORE)
+
+
+def settle(found: Survey, files: SegmentFiles) -> None:
+    """Put on disk what is read above the watermark, before anybody sees it (rules J3, J5).
+
+    The same bytes are written again in place: after a SIGKILL the page cache may hold what the disk does not, and
+    after a failed fsync its pages may be clean all the same. Writing makes them dirty, whichever it was.
+    """
+    for segment, position, end in found.unsynced:
+        if position < end:
+            file = File(segment.path, os.O_RDWR)
+            while position < end:
+                data = read_at(file, position, min(1 << 20, end - position))
+                write_all(file.fd, data, position)
+                position += len(data)
+            os.fdatasync(file.fd)
+    files.clean()
+
+
+def resume_in(found: Survey) -> bool:
+    """Whether the log may go on in its last segment: after a clean close, or if that segment is still empty (J5)."""
+    return found.clean or (found.end.offset == f.HEADER_BYTES and found.highest_lsn == found.end.lsn)
+
+
+def take_over(found: Survey, wal: Log, counter: int = 0) -> None:
+    """From reading to writing: the one durable step of recovery (rule J5). `counter`: what Tail.counter is to be.
+    Raises OSError."""
+    last = found.chain[-1]
+    last.end = None
+    tail = Tail(last, found.end.offset, found.end.lsn, counter)
+    wal.start(found.table(), tail, found.end.lsn, found.highest_number)
+    if resume_in(found):
+        last.file = File(last.path, os.O_RDWR)
+        last.allocated = max(os.fstat(last.file.fd).st_size, found.end.offset)  # an empty one may have been cut short
+    else:
+        wal.begin_segment(found.highest_lsn + 1)
+    if found.void:
+        names = wal.files.names()
+        for path in found.void:
+            path.unlink(missing_ok=True)
+        wal.files.sync_names(names)

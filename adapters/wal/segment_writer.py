@@ -1,0 +1,174 @@
+"""Room for what is written next: space allocated ahead, the next segment, the file after that (rules J1, J10, M1)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from ...policies.errors import CorruptionError
+from ..background import shared
+from ..files import FULL
+from . import format as f
+from .files import FILL_MAX, FILL_MIN, SegmentFiles, zero_fill
+from .segment import Segment, SegmentTable
+from .syncing import Syncer
+from .ticket import Encoder, LogOptions, Tail
+
+log = logging.getLogger(__name__)
+
+
+class SegmentWriter:
+    """The segment that is being written, and the table of all. The leader's, but for `prepare` and `forget`.
+
+    `_table_lock` guards changes of `table`; `_prepare_lock` guards making files for the pool.
+    """
+
+    def __init__(
+        self, name: str, log_id: bytes, files: SegmentFiles, options: LogOptions, encoder: Encoder, syncer: Syncer
+    ) -> None:
+        self.table = SegmentTable(())
+        self.tail: Tail
+        """Where the next batch goes; there is none before `start`."""
+        self.last_number = 0
+        """The highest segment number ever seen (rule I1)."""
+        self.must_roll = False
+        """Nothing more may be written to the tail's segment: the header of the next one may be seen already."""
+        self._name, self._log_id = name, log_id
+        self._files, self._options, self._encoder, self._syncer = files, options, encoder, syncer
+        self._table_lock = threading.Lock()
+        self._prepare_lock = threading.Lock()
+        self.prepared_ahead = False
+        """The file for the next segment is there, or being made, or cannot be."""
+        self._stopped = True
+
+    def start(self, table: SegmentTable, tail: Tail, last_number: int) -> None:
+        """Take over from recovery."""
+        self.table, self.tail, self.last_number = table, tail, last_number
+        self._stopped = False
+
+    def let_go(self) -> None:
+        """Wait until nothing makes files any more, and keep none open."""
+        self.stop_preparing()
+        with self._prepare_lock:
+            pass
+        for segment in self.table.segments:
+            segment.close()
+
+    def stop_preparing(self) -> None:
+        """Make no more files ahead of need."""
+        self._stopped = True
+
+    def forget(self, numbers: set[int]) -> None:
+        """Take released segments out of the table."""
+        with self._table_lock:
+            gone = [segment for segment in self.table.segments if segment.number in numbers]
+            self.table = self.table.without(numbers)
+        for segment in gone:
+            segment.close()  # an open file keeps its space on the disk
+
+    # Room
+
+    def make_room(self, size: int, reserve: int) -> None:
+        """Find allocated room for a batch of `size` bytes, and for `reserve` behind it, in this segment, the next one
+        or the pool. Raises OSError, CorruptionError; what is written is as it was."""
+        try:
+            self._find_room(size, reserve)
+        except OSError as error:
+            if error.errno not in FULL or self.must_roll:
+                raise
+            with self._prepare_lock:
+                pass  # a file that was being prepared ahead had the last of the disk: it is in the pool, or gone
+            self._find_room(size, reserve)
+
+    def _find_room(self, size: int, reserve: int) -> None:
+        if self.must_roll or self.tail.offset + size > self.tail.segment.capacity:
+            self.roll(size)
+        self._allocate(self.tail.segment, self.tail.offset + size)
+        if reserve:
+            self._keep_free(self.tail.offset + size, reserve)
+
+    def _keep_free(self, end: int, reserve: int) -> None:
+        """So many bytes of allocated space behind `end`, or in files of the pool: as many as it takes if what uses them
+        fills each to more than a half only."""
+        segment, file_bytes = self.tail.segment, self._options.segment_bytes - f.HEADER_BYTES
+        if end + reserve <= segment.capacity:
+            self._allocate(segment, end + reserve)
+            return
+        files = -(-2 * reserve // file_bytes)
+        with self._prepare_lock:
+            while len(self._files.pool) < files:
+                self._files.prepare()
+
+    def _allocate(self, segment: Segment, end: int) -> None:
+        """Zero-fill ahead of the appends, in chunks that grow (rule M1)."""
+        if end <= segment.allocated or segment.file is None:
+            return
+        if segment.allocated < self.tail.offset:
+            reason = f"the file ends before its records do, at {self.tail.offset}: zeros would overwrite some"
+            raise CorruptionError(str(segment.path), segment.allocated, reason)
+        chunk = min(max(segment.allocated, FILL_MIN), FILL_MAX)
+        target = min(segment.capacity, max(end, segment.allocated + chunk))
+        try:
+            zero_fill(segment.file.fd, segment.allocated, target)
+        except OSError as error:
+            target = min(target, os.fstat(segment.file.fd).st_size)  # the disk had room for less than a chunk
+            if error.errno not in FULL or target < end:
+                raise
+        segment.allocated = target
+
+    # The next segment
+
+    def roll(self, size: int, base_lsn: int | None = None) -> None:
+        """Go on in a new segment, whose header says where the old one ended (rule J1). After a crash with `base_lsn`,
+        which was never seen before (rules I1, J5).
+
+        From just before the new header may be seen, the old segment takes no more: the header voids what would follow.
+        """
+        tail, standard = self.tail, self._options.segment_bytes
+        if base_lsn is None:
+            base_lsn = tail.lsn + 1
+        if self._syncer.is_full:
+            self._syncer.through(tail)
+        snapshot_at = self._encoder.snapshot_at
+        self.last_number += 1
+        header = f.SegmentHeader(
+            log_id=self._log_id, number=self.last_number, nonce=int.from_bytes(os.urandom(8), "little"),
+            base_lsn=base_lsn, durable_lsn=self._syncer.durable_lsn, prev_number=tail.segment.number,
+            prev_end=tail.offset, prev_lsn=tail.lsn, counter=tail.counter, snapshot_number=snapshot_at[0],
+            snapshot_offset=snapshot_at[1], capacity=max(standard, f.HEADER_BYTES + size),
+        )  # fmt: skip
+        file, allocated = self._files.publish(header, self._seal)
+        segment = Segment(header, self._files.path(header.number), file)
+        segment.allocated = allocated
+        old = tail.segment
+        if old.file is not None and self._syncer.durable_lsn < tail.lsn:
+            self._syncer.sealed(old.file)
+        old.file = None  # whoever reads it opens it again, and is counted
+        old.end, old.last_lsn = tail.offset, tail.lsn
+        old.changed = True
+        # An interrupted roll may have left a void segment of the same base.
+        with self._table_lock:
+            kept = (s for s in self.table.segments if s is old or s.base_lsn != header.base_lsn)
+            self.table = SegmentTable((*kept, segment))
+        self.tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.counter)
+        self.must_roll = self.prepared_ahead = False
+
+    def _seal(self) -> None:
+        self.must_roll = True
+
+    # The file after this one
+
+    def look_ahead(self) -> None:
+        """Have a file ready for the next segment. Called once half of this one is written."""
+        self.prepared_ahead = True
+        if self._options.pool_files > 0 and not self._files.pool:
+            shared().schedule(0, self._prepare)
+
+    def _prepare(self) -> None:
+        try:
+            with self._prepare_lock:
+                if not self._stopped and not self._files.pool:
+                    self._files.prepare()
+        except OSError as error:  # one try a segment: on a full disk it would take the last space, again and again
+            log.warning("%s: no segment could be prepared ahead: %s", self._name, error)

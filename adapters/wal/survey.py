@@ -1,0 +1,315 @@
+"""What a log says when it is opened: which segments count, where the log ends, and whether what is broken was torn by a
+crash (never acknowledged: cut) or is damage (CorruptionError). Decides, and writes nothing (rules J4, J5, J7)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ...policies.errors import CorruptionError
+from . import format as f
+from .files import SegmentFiles
+from .reader import BatchReader, Record, read_at, records_of
+from .segment import Segment, SegmentTable
+
+log = logging.getLogger(__name__)
+
+
+class Kept(NamedTuple):
+    """An older segment that holds something which is needed: where its records end."""
+
+    end: int
+    last_lsn: int
+    required: bool = True
+    """It must be there; else it may have been released."""
+
+
+class Needed(NamedTuple):
+    """What a snapshot says about segments (rule J6)."""
+
+    first: int
+    """This one and all after it are needed whole."""
+    kept: Mapping[int, Kept]
+    """Those before it that are needed in part, by number."""
+
+
+class Checkpoint(NamedTuple):
+    """What the owner knows from elsewhere, durably: how far it has read the log. Reading begins there."""
+
+    lsn: int
+    """All up to it was on disk."""
+    segment: int
+    nonce: int
+    offset: int
+    """Where the batch after that LSN begins."""
+    last_number: int
+    """The highest segment number by then."""
+    snapshot: tuple[int, int]
+    """Where the latest snapshot was by then, as Encoder.snapshot_at."""
+    clean: bool
+    """The log was closed in order there."""
+    kept: Mapping[int, Kept]
+    """The segments before `segment` that the owner knows, by number."""
+
+
+class Position(NamedTuple):
+    """A batch boundary: the segment's place in the chain, the offset, the last LSN before it."""
+
+    link: int
+    offset: int
+    lsn: int
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the journal says."""
+
+    older: list[Segment]
+    """Segments before the chain that still hold live messages, oldest first."""
+    chain: list[Segment]
+    """The segments from the first one that is needed whole to the one where the log ends, none missing between."""
+    end: Position
+    watermark: int
+    """All up to this LSN is known to be on disk."""
+    unsynced: list[tuple[Segment, int, int]]
+    """What is above the watermark and counts: segment, from, to."""
+    highest_lsn: int
+    """The highest LSN ever seen, void ones included (rule I1)."""
+    highest_number: int
+    highest_counter: int
+    """As the headers say; records may say more."""
+    clean: bool
+    """Closed in order: the log goes on where it ended."""
+    snapshot_at: tuple[int, int]
+    """Where the latest snapshot is, (0, 0) without one."""
+    snapshot: bytes | None = None
+    """What it says; None without one, or if a checkpoint stands in for it."""
+    void: list[Path] = field(default_factory=list)
+    """Files that nothing accounts for: released, or void by rule J1."""
+
+    def table(self) -> SegmentTable:
+        return SegmentTable((*self.older, *self.chain))
+
+
+def survey(
+    files: SegmentFiles,
+    log_id: bytes,
+    checkpoint: Checkpoint | None = None,
+    needed: Callable[[bytes], Needed] | None = None,
+) -> Survey:
+    """Decide. Without a `checkpoint` all is to be read; `needed` says then what the payload of a snapshot says about
+    segments. Writes nothing. Raises CorruptionError, CheckpointMismatchError, OSError."""
+    headers = {header.number: header for header in files.headers()}
+    if not headers:
+        raise CorruptionError(str(files.directory), 0, "the journal's segments are gone", f.RESTORE)
+    for header in headers.values():
+        if header.log_id != log_id:
+            reason = f"this segment belongs to store {header.log_id.hex()}, not to {log_id.hex()}"
+            raise CorruptionError(str(files.path(header.number)), 20, reason)
+    chain = _chain(headers, files)
+    watermark = max([h.durable_lsn for h in headers.values()] + ([checkpoint.lsn] if checkpoint else []))
+    start = _start(chain, headers, checkpoint, watermark, files)
+    found = _find_end(chain, start, watermark, checkpoint)
+    newest = headers[chain[found.end.link].number]
+    snapshot_at = found.snapshot or (newest.snapshot_number, newest.snapshot_offset)
+    snapshot = None
+    if checkpoint is not None:
+        snapshot_at = max(snapshot_at, checkpoint.snapshot)
+        needs = Needed(checkpoint.segment, checkpoint.kept)
+    elif snapshot_at[0] and needed is not None:
+        snapshot = _read_snapshot(files, headers, snapshot_at)
+        needs = needed(snapshot)
+    else:
+        needs = Needed(1, {})
+    older, first = _account(headers, files, chain[: found.end.link + 1], needs)
+    whole = chain[first : found.end.link + 1]
+    for segment in (*older, *whole):
+        _require_length(segment, found.watermark, checkpoint)
+    counted = {s.number for s in whole} | {s.number for s in older}
+    return Survey(
+        older=older,
+        chain=whole,
+        end=found.end._replace(link=found.end.link - first),
+        watermark=found.watermark,
+        unsynced=[(s, start, end) for s, start, end in _stretches(chain, found) if s.number in counted],
+        highest_lsn=max([found.highest_lsn] + [h.base_lsn - 1 for h in headers.values()]),
+        highest_number=max([*headers, files.load_pool(), checkpoint.last_number if checkpoint else 0]),
+        highest_counter=max(header.counter for header in headers.values()),
+        clean=found.clean,
+        snapshot_at=snapshot_at,
+        snapshot=snapshot,
+        void=[files.path(number) for number in headers if number not in counted],
+    )
+
+
+def _stretches(chain: list[Segment], found: _End) -> Iterator[tuple[Segment, int, int]]:
+    """What is above the watermark, by segment: from, to. It may begin before the first segment that is needed whole."""
+    for link in range(found.unsynced.link, found.end.link + 1):
+        start = found.unsynced.offset if link == found.unsynced.link else f.HEADER_BYTES
+        end = found.end.offset if link == found.end.link else chain[link].end
+        if end is None:
+            raise AssertionError(f"nothing says where {chain[link].path} ends, and it is not the last")
+        yield chain[link], start, end
+
+
+def _require_length(segment: Segment, watermark: int, checkpoint: Checkpoint | None) -> None:
+    """A file that ends before what is known to be in it is not found out by starting at the checkpoint."""
+    end = segment.end if segment.end is not None and segment.last_lsn <= watermark else 0
+    if checkpoint is not None and checkpoint.segment == segment.number:
+        end = max(end, checkpoint.offset)
+    size = segment.path.stat().st_size
+    if size < end:
+        reason = f"the file is cut short: records up to offset {end} were known to be on disk"
+        raise CorruptionError(str(segment.path), size, reason, f.RESTORE)
+
+
+def _chain(headers: dict[int, f.SegmentHeader], files: SegmentFiles) -> list[Segment]:
+    """From the newest segment back along the headers, as far as files are there; oldest first.
+
+    A segment between a header's number and the one before that it names is void: the header was written by a recovery
+    that did not count it, or by a roll whose first try was interrupted.
+    """
+    newest = headers[max(headers)]
+    chain = [_segment(newest, files)]
+    header = newest
+    while header.prev_number and header.prev_number in headers:
+        before = headers[header.prev_number]
+        segment = _segment(before, files)
+        segment.end, segment.last_lsn = header.prev_end, header.prev_lsn
+        chain.append(segment)
+        header = before
+    return chain[::-1]
+
+
+def _segment(header: f.SegmentHeader, files: SegmentFiles) -> Segment:
+    segment = Segment(header, files.path(header.number))
+    segment.allocated = segment.path.stat().st_size
+    return segment
+
+
+def _start(
+    chain: list[Segment],
+    headers: dict[int, f.SegmentHeader],
+    checkpoint: Checkpoint | None,
+    watermark: int,
+    files: SegmentFiles,
+) -> Position:
+    """Where to begin looking for the end: at the checkpoint, else in the first segment that is not known durable."""
+    if checkpoint is not None:
+        for link, segment in enumerate(chain):
+            if segment.number == checkpoint.segment:
+                if segment.nonce != checkpoint.nonce or (segment.end or checkpoint.offset) < checkpoint.offset:
+                    raise CheckpointMismatchError("it is ahead of the journal")
+                return Position(link, checkpoint.offset, checkpoint.lsn)
+        # The owner knows that it was there, and on disk.
+        newest = chain[-1].number
+        raise _gone(files, checkpoint.segment if checkpoint.segment > newest else headers[chain[0].number].prev_number)
+    for link, segment in enumerate(chain):
+        if segment.end is None or segment.last_lsn > watermark:
+            return Position(link, f.HEADER_BYTES, segment.base_lsn - 1)
+    raise AssertionError("the newest segment is never sealed")
+
+
+class CheckpointMismatchError(Exception):
+    """The checkpoint does not belong to this log as it is: read all of it."""
+
+
+def _gone(files: SegmentFiles, number: int) -> CorruptionError:
+    reason = f"segment {number} is missing, and records that count may have been in it"
+    return CorruptionError(str(files.path(number)), 0, reason, f.RESTORE)
+
+
+@dataclass(slots=True)
+class _End:
+    end: Position
+    watermark: int
+    unsynced: Position
+    highest_lsn: int
+    clean: bool
+    snapshot: tuple[int, int] | None
+
+
+def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint: Checkpoint | None) -> _End:
+    """Walk from `start` to the first batch that is not whole; torn or corrupt, that is the question (rule J4)."""
+    boundaries: list[tuple[Position, int]] = []
+    end, snapshot, highest = start, None, start.lsn
+    hole = False
+    for link in range(start.link, len(chain)):
+        segment = chain[link]
+        offset, lsn = (start.offset, start.lsn) if link == start.link else (f.HEADER_BYTES, segment.base_lsn - 1)
+        reader = BatchReader(segment, offset, lsn, segment.end)
+        for batch in reader:
+            boundaries.append((Position(link, batch.offset, batch.header.base_lsn - 1), batch.last_lsn))
+            watermark = max(watermark, batch.header.watermark)
+            if any(record.kind == f.SNAPSHOT for record in records_of(batch)):
+                snapshot = (segment.number, batch.offset)
+        end = Position(link, reader.offset, reader.lsn)
+        hole = segment.end is not None and (reader.offset, reader.lsn) != (segment.end, segment.last_lsn)
+        if hole:
+            break
+    last = chain[end.link]
+    clean = (
+        checkpoint is not None and checkpoint.clean and end == start and end.link == len(chain) - 1 and not boundaries
+    )
+    highest = max(highest, end.lsn)
+    if not clean:
+        for segment, offset in [(last, end.offset)] + [(s, f.HEADER_BYTES - 1) for s in chain[end.link + 1 :]]:
+            for header in BatchReader(segment, offset, 0).headers_beyond():
+                if segment.end is None or segment is not last or hole:
+                    watermark = max(watermark, header.watermark)
+                    highest = max(highest, header.base_lsn + header.count - 1)
+    if watermark > end.lsn:
+        reason = f"records {end.lsn + 1} to {watermark} were known to be on disk and do not read back"
+        raise CorruptionError(str(last.path), end.offset, reason, f.RESTORE)
+    if hole or highest > end.lsn:
+        log.warning(
+            "%s: torn tail cut at offset %d: records after %d were never acknowledged", last.path, end.offset, end.lsn
+        )
+    unsynced = next((position for position, last_lsn in boundaries if last_lsn > watermark), end)
+    return _End(end, watermark, unsynced, highest, clean, snapshot)
+
+
+def _account(
+    headers: dict[int, f.SegmentHeader], files: SegmentFiles, chain: list[Segment], needs: Needed
+) -> tuple[list[Segment], int]:
+    """Which older segments must be there; none may be missing (rule J7). Returns them, and the link of the first one
+    that is needed whole."""
+    older = []
+    for number, kept in sorted(needs.kept.items()):
+        if number >= needs.first:
+            continue
+        if number not in headers:
+            if kept.required:
+                raise _gone(files, number)
+            continue
+        segment = _segment(headers[number], files)
+        segment.end, segment.last_lsn = kept.end, kept.last_lsn
+        older.append(segment)
+    for link, segment in enumerate(chain):
+        if segment.number == needs.first or (needs.first == 1 and headers[segment.number].prev_number == 0):
+            return older, link
+    raise _gone(files, headers[chain[0].number].prev_number or needs.first)
+
+
+def _read_snapshot(files: SegmentFiles, headers: dict[int, f.SegmentHeader], place: tuple[int, int]) -> bytes:
+    """The payload of the snapshot in the batch at `place`. Raises CorruptionError if it is not there."""
+    number, offset = place
+    if number not in headers:
+        raise _gone(files, number)
+    segment = Segment(headers[number], files.path(number))
+    for record in _one_batch(segment, offset):
+        if record.kind == f.SNAPSHOT:
+            return record.payload
+    raise CorruptionError(str(segment.path), offset, "the latest snapshot does not read back", f.RESTORE)
+
+
+def _one_batch(segment: Segment, offset: int) -> Iterator[Record]:
+    """The records of the batch at `offset`, none if it is not whole."""
+    header = f.decode_batch_header(read_at(segment.reading(), offset, f.BATCH_HEADER.size), segment.seed, offset)
+    if header is not None:
+        for batch in islice(BatchReader(segment, offset, header.base_lsn - 1), 1):
+            yield from records_of(batch)

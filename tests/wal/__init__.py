@@ -1,0 +1,1 @@
+"""The log alone: no message, no store."""
