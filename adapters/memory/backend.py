@@ -267,7 +267,7 @@ class MemoryBackend(Backend):
         memory = self._memory
         if memory.unfinished is not None:
             self._table.finish()
-        return BackendStats(memory_bytes=memory.used + memory.prepared, swap_bytes=self._swap.bytes)
+        return BackendStats(memory_bytes=memory.used + memory.prepared, swap_bytes=self._swap.total_bytes)
 
     def check(self) -> Iterator[str]:
         if self._memory.unfinished is not None:
