@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
@@ -58,6 +58,8 @@ class Engine:
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
         self._interrupted = False
+        self.written: Plan | None = None
+        """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
     # Whether it may be used
 
@@ -138,6 +140,19 @@ class Engine:
                     if feed.takers or feed.watches:
                         feed.wake()
 
+    def finish(self) -> None:
+        """With the lock held: take in what is written. Every step may be done twice, so that an interruption leaves it
+        to whoever comes next."""
+        plan = self.written
+        if plan is not None:
+            if self.sequencer.number < plan.number:
+                self.batches += 1
+            self.sequencer.accept(plan)
+            self.take(plan)
+            for ticket in plan.tickets:
+                ticket.finish(None)
+            self.written = None
+
     @property
     def unsubscribing(self) -> bool:
         """Whether a change of subscriptions is pending: what was fetched for one may not be its own any more."""
@@ -146,12 +161,12 @@ class Engine:
     @property
     def behind(self) -> bool:
         """Whether anything is pending."""
-        return bool(self._pending)
+        return self.written is not None or bool(self._pending)
 
     def current(self, drained: bool = True) -> None:
         """With the lock held: the store is usable and, if `drained`, all that has returned is applied."""
         self.ensure_usable()
-        if drained or self._interrupted:
+        if drained or self._interrupted or self.written is not None:
             self.drain()
 
     def help(self) -> None:
@@ -166,8 +181,14 @@ class Engine:
 
     def drain(self) -> None:
         """With the lock held: apply what is pending."""
+        if self.written is not None:
+            self.finish()
         if self._interrupted:
-            self._applied = self.backend.recover()
+            applied = self.backend.recover()
+            for plan in list(self._pending):  # the interruption may have come between the rows and what follows
+                if self._applied < plan.number <= applied:
+                    self._finish(plan.changes)
+            self._applied = applied
             self._interrupted = False
         pending = self._pending
         while pending:
@@ -211,15 +232,18 @@ class Engine:
         for change in changes:
             change.settle(self.delivery)
         self.backend.apply(changes, number)
-        for change in changes:
-            if type(change) is not Send and type(change) is not Ack:
-                self._finish(change)
+        self._finish(changes)
         self._applied = number
         self._interrupted = False
         return count
 
-    def _finish(self, change: Change) -> None:
-        """What follows once a change is in the rows. May be done again."""
+    def _finish(self, changes: Sequence[Change]) -> None:
+        """What follows once changes are in the rows. May be done again."""
+        for change in changes:
+            if type(change) is not Send and type(change) is not Ack:
+                self._finish_one(change)
+
+    def _finish_one(self, change: Change) -> None:
         if type(change) is Rollback:
             for lease in change.branch.leases:
                 self.delivery.unlease(lease, self.backend, delivered=True)

@@ -92,7 +92,7 @@ def is_requeued(record: bytes) -> bool:
 
 
 def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
-    """The message; leased if there is a `lease`."""
+    """The message; leased if there is a `lease`, else it only knows its place."""
     priority, _, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)
     at = HEAD.size + id_bytes
     message_id = record[HEAD.size : at].decode() if id_bytes else None
@@ -103,6 +103,7 @@ def decode(store: Store, destination: Destination, place: Place, record: bytes, 
     leased = lease is not None
     subscription = lease.feeds[0].key if lease is not None and not lease.whole else None
     return Message(
-        store, destination, place[SEQ], record[at:], headers, message_id, sent_at_ms, leased, lease, priority,
+        store, destination, place[SEQ], record[at:], headers, message_id, sent_at_ms, leased,
+        lease if leased else place, priority,
         place[EXPIRES], place[DELIVERIES] + leased, subscription,
     )  # fmt: skip

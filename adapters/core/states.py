@@ -43,7 +43,7 @@ class DestinationState:
         self.declared = False
         """What is written gives the number its name already."""
         self.count = 0
-        """Messages held. The backend counts them, and their bytes."""
+        """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
         self.bytes = 0
         self.feed = Feed(self)
         """Of a queue."""
@@ -83,6 +83,8 @@ class Catalog:
         """By number."""
         self.last_number = 0
         """The highest that a destination or a subscription ever had."""
+        self.messages = self.bytes = 0
+        """Of all destinations together."""
 
     def next_number(self) -> int:
         """A number that nothing in this store ever had."""
@@ -105,6 +107,19 @@ class Catalog:
         """It is there. Idempotent."""
         self.by_number[state.number] = state
         self.destinations[state.destination] = state
+
+    def count(self, state: DestinationState, messages: int, size: int) -> None:
+        """A destination holds so many messages, and bytes of them, more than before, or less. With the store's lock
+        held. Interrupted half way it leaves what `recount` mends."""
+        state.count += messages
+        state.bytes += size
+        self.messages += messages
+        self.bytes += size
+
+    def recount(self) -> None:
+        """Sum up what each destination holds."""
+        states = list(self.destinations.values())
+        self.messages, self.bytes = sum(state.count for state in states), sum(state.bytes for state in states)
 
     def drop(self, state: DestinationState) -> None:
         """It is no more, unless somebody waits for its messages. Idempotent."""
@@ -142,11 +157,3 @@ class Catalog:
             yield state.feed
             for known in state.subscriptions.values():
                 yield known.feed
-
-    @property
-    def messages(self) -> int:
-        return sum(state.count for state in list(self.destinations.values()))
-
-    @property
-    def bytes(self) -> int:
-        return sum(state.bytes for state in list(self.destinations.values()))

@@ -77,47 +77,31 @@ def raise_error(ticket: Ticket) -> list[Any]:
 
 
 class Direct:
-    """Whoever calls writes, under the store's lock. `_plan` is what is under way: an interruption leaves it to whoever
-    comes next."""
+    """Whoever calls writes, under the store's lock. What an interruption leaves is finished by whoever comes next."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._plan: Plan | None = None
 
     def submit(self, ticket: Ticket) -> None:
-        self.submit_all([ticket])
-
-    def submit_all(self, tickets: Sequence[Ticket]) -> None:
         engine = self._engine
-        for ticket in tickets:
-            engine.check()
-            with engine.lock:
-                engine.ensure_usable()
-                self._finish()
-                plan = engine.sequencer.plan([ticket])
-                if ticket.error is None and plan.changes:
-                    try:
-                        engine.backend.write(plan)
-                    except AnabranchError as error:
-                        ticket.finish(error)
-                        continue
-                    self._plan = plan
-                    self._finish()
+        engine.check()
+        with engine.lock:
+            engine.current(engine.behind)
+            plan = engine.sequencer.plan((ticket,))
+            if ticket.error is None and plan.changes:
+                try:
+                    engine.backend.write(plan)
+                except AnabranchError as error:
+                    ticket.finish(error)
+                    return
+                engine.written = plan
+                engine.drain()
+            else:
                 ticket.finish(ticket.error)
 
-    def _finish(self) -> None:
-        """Make what is written count. Every step may be done twice."""
-        plan = self._plan
-        if plan is not None:
-            engine = self._engine
-            if engine.sequencer.number < plan.number:
-                engine.batches += 1
-            engine.sequencer.accept(plan)
-            engine.take(plan)
-            for ticket in plan.tickets:
-                ticket.finish(None)
-            self._plan = None
-            engine.drain()
+    def submit_all(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            self.submit(ticket)
 
     def wait(self, ticket: Ticket) -> list[Any]:
         return raise_error(ticket)
@@ -126,11 +110,7 @@ class Direct:
         """Nothing is ever queued."""
 
     def flush(self) -> None:
-        engine = self._engine
-        engine.check()
-        with engine.lock:
-            engine.ensure_usable()
-            self._finish()
+        self._engine.asked(lambda: None)
 
     def undisturbed(self, work: Callable[[], T]) -> T:
         self.flush()
@@ -139,7 +119,7 @@ class Direct:
 
     def close(self) -> None:
         with self._engine.lock:
-            self._finish()
+            self._engine.finish()
 
 
 class Threaded:

@@ -14,16 +14,12 @@ takes part in transactions for what others see, not for what survives (rule T7).
 
 `companion` opens one that is not in any configuration: the router keeps a store's non-persistent messages in it.
 
-Where things are:
+The contract is adapters/core's; here is where the bytes are:
 
-- the contract: `store`, with `receiving` (what comes out; `browsing` page by page), `settling` (what is acked, given
-  back or decided; `branches` of transactions over several stores); who holds what is in ../delivery.py
-- `core`: what all of these work on, and its lock
-- what there is: `contents` (destinations and subscriptions), `chunks` (messages that are swapped together), `records`
-  (a message's bytes)
-- what changes, so that Ctrl-C leaves it whole: `changes`, with `drafts`; `removal` (purge, delete)
-- memory and disk: `residence` (what is in memory), `swap` (the files), `directory`
-- `check` (invariants)
+- `backend`: what each change does, and that Ctrl-C leaves it whole; `store` names it
+- `messages`: those of one destination; `message_chunks`: some hundred that are swapped together; `packed_numbers`
+- `memory_limit`: what is in memory; `swap_files`: what is not; `directory`
+- `check`: invariants
 """
 
 from .store import MemoryStore, companion, position_of

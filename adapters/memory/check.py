@@ -5,93 +5,110 @@ M2  a destination's counts are those of the messages in its chunks, and the stor
 M3  a subscription's count is that of the messages that it has yet to ack, and a message that lives is wanted by one
 M4  every live message reads back, from memory or from the swap
 M5  an entry of the swap belongs to a chunk, and none is in a file that is not there
-R1, R2  residence.py
+R1, R2  memory_limit.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...policies.errors import AnabranchError
-from .chunks import Chunk, indexes
-from .contents import Contents, DestinationState
-from .records import size_of
-from .residence import Residence
-from .swap import Swap
+from ..core.states import Catalog, DestinationState
+from .memory_limit import DESTINATION_COST, MemoryLimit
+from .message_chunks import Chunk, indexes
+from .messages import DestinationMessages
+from .swap_files import SwapFiles
 
 
-def violations(contents: Contents, residence: Residence, swap: Swap) -> Iterator[str]:
+def violations(catalog: Catalog, memory: MemoryLimit, swap: SwapFiles) -> Iterator[str]:
     """Each violation found, as a sentence. Under the store's lock."""
-    messages = live_bytes = 0
-    for state in contents.states.values():
-        messages += state.count
-        live_bytes += state.live_bytes
-        yield from _lanes(state)
-        yield from _counts(state, residence)
-    if (messages, live_bytes) != (contents.messages, contents.live_bytes):
+    states = list(catalog.destinations.values())
+    chunks: list[Chunk] = []
+    others = 0
+    for state in states:
+        messages: DestinationMessages | None = state.own
+        if messages is not None:
+            chunks += messages.chunks()
+            others += 1 + len(messages.subscriptions)
+            yield from _lanes(messages)
+            yield from _counts(messages, memory)
+        elif state.count or state.bytes:
+            yield f"M2 {state.destination} counts {state.count} messages and has none"
+    counted = sum(state.count for state in states), sum(state.bytes for state in states)
+    if counted != (catalog.messages, catalog.bytes):
         yield (
-            f"M2 the store counts {contents.messages} messages of {contents.live_bytes} bytes, its destinations "
-            f"{messages} of {live_bytes}"
+            f"M2 the store counts {catalog.messages} messages of {catalog.bytes} bytes, its destinations "
+            f"{counted[0]} of {counted[1]}"
         )
-    yield from _entries(contents, swap)
-    yield from residence.check()
+    yield from _entries(chunks, swap)
+    yield from _memory(chunks, others, memory)
 
 
-def _lanes(state: DestinationState) -> Iterator[str]:
-    for lane in state.lanes.values():
+def _lanes(messages: DestinationMessages) -> Iterator[str]:
+    for lane in messages.lanes.values():
         last = -1
         for chunk in lane.chunks:
             seqs = [chunk.seq(index) for index in range(len(chunk))]
             if seqs != sorted(set(seqs)) or seqs[0] != chunk.first or seqs[0] <= last:
-                yield f"M1 the messages of {state.destination} from {chunk.first} on are out of order"
+                yield f"M1 the messages of {messages.state.destination} from {chunk.first} on are out of order"
             if chunk is not lane.chunks[-1] and not chunk.sealed:
-                yield f"M1 the chunk of {state.destination} at {chunk.first} is open and not the last one"
+                yield f"M1 the chunk of {messages.state.destination} at {chunk.first} is open and not the last one"
             last = seqs[-1]
 
 
-def _counts(state: DestinationState, residence: Residence) -> Iterator[str]:
-    count = live_bytes = 0
-    wanted = dict.fromkeys(state.subscriptions.values(), 0)
-    for chunk in state.chunks():
+def _counts(messages: DestinationMessages, memory: MemoryLimit) -> Iterator[str]:
+    state = messages.state
+    count = size = 0
+    for chunk in messages.chunks():
         count += chunk.live.bit_count()
-        live_bytes += chunk.live_bytes
-        yield from _readable(chunk, residence)
-        anybody = 0
-        for some in wanted:
-            pending = some.pending(chunk)
-            wanted[some] += pending.bit_count()
-            anybody |= pending
-        if state.is_topic and anybody != chunk.live:
+        size += chunk.bytes_of(chunk.live)
+        yield from _readable(state, chunk, memory)
+        if state.is_topic and messages.wanted(chunk) != chunk.live:
             yield f"M3 of {state.destination}, messages from {chunk.first} on live and nobody wants them"
-    if (count, live_bytes) != (state.count, state.live_bytes):
+    if (count, size) != (state.count, state.bytes):
         yield (
-            f"M2 {state.destination} counts {state.count} messages of {state.live_bytes} bytes, its chunks {count} "
-            f"of {live_bytes}"
+            f"M2 {state.destination} counts {state.count} messages of {state.bytes} bytes, its chunks {count} of {size}"
         )
-    for some, pending in wanted.items():
-        if pending != some.count:
-            yield f"M3 {some.subscription} counts {some.count} messages, its topic has {pending} for it"
+    if set(messages.subscriptions.values()) != set(state.subscriptions.values()):
+        yield f"M3 {state.destination} has other subscriptions than its messages are kept for"
+    for known in messages.subscriptions.values():
+        pending = sum(messages.pending(known, chunk).bit_count() for chunk in messages.chunks())
+        if pending != known.count:
+            yield f"M3 {known.subscription} counts {known.count} messages, its topic has {pending} for it"
 
 
-def _readable(chunk: Chunk, residence: Residence) -> Iterator[str]:
-    what = f"of {chunk.lane.state.destination}, messages from {chunk.first} on"
+def _readable(state: DestinationState, chunk: Chunk, memory: MemoryLimit) -> Iterator[str]:
+    what = f"of {state.destination}, messages from {chunk.first} on"
     try:
-        records = residence.records(chunk)
+        records = memory.records(chunk)
     except AnabranchError as error:
         yield f"M4 {what} do not read back: {error}"
         return
-    live = [records[index] for index in indexes(chunk.live)]
-    if len(records) != len(chunk) or any(record is None for record in live):
+    if len(records) != len(chunk) or len(chunk.sizes) != len(chunk):
         yield f"M4 {what} are not all there"
-    elif sum(size_of(record) for record in live if record is not None) != chunk.live_bytes:
-        yield f"M4 {what} are not of {chunk.live_bytes} bytes"
+        return
+    for index in indexes(chunk.live):
+        record = records[index]
+        if record is None or len(record) != chunk.sizes[index]:
+            yield f"M4 {what}: number {index} is not of {chunk.sizes[index]} bytes"
 
 
-def _entries(contents: Contents, swap: Swap) -> Iterator[str]:
-    addresses = [
-        address for state in contents.states.values() for chunk in state.chunks() for address in chunk.addresses
-    ]
-    known = {(address.file.number, address.offset) for address in addresses}
-    there = {(file.number, offset) for file in swap.files for offset in file.entries}
+def _entries(chunks: Sequence[Chunk], swap: SwapFiles) -> Iterator[str]:
+    known = {(address.file, address.offset) for chunk in chunks for address in chunk.addresses}
+    there = {(address.file, address.offset) for address in swap.entries}
     if known != there:
         yield f"M5 {len(known)} entries of the swap belong to chunks, {len(there)} are kept"
+
+
+def _memory(chunks: Sequence[Chunk], others: int, memory: MemoryLimit) -> Iterator[str]:
+    used = sum(chunk.cost for chunk in chunks) + DESTINATION_COST * others
+    if used != memory.used:
+        yield f"R1 {used} bytes are in memory, {memory.used} are counted"
+    there = [chunk for chunk in chunks if not chunk.is_out]
+    kept = {chunk for chunk in there if not chunk.is_written}
+    loaded = {chunk for chunk in there if chunk.is_written}
+    if kept != set(memory.kept) or loaded != set(memory.loaded):
+        yield (
+            f"R2 {len(kept)} chunks never left memory and {len(loaded)} came back; {len(memory.kept)} and "
+            f"{len(memory.loaded)} are noted"
+        )

@@ -70,7 +70,7 @@ class MemoryDisk(Disk):
 def directory_of(store: Store) -> Path:
     """Where a memory store lies."""
     assert isinstance(store, MemoryStore)
-    return store._directory.path
+    return store.directory
 
 
 def swap_files(store: Store) -> list[Path]:

@@ -269,6 +269,7 @@ class OneFileBackend(Backend):
             state.count, state.bytes = len(rows), sum(len(row.record) for row in rows)
             for known in state.subscriptions.values():
                 known.count = sum(known.number in row.waiting for row in rows)
+        self._host.catalog.recount()
 
     # Upkeep
 

@@ -22,24 +22,22 @@ from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
-from ...policies.errors import CorruptionError
+from ..core import ReadError
 from ..files import FILE_MODE, make_directory, open_file
-from .records import Record
 
 log = logging.getLogger(__name__)
 
-ENTRY: Final = struct.Struct("<4sIII")
-"""Magic, CRC-32C of what follows it in the entry and of the offset, number of pieces, number of records."""
-assert ENTRY.size == 16
+ENTRY: Final = struct.Struct("<4sII")
+"""Magic, CRC-32C of what follows it in the entry and of the offset, number of records."""
+assert ENTRY.size == 12
 MAGIC: Final = b"ABsw"
-PIECE: Final = struct.Struct("<I")
-"""Length of a piece; a record is one piece or, with PAIRED set in the first, two."""
-assert PIECE.size == 4
-PAIRED: Final = 1 << 31
+LENGTH: Final = struct.Struct("<I")
+"""Of a record."""
+assert LENGTH.size == 4
 _CRC_FROM: Final = 8
 
 AT_ONCE: Final = 4 << 20
-"""Bytes; an entry of at most so many is read with one call, a larger one piece by piece."""
+"""Bytes; an entry of at most so many is read with one call, a larger one record by record."""
 
 
 class SwapFile:
@@ -63,8 +61,8 @@ class Address(NamedTuple):
     length: int
 
 
-class Swap:
-    """The swap files of one store. Under the store's lock. The constructor touches nothing."""
+class SwapFiles:
+    """Those of one store. Under the store's lock. The constructor touches nothing."""
 
     def __init__(self, directory: Path, roll_over_bytes: int, file_mode: int | None = None) -> None:
         self.directory = directory / "swap"
@@ -80,8 +78,9 @@ class Swap:
         return sum(file.end for file in list(self._files.values()))
 
     @property
-    def files(self) -> list[SwapFile]:
-        return list(self._files.values())
+    def entries(self) -> set[Address]:
+        """All that are kept; their lengths are 0."""
+        return {Address(file, offset, 0) for file in list(self._files.values()) for offset in file.entries}
 
     def wipe(self) -> None:
         """Remove all, of an earlier process too. Idempotent. Raises OSError."""
@@ -92,27 +91,17 @@ class Swap:
         except FileNotFoundError:
             pass
 
-    def write(self, records: Sequence[Record]) -> Address:
+    def write(self, records: Sequence[bytes]) -> Address:
         """A new entry. Raises OSError, and then none is there."""
-        pieces: list[bytes] = []
-        lengths: list[int] = []
-        for record in records:
-            if isinstance(record, tuple):
-                pieces += record
-                lengths += [len(record[0]) | PAIRED, len(record[1])]
-            else:
-                pieces.append(record)
-                lengths.append(len(record))
         file = self._file()
         offset = file.end
-        table = struct.pack(f"<{len(lengths)}I", *lengths)
-        tail = ENTRY.pack(MAGIC, 0, len(pieces), len(records))[_CRC_FROM:] + table
+        tail = ENTRY.pack(MAGIC, 0, len(records))[_CRC_FROM:] + struct.pack(f"<{len(records)}I", *map(len, records))
         crc = crc32c(_seed(offset), tail)
-        for piece in pieces:
-            crc = crc32c(crc, piece)
-        start = MAGIC + PIECE.pack(crc) + tail
-        length = len(start) + sum(map(len, pieces))
-        _write_all(file.path, offset, [start, *pieces], self._file_mode)
+        for record in records:
+            crc = crc32c(crc, record)
+        start = MAGIC + LENGTH.pack(crc) + tail
+        length = len(start) + sum(map(len, records))
+        _write_all(file.path, offset, [start, *records], self._file_mode)
         address = Address(file, offset, length)
         file.entries.add(offset)
         file.end = offset + length
@@ -129,37 +118,28 @@ class Swap:
             self._current = file
         return file
 
-    def read(self, address: Address) -> list[Record]:
-        """The records of an entry. Raises CorruptionError, which names file and offset, and OSError."""
+    def read(self, address: Address) -> list[bytes]:
+        """The records of an entry. Raises ReadError, which names file and offset, and OSError."""
         file, offset, length = address
         with file.path.open("rb", buffering=0) as opened:
             fd = opened.fileno()
             start = os.pread(fd, min(length, AT_ONCE), offset)
             if len(start) != min(length, AT_ONCE) or start[:4] != MAGIC:
                 raise _damaged(address, "it is cut short" if start[:4] == MAGIC or not start else "no entry is there")
-            _, crc, count, record_count = ENTRY.unpack_from(start)
-            body = ENTRY.size + PIECE.size * count
-            if body > len(start):
+            _, crc, count = ENTRY.unpack_from(start)
+            at = ENTRY.size + LENGTH.size * count
+            if at > len(start):
                 raise _damaged(address, "its table does not fit into it")
-            lengths = struct.unpack_from(f"<{count}I", start, ENTRY.size)
-            pieces = []
-            at = body
-            found = crc32c(_seed(offset), start[_CRC_FROM:body])
-            for marked in lengths:
-                size = marked & ~PAIRED
+            records = []
+            found = crc32c(_seed(offset), start[_CRC_FROM:at])
+            for size in struct.unpack_from(f"<{count}I", start, ENTRY.size):
                 end = at + size
-                piece = start[at:end] if end <= len(start) else os.pread(fd, size, offset + at)
-                found = crc32c(found, piece)
-                pieces.append(piece)
+                record = start[at:end] if end <= len(start) else os.pread(fd, size, offset + at)
+                found = crc32c(found, record)
+                records.append(record)
                 at = end
         if found != crc or at != length:
             raise _damaged(address, "its checksum does not fit")
-        records: list[Record] = []
-        which = iter(zip(lengths, pieces, strict=True))
-        for marked, piece in which:
-            records.append((piece, next(which)[1]) if marked & PAIRED else piece)
-        if len(records) != record_count:
-            raise _damaged(address, f"it holds {len(records)} records, not {record_count}")
         return records
 
     def release(self, address: Address) -> None:
@@ -178,8 +158,8 @@ def _seed(offset: int) -> int:
     return int(crc32c(0, offset.to_bytes(8, "little")))
 
 
-def _damaged(address: Address, reason: str) -> CorruptionError:
-    return CorruptionError(
+def _damaged(address: Address, reason: str) -> ReadError:
+    return ReadError(
         str(address.file.path), address.offset, f"a swapped entry of {address.length} bytes is damaged: {reason}",
         "its messages are lost: purge or delete their destination; and see to the disk or the memory",
     )  # fmt: skip

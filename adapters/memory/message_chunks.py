@@ -1,0 +1,255 @@
+"""Messages lie in chunks: some hundred that follow each other in one destination (and, with priorities, of one
+priority). A chunk is the unit of swapping.
+
+K1  A chunk's messages are in the order of their seqs, and the chunks of a lane too.
+K2  The last chunk of a lane may be open: messages are added, also behind some that are swapped already. Any other is
+    sealed.
+K3  The first `written` records are in the swap, at `addresses`, in order; the first `out` are not in memory. None is
+    in neither: out <= written. A chunk that is loaded again keeps its addresses, since a message never changes.
+K4  A dead message's record is dropped from memory at once; from the swap with the last one of its chunk.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from .packed_numbers import Numbers, bytes_of, packed, packed_ascending, packed_sizes
+from .swap_files import Address
+
+if TYPE_CHECKING:
+    from .messages import DestinationMessages
+
+MESSAGES_MAX: Final = 1024
+"""Of one chunk."""
+MASKS: Final = tuple((1 << n) - 1 for n in range(MESSAGES_MAX + 1))
+BITS: Final = tuple(1 << n for n in range(MESSAGES_MAX))
+CHUNK_COST: Final = 1100
+"""Bytes of memory that a chunk takes beside its records, with the most compact of its arrays."""
+ADDRESS_COST: Final = 250
+"""Likewise, each of its entries in the swap."""
+NUMBERS_COST: Final = 12
+"""Bytes that an open chunk keeps of each message: offset and size."""
+
+_first = attrgetter("first")
+
+
+def memory_of(size: int) -> int:
+    """Bytes that a record of this size takes in memory, its place in the list of its chunk, which grows ahead,
+    included."""
+    # 33: what a bytes object takes beside. CPython gives out multiples of 16 bytes up to 512; beyond it malloc keeps
+    # 8 to 16 for itself.
+    return 9 + ((size + 48) & ~15 if size <= 479 else (size + 64) & ~15)
+
+
+class Lane:
+    """The messages of one destination and order."""
+
+    __slots__ = ("chunks", "messages", "order")
+
+    def __init__(self, messages: DestinationMessages, order: int) -> None:
+        self.messages = messages
+        self.order = order
+        self.chunks: list[Chunk] = []
+
+    @property
+    def last(self) -> int:
+        """The seq of its last message, dead or not; 0 if there is none."""
+        return self.chunks[-1].last if self.chunks else 0
+
+    def find(self, seq: int) -> tuple[Chunk, int] | None:
+        """Chunk and index of a message, dead or not."""
+        at = bisect_right(self.chunks, seq, key=_first) - 1
+        if at < 0:
+            return None
+        chunk = self.chunks[at]
+        index = bisect_left(chunk.offsets, seq - chunk.first)
+        return (chunk, index) if index < len(chunk.offsets) and chunk.seq(index) == seq else None
+
+    def after(self, seq: int) -> Iterator[tuple[Chunk, int]]:
+        """Each chunk that has messages behind `seq`, with the index of the first of them."""
+        chunks = self.chunks
+        at = max(0, bisect_right(chunks, seq, key=_first) - 1) if seq else 0
+        while at < len(chunks):
+            chunk = chunks[at]
+            index = bisect_right(chunk.offsets, seq - chunk.first) if seq >= chunk.first else 0
+            if index < len(chunk.offsets):
+                yield chunk, index
+            at += 1
+
+    def drop(self, chunk: Chunk) -> None:
+        """Idempotent."""
+        at = bisect_left(self.chunks, chunk.first, key=_first)
+        if at < len(self.chunks) and self.chunks[at] is chunk:
+            del self.chunks[at]
+
+
+class Chunk:
+    """Under the store's lock."""
+
+    __slots__ = (
+        "_array_bytes", "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "lane", "offsets", "out",
+        "positions", "records", "resident", "sealed", "sizes", "soonest", "total_bytes", "written",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane, first: int) -> None:
+        self.lane = lane
+        self.first = first
+        """The seq of its first message."""
+        self.offsets: Sequence[int] = array("Q")
+        """Of each message: its seq, less `first`. A message is there once it is in here: all else comes before."""
+        self.sizes: Sequence[int] = array("I")
+        """Of each message: bytes of its record."""
+        self.records: list[bytes | None] = []
+        """Those in memory: of the message at `out`, and so on. None for a dead one."""
+        self.out = 0
+        self.written = 0
+        self.addresses: tuple[Address, ...] = ()
+        self.dead = 0
+        """A bit for each message that is dead."""
+        self.acked: dict[int, int] = {}
+        """Subscription's number -> a bit for each message that it has acked."""
+        self.counts: dict[tuple[int, int], int] = {}
+        """Number of the feed's, index -> how often the message has come back."""
+        self.expiries: Numbers | None = None
+        """When each message expires; None if none does."""
+        self.soonest = 0
+        """No live message expires before; 0: none does."""
+        self.positions: Numbers | None = None
+        """What the store's `position` said of each; None if it has none."""
+        self.total_bytes = 0
+        """Of all messages ever in it."""
+        self.resident = 0
+        """Bytes of memory that its records take now."""
+        self.charge = 0
+        """What `cost` said when it was last counted."""
+        self.sealed = False
+        self._array_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def seq(self, index: int) -> int:
+        return self.first + self.offsets[index]
+
+    @property
+    def last(self) -> int:
+        return self.first + self.offsets[-1]
+
+    def expires_at(self, index: int) -> int:
+        return self.expiries[index] if self.expiries is not None else 0
+
+    @property
+    def live(self) -> int:
+        """A bit for each message that lives."""
+        return MASKS[len(self.offsets)] & ~self.dead
+
+    @property
+    def is_dead(self) -> bool:
+        """Nothing of it lives."""
+        return self.dead == MASKS[len(self.offsets)]
+
+    @property
+    def is_out(self) -> bool:
+        """Nothing of it is in memory."""
+        return self.out == len(self.offsets)
+
+    @property
+    def is_written(self) -> bool:
+        """All of it is in the swap."""
+        return self.written == len(self.offsets)
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory that it takes."""
+        return (
+            CHUNK_COST + self.resident + self._array_bytes + ADDRESS_COST * len(self.addresses) + 64 * len(self.acked)
+            + 128 * len(self.counts)
+        )  # fmt: skip
+
+    def bytes_of(self, mask: int) -> int:
+        """Of the records of some messages."""
+        if mask == MASKS[len(self.offsets)]:
+            return self.total_bytes
+        return sum(self.sizes[index] for index in indexes(mask))
+
+    def between(self, first: int, last: int) -> int:
+        """A bit for each message between two seqs, both included."""
+        start = bisect_left(self.offsets, first - self.first) if first > self.first else 0
+        return MASKS[bisect_right(self.offsets, last - self.first)] >> start << start
+
+    def extend(self, first: int, offsets: Sequence[int], records: Sequence[bytes], expiries: Sequence[int],
+               position: int | None) -> None:  # fmt: skip
+        """Add messages at index `first`, the end. `expiries` is empty if none of them expires. May be done again
+        after `mend`."""
+        sizes = [len(record) for record in records]
+        self.sizes.extend(sizes)  # type: ignore[attr-defined]
+        self.records += records
+        more = NUMBERS_COST
+        if expiries or self.expiries is not None:
+            self.expiries = longer(self.expiries, first, expiries or [0] * len(offsets))
+            more += 8
+        if position is not None:
+            self.positions = longer(self.positions, first, [position] * len(offsets))
+            more += 8
+        self._array_bytes = (first + len(offsets)) * more
+        self.total_bytes += sum(sizes)
+        self.resident += sum([memory_of(size) for size in sizes])
+        self.offsets.extend(offsets)  # type: ignore[attr-defined]
+
+    def mend(self) -> None:
+        """Make what `extend`, or the death of a message, has left half done whole again. Idempotent."""
+        length = len(self.offsets)
+        if not self.sealed:
+            for numbers in (self.sizes, self.expiries, self.positions):
+                if isinstance(numbers, array):
+                    del numbers[length:]
+        self.total_bytes = sum(self.sizes[:length])
+        del self.records[length - self.out :]
+        for index in indexes(self.dead >> self.out):
+            if index < len(self.records):
+                self.records[index] = None
+        self.resident = sum(memory_of(len(record)) for record in self.records if record is not None)
+        for number, index in list(self.counts):
+            if self.dead >> index & 1:
+                self.counts.pop((number, index), None)
+        self._count_arrays()
+
+    def seal(self) -> None:
+        """No more messages are added. Idempotent."""
+        self.offsets = packed_ascending(self.offsets)
+        self.sizes = packed_sizes(self.sizes)
+        if isinstance(self.expiries, array):
+            self.expiries = packed(self.expiries)
+        if isinstance(self.positions, array):
+            self.positions = packed(self.positions)
+        self.sealed = True
+        self._count_arrays()
+
+    def _count_arrays(self) -> None:
+        arrays = (self.offsets, self.sizes, self.expiries, self.positions)
+        self._array_bytes = sum(map(bytes_of, arrays))
+
+
+def longer(numbers: Numbers | None, length: int, more: Sequence[int]) -> Numbers:
+    """With more of them behind the first `length`; 0 for those that had none."""
+    if numbers is None:
+        numbers = array("Q", bytes(8 * length))
+    assert isinstance(numbers, array)
+    numbers[length:] = array("Q", more)
+    return numbers
+
+
+def indexes(mask: int) -> Iterator[int]:
+    """Which bits are set, from the lowest."""
+    bits = f"{mask:b}"[::-1]
+    at = bits.find("1")
+    while at >= 0:
+        yield at
+        at = bits.find("1", at + 1)

@@ -1,0 +1,124 @@
+"""The messages of one destination, in the order in which they are delivered, and who has yet to ack them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import itemgetter
+
+from ..core.delivery import SEQ, Feed, Place
+from ..core.states import DestinationState, SubscriptionState
+from .message_chunks import MASKS, Chunk, Lane, indexes
+
+Spot = tuple[Chunk, int]
+"""Where a message is: its chunk, and its index in it."""
+
+
+class DestinationMessages:
+    """Of one queue or topic. Under the store's lock."""
+
+    __slots__ = ("lanes", "state", "subscriptions")
+
+    def __init__(self, state: DestinationState) -> None:
+        self.state = state
+        self.lanes: dict[int, Lane] = {}
+        """By order."""
+        self.subscriptions: dict[int, SubscriptionState] = {}
+        """By number: those that have begun and not ended. (The core's own list is ahead of what is applied.)"""
+
+    def lane(self, order: int) -> Lane:
+        """Made if it is not there."""
+        lane = self.lanes.get(order)
+        if lane is None:
+            lane = self.lanes[order] = Lane(self, order)
+        return lane
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All of them. They may be dropped meanwhile."""
+        for lane in list(self.lanes.values()):
+            yield from list(lane.chunks)
+
+    def find(self, seq: int) -> Spot | None:
+        """A message, dead or not."""
+        for lane in self.lanes.values():
+            found = lane.find(seq)
+            if found is not None:
+                return found
+        return None
+
+    def pending(self, known: SubscriptionState | None, chunk: Chunk) -> int:
+        """A bit for each message of a chunk that lives and that the subscription, if it is about one, has yet to
+        ack."""
+        if known is None:
+            return chunk.live
+        mask = chunk.live & ~chunk.acked.get(known.number, 0)
+        if known.start >= chunk.first:
+            mask &= -1 << bisect_right(chunk.offsets, known.start - chunk.first)
+        return mask
+
+    def wanted(self, chunk: Chunk, but: SubscriptionState | None = None) -> int:
+        """A bit for each message of a topic's chunk that any subscription, `but` one, has yet to ack."""
+        mask = 0
+        for known in self.subscriptions.values():
+            if known is not but:
+                mask |= self.pending(known, chunk)
+        return mask
+
+    def feeds(self, spot: Spot) -> list[Feed]:
+        """Those that have yet to ack a message."""
+        if not self.state.is_topic:
+            return [self.state.feed]
+        chunk, index = spot
+        return [
+            known.feed for known in self.subscriptions.values() if self.pending(known, chunk) >> index & 1
+        ]  # fmt: skip
+
+    # Places, as the core knows them
+
+    def rows(self, known: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
+        """As of Rows (adapters/core/delivery.py)."""
+        if order is not None:
+            lane = self.lanes.get(order)
+            return self._rows(known, lane, after, limit) if lane is not None else []
+        found = [place for lane in self.lanes.values() for place in self._rows(known, lane, after, limit)]
+        if len(self.lanes) > 1:
+            found.sort(key=itemgetter(SEQ))
+        return found[:limit]
+
+    def _rows(self, known: SubscriptionState | None, lane: Lane, after: int, limit: int) -> list[Place]:
+        found: list[Place] = []
+        number = known.number if known is not None else 0
+        order = lane.order
+        for chunk, index in lane.after(after):
+            length = len(chunk.offsets)
+            mask = self.pending(known, chunk) >> index << index
+            which: Iterable[int] = range(index, length) if mask == MASKS[length] >> index << index else indexes(mask)
+            first, offsets, expiries, counts = chunk.first, chunk.offsets, chunk.expiries, chunk.counts
+            some = islice(which, limit - len(found))
+            if expiries is None and not counts:
+                found += [(order, first + offsets[i], 0, 0, (chunk, i)) for i in some]
+            else:
+                found += [
+                    (order, first + offsets[i], chunk.expires_at(i), counts.get((number, i), 0), (chunk, i))
+                    for i in some
+                ]
+            if len(found) == limit:
+                break
+        return found
+
+    def row(self, known: SubscriptionState | None, seq: int) -> Place | None:
+        """Likewise."""
+        spot = self.find(seq)
+        if spot is None or not self.pending(known, spot[0]) >> spot[1] & 1:
+            return None
+        return place_of(spot, known.number if known is not None else 0)
+
+
+def place_of(spot: Spot, number: int) -> Place:
+    """For the feed of this number."""
+    chunk, index = spot
+    count = chunk.counts.get((number, index), 0)
+    return chunk.lane.order, chunk.seq(index), chunk.expires_at(index), count, spot
+
+
