@@ -59,9 +59,10 @@ def encode(
         name = pack_id(message_id)
         start = _pack(priority, flags, len(name), len(packed), now, expires_at_ms)
         record = b"".join((start, name, packed, body))
-    if len(record) > limit:
+    size = len(record) - HEAD.size
+    if size > limit:
         raise MessageTooLargeError(
-            f"a message of {len(record)} bytes for {destination} is larger than message_bytes_max, {limit}; "
+            f"a message of {size} bytes for {destination} is larger than message_bytes_max, {limit}; "
             "raise the limit or send it in parts"
         )
     return record, name

@@ -16,7 +16,7 @@ takes part in transactions for what others see, not for what survives (rule T7).
 
 The contract is adapters/core's; here is where the bytes are:
 
-- `backend`: what each change does, and that Ctrl-C leaves it whole; `store` names it
+- `backend`: sees that there is room, and reads; `applying`: what each change does, and that Ctrl-C leaves it whole
 - `messages`: those of one destination; `message_chunks`: some hundred that are swapped together; `packed_numbers`
 - `memory_limit`: what is in memory; `swap_files`: what is not; `directory`
 - `check`: invariants

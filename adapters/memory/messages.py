@@ -120,5 +120,3 @@ def place_of(spot: Spot, number: int) -> Place:
     chunk, index = spot
     count = chunk.counts.get((number, index), 0)
     return chunk.lane.order, chunk.seq(index), chunk.expires_at(index), count, spot
-
-

@@ -21,6 +21,7 @@ class MemoryStore(CoreStore):
 
     backend_type: ClassVar[type[Backend]] = MemoryBackend
     options_model: ClassVar[type[BaseModel]] = MemoryOptions
+    volatile = True
 
 
 def companion(

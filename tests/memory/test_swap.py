@@ -59,7 +59,7 @@ def test_what_is_swapped_comes_back_in_order(disk: MemoryDisk) -> None:
     stats = store.stats()
     assert stats.memory_bytes <= 256 * KIB
     assert stats.swap_bytes > 1_700_000
-    assert len(swap_files(store)) > 20
+    assert len(swap_files(store)) >= 20
     assert bodies(store) == sent
     assert drain(store) == sent
     assert_whole(store)

@@ -1,0 +1,330 @@
+"""What each change does to the messages in memory.
+
+It runs on the thread of whoever calls, under the store's lock, and Ctrl-C may strike anywhere:
+
+B1  What a change says is done to a chunk in an order such that it can be done again: a message counts as there once it
+    is among its chunk's offsets, as dead once its bit is set, and both are looked at first.
+B2  While a chunk changes, `MemoryLimit.unfinished` is what makes it whole. Whoever finds one calls it, counts
+    everything anew that is counted (`finish`), and has the interrupted changes applied once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..core.changes import Branch, Send, Table
+from ..core.delivery import OWN, Place
+from ..core.states import Catalog, DestinationState, SubscriptionState
+from .memory_limit import DESTINATION_COST, MemoryLimit, nothing
+from .message_chunks import BITS, MASKS, MESSAGES_MAX, Chunk, Lane, indexes, memory_of
+from .messages import DestinationMessages, Spot
+from .swap_files import Address, SwapFiles
+
+
+class MemoryTable(Table):
+    """Of one store that is open."""
+
+    def __init__(self, catalog: Catalog, memory: MemoryLimit, swap: SwapFiles, priorities: bool) -> None:
+        self._catalog, self._memory, self._swap, self._priorities = catalog, memory, swap, priorities
+        self.position: Callable[[], int] | None = None
+        """Asked when messages come; kept with each."""
+        self.expiring: dict[Chunk, None] = {}
+        """Chunks in which messages expire."""
+        self.soonest = 0
+        """No message expires before; 0: none does."""
+        self.prepared: dict[bytes, int] = {}
+        """Bytes of memory that each prepared transaction takes."""
+        self.ahead: dict[int, tuple[Address, Sequence[Send]]] = {}
+        """What the plan that is being written has in the swap already, and no chunk has yet: by the first seq of an
+        entry, its address and messages."""
+
+    def finish(self) -> None:
+        """Make whole what was interrupted, and count anew all that is counted (B2)."""
+        memory, catalog = self._memory, self._catalog
+        if memory.unfinished is not None:
+            memory.unfinished()
+        chunks: list[Chunk] = []
+        others = 0
+        for state in list(catalog.destinations.values()):
+            count = size = 0
+            messages: DestinationMessages | None = state.own
+            if messages is not None:
+                of = list(messages.chunks())
+                count = sum(chunk.live.bit_count() for chunk in of)
+                size = sum(chunk.bytes_of(chunk.live) for chunk in of)
+                for known in messages.subscriptions.values():
+                    known.count = sum(messages.pending(known, chunk).bit_count() for chunk in of)
+                others += 1 + len(messages.subscriptions)
+                chunks += of
+            state.count, state.bytes = count, size
+        catalog.recount()
+        memory.prepared = sum(self.prepared.values())
+        memory.recount(chunks, others)
+        needed = {(address.file, address.offset) for chunk in chunks for address in chunk.addresses}
+        needed |= {(address.file, address.offset) for address, _ in self.ahead.values()}
+        for address in self._swap.entries:
+            if (address.file, address.offset) not in needed:
+                self._swap.release(address)
+        memory.unfinished = None
+
+    def put(self, sends: Sequence[Send]) -> None:
+        state = sends[0].state
+        position = self.position() if self.position is not None else None
+        if state.is_topic:
+            sends = [send for send in sends if send.entitled]  # nobody will ever ask for the others
+        if not self._priorities:
+            self._add(state.own.lane(0), sends, position)
+            return
+        orders: dict[int, list[Send]] = {}
+        for send in sends:
+            orders.setdefault(send.order, []).append(send)
+        for order, some in orders.items():
+            self._add(state.own.lane(order), some, position)
+
+    def _add(self, lane: Lane, sends: Sequence[Send], position: int | None) -> None:
+        """At the end of a lane, but for those that are there already."""
+        last, chunk_bytes = lane.last, self._memory.chunk_bytes
+        if sends and sends[0].seq <= last:
+            sends = [send for send in sends if send.seq > last]
+        if self.ahead:
+            for send in sends:
+                if send.seq in self.ahead:  # the others follow one of these
+                    address, group = self.ahead[send.seq]
+                    self._add_chunk(lane, group, position, address)
+            return
+        at, end = 0, len(sends)
+        while at < end:
+            chunk = lane.chunks[-1] if lane.chunks and not lane.chunks[-1].sealed else None
+            count, size = (0, 0) if chunk is None else (len(chunk.offsets), chunk.total_bytes)
+            first = at
+            while at < end and takes(count, size, len(sends[at].record), chunk_bytes):
+                count, size, at = count + 1, size + len(sends[at].record), at + 1
+            some = sends[first:at] if at - first < end else sends
+            if not some:
+                assert chunk is not None
+                self._seal(chunk)
+            elif chunk is None:
+                self._add_chunk(lane, some, position)
+            else:
+                self._extend(chunk, some, position)
+
+    def _add_chunk(
+        self, lane: Lane, sends: Sequence[Send], position: int | None, address: Address | None = None
+    ) -> None:
+        """A new one. `address`: where its records are, if they do not stay in memory."""
+        if lane.chunks and not lane.chunks[-1].sealed:
+            self._seal(lane.chunks[-1])
+        self._memory.unfinished = nothing
+        chunk = Chunk(lane, sends[0].seq)
+        self._fill(chunk, sends, position)
+        if address is not None:
+            chunk.addresses, chunk.records, chunk.resident = (address,), [], 0
+            chunk.written = chunk.out = len(chunk)
+            chunk.seal()
+        else:
+            self._memory.kept[chunk] = None
+        lane.chunks.append(chunk)
+        self._memory.count(chunk)
+        self._count_sends(sends)
+        self._memory.unfinished = None
+
+    def _extend(self, chunk: Chunk, sends: Sequence[Send], position: int | None) -> None:
+        memory = self._memory
+        memory.unfinished = chunk.mend
+        self._fill(chunk, sends, position)
+        if chunk not in memory.kept:
+            memory.kept[chunk] = None
+            memory.loaded.pop(chunk, None)
+        memory.count(chunk)
+        self._count_sends(sends)
+        memory.unfinished = None
+
+    def _fill(self, chunk: Chunk, sends: Sequence[Send], position: int | None) -> None:
+        first = chunk.first
+        expiries = [send.expires_at_ms for send in sends]
+        soonest = min([at for at in expiries if at], default=0) if any(expiries) else 0
+        if soonest:
+            chunk.soonest = min(chunk.soonest or soonest, soonest)
+            self.expiring[chunk] = None
+            self.soonest = min(self.soonest or soonest, soonest)
+        chunk.extend(
+            len(chunk.offsets), [send.seq - first for send in sends], [send.record for send in sends],
+            expiries if soonest else (), position,
+        )  # fmt: skip
+
+    def _count_sends(self, sends: Sequence[Send]) -> None:
+        state = sends[0].state
+        self._catalog.count(state, len(sends), sum([len(send.record) for send in sends]))
+        if state.is_topic:
+            for send in sends:
+                for known in send.entitled:
+                    known.count += 1
+
+    def _seal(self, chunk: Chunk) -> None:
+        """Nothing more comes into it."""
+        self._memory.unfinished = chunk.seal
+        chunk.seal()
+        if chunk.is_dead:
+            self._drop(chunk)
+        else:
+            self._memory.count(chunk)
+        self._memory.unfinished = None
+
+    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
+        messages: DestinationMessages | None = state.own
+        if messages is None:
+            return
+        spot: Spot | None = place[OWN] if place is not None else messages.find(seq)
+        if spot is None:
+            return
+        chunk, index = spot
+        if state.is_topic or chunk.counts:
+            self._done(messages, chunk, BITS[index], number)
+            return
+        bit = BITS[index]
+        if chunk.dead & bit:
+            return
+        memory = self._memory
+        memory.unfinished = chunk.mend
+        chunk.dead |= bit
+        size = chunk.sizes[index]
+        if index >= chunk.out:
+            chunk.records[index - chunk.out] = None
+            less = memory_of(size)
+            chunk.resident -= less
+            chunk.charge -= less
+            memory.used -= less
+        self._catalog.count(state, -1, -size)
+        if (chunk.sealed or chunk.addresses) and chunk.dead == MASKS[len(chunk.offsets)]:
+            self._drop(chunk)
+        memory.unfinished = None
+
+    def _done(self, messages: DestinationMessages, chunk: Chunk, mask: int, number: int) -> None:
+        """Some messages of a chunk are dead for a subscription, or for all."""
+        known = messages.subscriptions.get(number) if number else None
+        if number and known is None:
+            return  # it has ended
+        mask &= messages.pending(known, chunk)
+        if not mask:
+            return
+        self._memory.unfinished = chunk.mend
+        kept = mask & messages.wanted(chunk, known) if known is not None else 0
+        if kept:
+            assert known is not None
+            chunk.acked[number] = chunk.acked.get(number, 0) | kept
+            known.count -= kept.bit_count()
+            for key in [key for key in chunk.counts if key[0] == number and kept >> key[1] & 1]:
+                chunk.counts.pop(key, None)
+        self._kill(messages, chunk, mask & ~kept)
+        if (chunk.sealed or chunk.addresses) and chunk.is_dead:
+            self._drop(chunk)
+        else:
+            self._memory.count(chunk)
+        self._memory.unfinished = None
+
+    def _kill(self, messages: DestinationMessages, chunk: Chunk, mask: int) -> None:
+        """Some messages of a chunk that live are dead for all."""
+        if not mask:
+            return
+        for known in messages.subscriptions.values():
+            known.count -= (messages.pending(known, chunk) & mask).bit_count()
+        chunk.dead |= mask
+        for index in indexes(mask >> chunk.out):
+            chunk.records[index] = None
+            chunk.resident -= memory_of(chunk.sizes[index + chunk.out])
+        for key in [key for key in chunk.counts if mask >> key[1] & 1] if chunk.counts else ():
+            chunk.counts.pop(key, None)
+        self._catalog.count(messages.state, -mask.bit_count(), -chunk.bytes_of(mask))
+
+    def _drop(self, chunk: Chunk) -> None:
+        """Nothing of it lives. Idempotent, but for what is counted."""
+        chunk.lane.drop(chunk)
+        self.expiring.pop(chunk, None)
+        self._memory.forget(chunk)
+
+    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
+        messages: DestinationMessages | None = state.own
+        for chunk in messages.chunks() if messages is not None else ():
+            if chunk.first > last or chunk.last < first:
+                continue
+            assert messages is not None
+            self._done(messages, chunk, chunk.between(first, last), number)
+
+    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+        messages: DestinationMessages | None = state.own
+        spot = messages.find(seq) if messages is not None else None
+        if messages is None or spot is None:
+            return
+        chunk, index = spot
+        known = messages.subscriptions.get(number) if number else None
+        if (number and known is None) or not messages.pending(known, chunk) >> index & 1:
+            return
+        self._memory.unfinished = nothing
+        chunk.counts[number, index] = count
+        self._memory.count(chunk)
+        self._memory.unfinished = None
+
+    def declare(self, state: DestinationState) -> None:
+        if state.own is None:
+            self._memory.unfinished = nothing
+            state.own = DestinationMessages(state)
+            self._memory.used += DESTINATION_COST
+            self._memory.unfinished = None
+
+    def remove(self, state: DestinationState) -> None:
+        messages: DestinationMessages | None = state.own
+        if messages is None:
+            return
+        memory = self._memory
+        memory.unfinished = nothing
+        for chunk in messages.chunks():
+            chunk.dead |= chunk.live  # for who is browsing it
+            self._drop(chunk)
+        memory.used -= DESTINATION_COST * (1 + len(messages.subscriptions))
+        state.own = None
+        self._catalog.count(state, -state.count, -state.bytes)
+        memory.unfinished = None
+
+    def subscribe(self, known: SubscriptionState) -> None:
+        messages: DestinationMessages = known.topic.own
+        if known.number not in messages.subscriptions:
+            self._memory.unfinished = nothing
+            messages.subscriptions[known.number] = known
+            known.count = sum(messages.pending(known, chunk).bit_count() for chunk in messages.chunks())
+            self._memory.used += DESTINATION_COST
+            self._memory.unfinished = None
+
+    def unsubscribe(self, known: SubscriptionState) -> None:
+        messages: DestinationMessages | None = known.topic.own
+        if messages is None or known.number not in messages.subscriptions:
+            return
+        for chunk in messages.chunks():
+            self._done(messages, chunk, messages.pending(known, chunk), known.number)
+        self._memory.unfinished = nothing
+        for chunk in messages.chunks():
+            chunk.acked.pop(known.number, None)
+            self._memory.count(chunk)
+        messages.subscriptions.pop(known.number, None)
+        self._memory.used -= DESTINATION_COST
+        self._memory.unfinished = None
+
+    def prepare(self, branch: Branch) -> None:
+        self.prepared[branch.transaction] = memory_of_branch(branch)
+        self._memory.prepared = sum(self.prepared.values())
+
+    def settled(self, branch: Branch, committed: bool) -> None:
+        self.prepared.pop(branch.transaction, None)
+        self._memory.prepared = sum(self.prepared.values())
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        """Nothing is kept of them here."""
+
+
+def takes(count: int, size: int, more: int, chunk_bytes: int) -> bool:
+    """Whether a chunk of so many messages and bytes takes one of `more` bytes."""
+    return count == 0 or (count < MESSAGES_MAX and size + more <= chunk_bytes)
+
+
+def memory_of_branch(branch: Branch) -> int:
+    """Bytes that a prepared transaction takes until its outcome."""
+    return sum(memory_of(len(send.record)) for send in branch.sends)
