@@ -1,0 +1,45 @@
+"""Parts of the core, made by hand."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from anabranch.adapters.core.changes import Send
+from anabranch.adapters.core.plan import Sequencer
+from anabranch.adapters.core.records import encode
+from anabranch.adapters.core.states import Catalog, DestinationState
+from anabranch.adapters.core.tickets import Ticket
+from anabranch.policies.destination import Destination
+
+from ..model import FAST
+from ..thirdparty.disk import OneFileDisk
+
+
+def send_to(state: DestinationState, body: bytes = b"x", message_id: str | None = None, flags: int = 0) -> Send:
+    """A send as CoreStore makes it."""
+    record, name = encode(state.destination, body, None, message_id, 1 << 20, flags=flags)
+    return Send(state, record, name)
+
+
+def ticket_of(*changes: Any) -> Ticket:
+    return Ticket(changes, 0)
+
+
+def sequencer_of(window: int = 100) -> tuple[Sequencer, DestinationState]:
+    """One that is new, and a queue."""
+    catalog = Catalog()
+    return Sequencer(catalog, window), catalog.state(Destination.parse("a"))
+
+
+@contextmanager
+def onefile() -> Iterator[OneFileDisk]:
+    """Where stores of the smallest backend lie."""
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
+        OneFileDisk(Path(path)) as disk,
+    ):
+        yield disk

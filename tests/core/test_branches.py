@@ -1,0 +1,61 @@
+"""A prepared branch as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from anabranch.adapters.base import Change, Outgoing, Subscription
+from anabranch.adapters.core.branches import branch_of, payload_of
+from anabranch.adapters.core.changes import Ack, Send, Subscribe, Unsubscribe
+from anabranch.adapters.core.states import Catalog
+from anabranch.policies.destination import Destination
+from anabranch.policies.errors import CorruptionError
+
+from ..contract.disk import A, B, T
+from .made import onefile, send_to
+
+
+def test_it_comes_back_as_it_was() -> None:
+    catalog = Catalog()
+    a, t = catalog.state(A), catalog.state(T)
+    desk = Subscription(T, "desk", "c1", "price > 1", True)
+    sent = send_to(a, b"one", "id")
+    changes: list[Any] = [
+        Subscribe(t, 7, desk, True),
+        Unsubscribe(t, ("c2", "other")),
+        sent,
+        send_to(t, b"two"),
+        Ack(a, 5, 0),
+        Ack(t, 6, 3),
+    ]
+    payload = payload_of([b"1" * 16, b"2" * 16], changes)
+    other = Catalog()
+    other.state(Destination.parse("elsewhere"))
+    branch = branch_of(b"t" * 32, payload, other, priorities=False)
+    assert branch.participants == (b"1" * 16, b"2" * 16)
+    begun, ended, one, two, acked, acked_for = branch.changes
+    assert isinstance(begun, Subscribe) and isinstance(ended, Unsubscribe)
+    assert (begun.subscription, begun.retroactive, ended.key) == (desk, True, ("c2", "other"))
+    assert isinstance(one, Send) and isinstance(two, Send)
+    assert (one.state.destination, one.name, two.state.destination) == (A, b"id", T)
+    assert one.record == sent.record
+    assert isinstance(acked, Ack) and isinstance(acked_for, Ack)
+    assert (acked.state.destination, acked.seq, acked_for.seq, acked_for.number) == (A, 5, 6, 3)
+    assert (branch.summary.sends, branch.summary.acks) == (2, 2)
+
+
+def test_one_that_does_not_read_is_damage() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        branch_of(b"t" * 32, b"\xc1", Catalog(), False)
+    with onefile() as disk:
+        store = disk.create()
+        store.prepare(b"t" * 32, [store.store_id], [(B, Outgoing(b"x"))], [], True).wait()
+        store.commit([], [], changes=[Change(Subscription(T, "desk"), True)])
+        backend = store.backend
+        backend._next.prepared[(b"t" * 32).hex()] = b"\xc1"  # type: ignore[attr-defined]
+        store.send(A, b"x")
+        with pytest.raises(CorruptionError, match="does not read"):
+            disk.crash(store)

@@ -1,0 +1,48 @@
+"""What a backend is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anabranch.adapters.core.changes import Ack, AckRange, Forget, Remove, Returned, apply_all
+from anabranch.adapters.core.states import Catalog
+
+from ..contract.disk import A, B
+from .made import send_to
+
+
+class Heard:
+    """A table that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+def test_messages_to_one_destination_come_together() -> None:
+    catalog = Catalog()
+    a, b = catalog.state(A), catalog.state(B)
+    sends = [send_to(a), send_to(a), send_to(b), send_to(a), send_to(a)]
+    heard = Heard()
+    apply_all([*sends[:4], Ack(a, 1, 0), sends[4]], heard)
+    assert heard.calls == [
+        ("put", sends[:2]), ("put", [sends[2]]), ("put", [sends[3]]), ("ack", a, 1, 0, None), ("put", [sends[4]]),
+    ]  # fmt: skip
+
+
+def test_each_has_a_method() -> None:
+    a = Catalog().state(A)
+    heard = Heard()
+    apply_all([AckRange(a, 1, 5, 0), Returned(a, 1, 0, 3), Remove(a), Forget([b"t"])], heard)
+    assert heard.calls == [
+        ("ack_range", a, 1, 5, 0), ("returned", a, 1, 0, 3), ("remove", a), ("forget", [b"t"]),
+    ]  # fmt: skip
+
+
+def test_a_name_that_is_not_written_yet_takes_room() -> None:
+    a = Catalog().state(A)
+    before = send_to(a).size
+    a.declared = True
+    assert send_to(a).size < before

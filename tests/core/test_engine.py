@@ -1,0 +1,45 @@
+"""From what is written to what is seen (E1, E2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.policies.errors import ClosedError
+
+from ..contract.disk import A, take
+from .made import onefile
+
+
+def test_nothing_is_seen_before_its_write_has_counted() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        engine = store._engine
+        numbers = []
+        original = store.backend.write
+
+        def write(plan: object) -> None:
+            original(plan)  # type: ignore[arg-type]
+            numbers.append(engine.catalog.state(A).count)
+
+        store.backend.write = write  # type: ignore[method-assign]
+        store.send(A, b"1")
+        store.send(A, b"2")
+        assert numbers == [0, 1]
+
+
+def test_a_signal_handler_inside_is_refused() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
+            store.depth(A)
+
+
+def test_all_who_wait_hear_of_the_end() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        rung = []
+        store.watch(A, None, lambda: rung.append(1))
+        store.close()
+        assert rung == [1]
+        with pytest.raises(ClosedError):
+            take(store)

@@ -1,0 +1,113 @@
+"""The order of changes: seqs, duplicates, what depends on what was before (P1, P2)."""
+
+from __future__ import annotations
+
+from anabranch.adapters.base import Subscription
+from anabranch.adapters.core.changes import (
+    Branch,
+    Commit,
+    Declare,
+    Prepare,
+    Remove,
+    Rollback,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+from anabranch.adapters.core.plan import Plan
+from anabranch.adapters.core.records import REQUEUED
+from anabranch.policies.destination import Destination
+
+from .made import send_to, sequencer_of, ticket_of
+
+T = Destination.parse("topic://t")
+
+
+def kinds(plan: Plan) -> list[type]:
+    return [type(change) for change in plan.changes]
+
+
+def test_a_plan_may_be_made_again_until_it_is_accepted() -> None:
+    sequencer, a = sequencer_of()
+    ticket = ticket_of(send_to(a, message_id="1"), send_to(a), send_to(a, message_id="1"))
+    first, again = sequencer.plan([ticket]), sequencer.plan([ticket])
+    assert kinds(first) == kinds(again) == [Declare, Send, Send]
+    assert ticket.outcomes == [(1, False), (2, False), (1, True)]
+    assert (first.last_seq, sequencer.last_seq, a.declared) == (2, 0, False)
+    sequencer.accept(again)
+    sequencer.accept(again)
+    assert (sequencer.last_seq, sequencer.number, a.declared) == (2, 1, True)
+
+
+def test_a_duplicate_of_a_plan_before() -> None:
+    sequencer, a = sequencer_of()
+    sequencer.accept(sequencer.plan([ticket_of(send_to(a, message_id="1"))]))
+    ticket = ticket_of(send_to(a, message_id="1"), send_to(a, message_id="1", flags=REQUEUED))
+    sequencer.accept(sequencer.plan([ticket]))
+    assert ticket.outcomes == [(1, True), (2, False)]
+    ticket = ticket_of(send_to(a, message_id="1"))
+    assert not sequencer.plan([ticket]).changes
+    assert ticket.outcomes == [(2, True)]
+
+
+def test_the_window_forgets_the_oldest() -> None:
+    sequencer, a = sequencer_of(window=2)
+    for name in "123":
+        sequencer.accept(sequencer.plan([ticket_of(send_to(a, message_id=name))]))
+    ticket = ticket_of(send_to(a, message_id="1"), send_to(a, message_id="3"))
+    sequencer.plan([ticket])
+    assert ticket.outcomes == [(4, False), (3, True)]
+
+
+def test_what_is_removed_is_declared_anew_and_has_forgotten_its_ids() -> None:
+    sequencer, a = sequencer_of()
+    sequencer.accept(sequencer.plan([ticket_of(send_to(a, message_id="1"))]))
+    ticket = ticket_of(Remove(a), send_to(a, message_id="1"), Remove(a), Remove(a))
+    plan = sequencer.plan([ticket])
+    assert kinds(plan) == [Remove, Declare, Send, Remove]
+    assert ticket.outcomes[1] == (2, False)
+    sequencer.accept(plan)
+    assert not a.declared
+    assert sequencer.window.get((a.number, b"1")) is None
+
+
+def test_subscriptions_begin_and_end_once() -> None:
+    sequencer, _ = sequencer_of()
+    t = sequencer.catalog.state(T)
+    desk = Subscription(T, "desk")
+    number = sequencer.catalog.next_number()
+    ticket = ticket_of(
+        send_to(t), Subscribe(t, number, desk, False), Subscribe(t, 99, desk, False), send_to(t),
+        Unsubscribe(t, desk.key), Unsubscribe(t, desk.key), send_to(t),
+    )  # fmt: skip
+    plan = sequencer.plan([ticket])
+    assert kinds(plan) == [Declare, Send, Subscribe, Send, Unsubscribe, Send]
+    known = ticket.outcomes[1][0]
+    assert (known.number, known.start) == (number, 1)
+    assert [len(change.entitled) for change in plan.changes if isinstance(change, Send)] == [0, 1, 0]
+    assert ticket.outcomes[4:6] == [(known, True), (None, False)]
+    sequencer.accept(plan)
+    assert (sequencer.dropped, sequencer.subscribed, sequencer.catalog.subscriptions) == (2, {}, {})
+
+
+def test_an_outcome_is_carried_out_once() -> None:
+    sequencer, a = sequencer_of()
+    branch = Branch(b"t" * 32, (), [send_to(a)])
+    before = ticket_of(Commit(branch))
+    assert not sequencer.plan([before]).changes
+    assert before.outcomes == [None]
+    sequencer.accept(sequencer.plan([ticket_of(Prepare(branch))]))
+    assert list(sequencer.prepared) == [b"t" * 32]
+    ticket = ticket_of(Commit(branch), Commit(branch), Rollback(branch))
+    plan = sequencer.plan([ticket])
+    assert kinds(plan) == [Declare, Send, Commit]
+    assert ticket.outcomes == [[(1, False)], None, False]
+    sequencer.accept(plan)
+    assert not sequencer.prepared
+
+
+def test_the_amount_is_that_of_what_is_not_stored_yet() -> None:
+    sequencer, a = sequencer_of()
+    sequencer.accept(sequencer.plan([ticket_of(send_to(a, message_id="1"))]))
+    assert sequencer.amount([send_to(a, message_id="1")]) == (0, 0)
+    assert sequencer.amount([send_to(a, message_id="1", flags=REQUEUED), send_to(a)])[0] == 2

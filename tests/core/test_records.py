@@ -1,0 +1,72 @@
+"""A message as bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.adapters.base import DEFAULT_PRIORITY
+from anabranch.adapters.core.records import (
+    REQUEUED,
+    decode,
+    encode,
+    is_requeued,
+    name_of,
+    order_and_expiry,
+)
+from anabranch.policies.destination import Destination
+from anabranch.policies.errors import MessageTooLargeError
+
+from ..contract.disk import A
+from .made import onefile
+
+PLAIN = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.binary()
+NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+
+
+@given(
+    body=st.binary(max_size=100),
+    headers=st.dictionaries(st.text(), NESTED, max_size=4),
+    message_id=st.none() | st.text(min_size=1, max_size=20),
+    priority=st.integers(0, 9),
+    expires=st.integers(0, (1 << 63) - 1),
+    requeued=st.booleans(),
+)
+def test_it_comes_back_as_it_was(
+    body: bytes, headers: dict[str, object], message_id: str | None, priority: int, expires: int, requeued: bool
+) -> None:
+    flags = REQUEUED if requeued else 0
+    record, name = encode(A, body, headers, message_id, 1 << 20, priority, expires, flags)  # type: ignore[arg-type]
+    assert name_of(record) == name == (message_id.encode() if message_id is not None else None)
+    assert order_and_expiry(record) == (priority, expires)
+    assert is_requeued(record) == requeued
+    message = decode(None, A, (0, 7, expires, 2, None), record, None)  # type: ignore[arg-type]
+    assert (message.body, message.headers, message.message_id) == (body, headers, message_id)
+    assert (message.priority, message.expires_at_ms, message.seq) == (priority, expires, 7)
+    assert (message.deliveries, message.leased) == (2, False)
+
+
+def test_the_limit_counts_all_of_it() -> None:
+    record, _ = encode(A, b"x" * 10, {"h": 1}, "id", 1 << 20)
+    encode(A, b"x" * 10, {"h": 1}, "id", len(record))
+    with pytest.raises(MessageTooLargeError, match="message_bytes_max"):
+        encode(A, b"x" * 10, {"h": 1}, "id", len(record) - 1)
+
+
+def test_a_body_of_another_type_is_copied() -> None:
+    body = bytearray(b"abc")
+    record, _ = encode(Destination.parse("a"), body, None, None, 100)  # type: ignore[arg-type]
+    body[0] = 0
+    assert decode(None, A, (0, 1, 0, 0, None), record, None).body == b"abc"  # type: ignore[arg-type]
+    assert order_and_expiry(record) == (DEFAULT_PRIORITY, 0)
+
+
+def test_what_is_leased_counts_as_delivered() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.send(A, b"1")
+        (looked_at,) = store.browse(A)
+        message = store.receive(A)
+        assert message is not None
+        assert (looked_at.deliveries, message.deliveries) == (0, 1)
