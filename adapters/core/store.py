@@ -71,7 +71,7 @@ from .delivery import CLAIMED, LEASED, Feed, Lease, claimed, order_of
 from .engine import Engine
 from .purging import purge
 from .receiving import Receiving
-from .records import decode, encode, encode_outgoing, order_and_expiry
+from .records import decode, encode, encode_outgoing
 from .settling import Settling
 from .states import DestinationState
 from .tickets import Ticket
@@ -273,11 +273,11 @@ class CoreStore:
 
     def _outgoing(self, destination: Destination, message: Outgoing | bytes) -> Send:
         limit = self._settings.message_bytes_max
-        if isinstance(message, Outgoing):
-            record, name = encode_outgoing(destination, message, limit)
-        else:
+        if not isinstance(message, Outgoing):
             record, name = encode(destination, message, None, None, limit)
-        return self._send(destination, record, name, *order_and_expiry(record))
+            return self._send(destination, record, name, DEFAULT_PRIORITY, 0)
+        record, name = encode_outgoing(destination, message, limit)
+        return self._send(destination, record, name, message.priority, message.expires_at_ms)
 
     def _wait(self, ticket: Ticket) -> list[Any]:
         """Until it is done; then help to apply it if too much waits for that."""
@@ -308,23 +308,30 @@ class CoreStore:
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
     ) -> list[Receipt]:
         engine, size_max = self._engine, self._settings.ticket_bytes_max
-        tickets: list[list[Send]] = []
+        queued: list[Ticket] = []
+        part: list[Send] = []
         size = 0
         for message in messages:  # all of them before any is queued: what is wrong with one refuses all
             send = self._outgoing(destination, message)
-            if not tickets or size + send.size > size_max:
-                tickets.append([])
-                size = 0
-            tickets[-1].append(send)
-            size += send.size
+            more = send.size
+            if part and size + more > size_max:
+                queued.append(Ticket(part, size, bool(sync)))
+                part, size = [], 0
+            part.append(send)
+            size += more
+        if part:
+            queued.append(Ticket(part, size, bool(sync)))
         engine.ensure_usable()
-        reservation = self._reserve([send for part in tickets for send in part]) if self._room.limited else None
-        queued = [Ticket(part, sum(send.size for send in part), bool(sync)) for part in tickets]
+        reservation = None
+        if self._room.limited:
+            sends = [send for ticket in queued for send in ticket.changes if type(send) is Send]
+            reservation = self._reserve(sends)
+            del sends
         for ticket in queued:
             ticket.reservation = reservation
         del reservation
         self._writer.submit_all(queued)
-        engine.sends += sum(len(part) for part in tickets)
+        engine.sends += sum(len(ticket.changes) for ticket in queued)
         return [Receipt(destination, *done) for ticket in queued for done in self._wait(ticket)]
 
     def _sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send]:
