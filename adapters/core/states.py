@@ -105,8 +105,9 @@ class Catalog:
 
     def add(self, state: DestinationState) -> None:
         """It is there. Idempotent."""
-        self.by_number[state.number] = state
-        self.destinations[state.destination] = state
+        with self.lock:  # it may be about to be dropped
+            self.by_number[state.number] = state
+            self.destinations[state.destination] = state
 
     def count(self, state: DestinationState, messages: int, size: int) -> None:
         """A destination holds so many messages, and bytes of them, more than before, or less. With the store's lock

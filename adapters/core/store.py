@@ -526,7 +526,8 @@ class CoreStore:
         branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
         branch.reservation, branch.leases = room, leases
         self.backend.stage(branch)
-        branch.payload = payload_of(participants, branch.changes)
+        if not self.volatile:  # else nobody ever reads it back
+            branch.payload = payload_of(participants, branch.changes)
         try:
             step = self._step(Prepare(branch), lambda outcome: None, sync)
         except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
