@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..base import Prepared, Subscription, SubscriptionKey
-from .delivery import Lease, Place
+from .delivery import SEQ, Lease, Place
 from .records import is_requeued
 from .states import DestinationState, SubscriptionState
 
@@ -88,6 +88,9 @@ class Change(Protocol):
 
 def apply_all(changes: Sequence[Change], table: Table) -> None:
     """In order, messages that follow each other to one destination with one call."""
+    if len(changes) == 1:
+        changes[0].apply(table)
+        return
     sends: list[Send] = []
     for change in changes:
         if type(change) is Send:
@@ -139,8 +142,9 @@ class Send:
             first = plan.seq_of(key)
             if first is not None and not is_requeued(self.record):
                 return first, True
-        plan.declare(self.state)
-        self.seq = seq = plan.next_seq()
+        if plan.removed or not self.state.declared:
+            plan.declare(self.state)
+        self.seq = plan.last_seq = seq = plan.last_seq + 1
         if key is not None:
             plan.ids[key] = seq
         if self.state.is_topic:
@@ -164,14 +168,12 @@ class Ack:
 
     __slots__ = ("number", "place", "seq", "state")
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState, seq: int, number: int, place: Place | None = None) -> None:
         self.state, self.seq, self.place = state, seq, place
         self.number = number
         """The subscription's; 0: for all."""
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
@@ -180,7 +182,8 @@ class Ack:
         table.ack(self.state, self.seq, self.number, self.place)
 
     def settle(self, delivery: Delivery) -> None:
-        for feed in self.state.feeds(self.number):
+        state = self.state
+        for feed in state.feeds(self.number) if state.is_topic else (state.feed,):
             feed.held.pop(self.seq, None)
 
     def states(self) -> Iterable[DestinationState]:
@@ -192,12 +195,10 @@ class AckRange:
 
     __slots__ = ("first", "last", "number", "state")
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.state, self.first, self.last, self.number = state, first, last, number
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
@@ -218,12 +219,10 @@ class Returned:
 
     __slots__ = ("count", "number", "seq", "state")
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState, seq: int, number: int, count: int) -> None:
         self.state, self.seq, self.number, self.count = state, seq, number, count
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
@@ -268,12 +267,10 @@ class Remove:
 
     __slots__ = ("state",)
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState) -> None:
         self.state = state
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> None:
         if plan.is_declared(self.state):
@@ -335,14 +332,12 @@ class Unsubscribe:
 
     __slots__ = ("key", "known", "state")
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState, key: SubscriptionKey) -> None:
         self.state, self.key = state, key
         self.known: SubscriptionState | None = None
         """Set by the plan: that which ends."""
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
         """The subscription, if it was there."""
@@ -526,10 +521,12 @@ class Forget:
 
 def acks_of(leases: Iterable[Lease]) -> list[Change]:
     """What is held, as acks. What was leased for a topic as a whole is dead for all."""
-    return [
-        Ack(lease.feeds[0].state, lease.seq, 0 if lease.whole else lease.feeds[0].number, lease.place)
-        for lease in leases
-    ]
+    acks: list[Change] = []
+    for lease in leases:
+        feed, place = lease.feeds[0], lease.place
+        number = 0 if lease.whole or feed.subscription is None else feed.subscription.number
+        acks.append(Ack(feed.state, place[SEQ], number, place))
+    return acks
 
 
 def returned_of(leases: Iterable[Lease]) -> list[Change]:

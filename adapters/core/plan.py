@@ -68,11 +68,6 @@ class Plan:
 
     # What changes ask while they are planned
 
-    def next_seq(self) -> int:
-        """The seq of one more message."""
-        self.last_seq += 1
-        return self.last_seq
-
     def seq_of(self, key: Key) -> int | None:
         """Of the message that has been sent with this id."""
         known = self.ids.get(key)

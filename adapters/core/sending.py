@@ -8,13 +8,13 @@ from typing import Any
 
 from ...policies.destination import Destination
 from .. import base
-from ..base import Headers, Outgoing, Receipt
+from ..base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
 from ..room import Amount, Room
 from ..subscriptions import checked
 from .changes import Change, Send, Subscribe, Unsubscribe
 from .delivery import order_of
 from .engine import APPLY_AT, Engine
-from .records import encode, encode_outgoing, order_and_expiry
+from .records import encode, encode_outgoing
 from .states import DestinationState
 from .tickets import Ticket
 from .writers import Writer
@@ -73,7 +73,7 @@ class Sending:
             priority, expires_at_ms = message.priority, message.expires_at_ms
         else:
             record, name = encode(state.destination, message, None, None, settings.message_bytes_max)
-            priority, expires_at_ms = order_and_expiry(record) if settings.priorities else (0, 0)
+            priority, expires_at_ms = DEFAULT_PRIORITY, 0
         return Send(state, record, name, order_of(priority, settings.priorities), expires_at_ms)
 
     def change(self, change: base.Change) -> Subscribe | Unsubscribe:

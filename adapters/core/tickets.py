@@ -46,10 +46,11 @@ class Ticket:
 
     def wake(self) -> None:
         """Let the thread that waits for it look."""
-        try:
-            self._waiter.release()
-        except (AttributeError, RuntimeError):
-            pass  # nobody waits, or it is awake already
+        if self._waiter is not None:
+            try:
+                self._waiter.release()
+            except RuntimeError:
+                pass  # it is awake already
 
     def wait(self, seconds: float) -> None:
         """Until it may be done, or so long."""

@@ -239,7 +239,8 @@ class MemoryBackend(Backend):
 
     def _page(self, places: Sequence[Place], at: int) -> list[bytes | None]:
         """As many from the one at `at` as are read at once. The lock is not held longer."""
-        memory, page, size = self._memory, list[bytes | None](), 0
+        memory, size = self._memory, 0
+        page: list[bytes | None] = []
         with self._host.lock:
             if memory.unfinished is not None:
                 self._table.finish()
@@ -267,7 +268,7 @@ class MemoryBackend(Backend):
         memory = self._memory
         if memory.unfinished is not None:
             self._table.finish()
-        return BackendStats(memory_bytes=memory.used + memory.prepared, swap_bytes=self._swap.bytes)
+        return BackendStats(memory_bytes=memory.used + memory.prepared, swap_bytes=self._swap.total_bytes)
 
     def check(self) -> Iterator[str]:
         if self._memory.unfinished is not None:

@@ -203,6 +203,19 @@ class Chunk:
         self.resident += sum([memory_of(size) for size in sizes])
         self.offsets.extend(offsets)  # type: ignore[attr-defined]
 
+    def append(self, seq: int, record: bytes) -> int:
+        """The same of one that never expires, where none does and none has a position; returns how many bytes of memory
+        it takes."""
+        size = len(record)
+        more = memory_of(size)
+        self.sizes.append(size)  # type: ignore[attr-defined]
+        self.records.append(record)
+        self._array_bytes += NUMBERS_COST
+        self.total_bytes += size
+        self.resident += more
+        self.offsets.append(seq - self.first)  # type: ignore[attr-defined]
+        return more + NUMBERS_COST
+
     def mend(self) -> None:
         """Make what `extend`, or the death of a message, has left half done whole again. Idempotent."""
         length = len(self.offsets)

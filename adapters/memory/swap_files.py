@@ -73,7 +73,7 @@ class SwapFiles:
         self._current: SwapFile | None = None
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Of all files."""
         return sum(file.end for file in list(self._files.values()))
 

@@ -48,7 +48,7 @@ def test_it_comes_back_as_it_was(
     assert (message.deliveries, message.leased) == (2, False)
 
 
-def test_the_limit_counts_all_of_it() -> None:
+def test_the_limit_counts_all_that_is_the_users_own() -> None:
     record, _ = encode(A, b"x" * 10, {"h": 1}, "id", 1 << 20)
     size = len(record) - HEAD.size
     encode(A, b"x" * 10, {"h": 1}, "id", size)
