@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .backend import Backend, BackendStats, Found, Host, ReadError, Settings
+from .backend import Backend, BackendStats, Found, Host, NotTakenError, ReadError, Settings
 from .store import CoreStore
 
-__all__ = ["Backend", "BackendStats", "CoreStore", "Found", "Host", "ReadError", "Settings"]
+__all__ = ["Backend", "BackendStats", "CoreStore", "Found", "Host", "NotTakenError", "ReadError", "Settings"]

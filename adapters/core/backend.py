@@ -2,7 +2,8 @@
 
 A write ends in one of three ways. It is done: then its changes are applied under the store's lock, and seen. It is
 refused: `write` raised an AnabranchError, and nothing of it happened. Or it is unknown, a COMMIT or a sync that was cut
-off: `write` raised OutcomeUnknownError, and nothing more is shown before `took_effect` has told.
+off: `write` raised OutcomeUnknownError, whose cause is what to raise should nothing of it have happened, and nothing
+more is shown before `took_effect` has told.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...policies.errors import CorruptionError
+from ...policies.errors import CorruptionError, StoreFailedError
 from ...policies.options import StoreOptions
 from ..base import Progress
-from .changes import Change, Table
+from .changes import Branch, Change
 from .delivery import Place, Rows
 from .plan import Plan
 from .states import Catalog, DestinationState
@@ -24,6 +25,10 @@ from .states import Catalog, DestinationState
 
 class ReadError(CorruptionError):
     """The disk did not give a message's bytes, which may be whole: the same may be tried again."""
+
+
+class NotTakenError(StoreFailedError):
+    """One of the changes of a write is something that the backend does not take; the others may well do without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,12 @@ class Settings:
     message_bytes_max: int = 1 << 30
     ticket_bytes_max: int = 1 << 20
     """Of a send of many so much is written together."""
+    batch_changes_max: int = 1000
+    """The most changes that share one write of a thread of the store's own."""
+    gather_seconds: float = 0.0
+    """How long such a write waits for more changes."""
+    outcome_timeout: float = 0.0
+    """Seconds for which a caller waits to be told whether a write took effect whose outcome was unknown at first."""
 
     @classmethod
     def of(cls, options: StoreOptions, **others: Any) -> Settings:
@@ -96,7 +107,7 @@ class Host:
     """Stop the store for good: a disk has failed, say (invariant 7)."""
 
 
-class Backend(Rows, Table, Protocol):
+class Backend(Rows, Protocol):
     """One store's. The constructor touches nothing; it is given the same as the store's (adapters/base.py)."""
 
     kind: str
@@ -108,6 +119,8 @@ class Backend(Rows, Table, Protocol):
     threaded: bool
     """True: the core calls `write` and `apply` on a thread of the store's own, where no Ctrl-C strikes. False: on the
     thread of whoever changes something, under the store's lock; an interruption may strike at any place."""
+    guard: Callable[[], None] | None = None
+    """Called before each operation, and quick: raises StoreFailedError if the store may be another process's by now."""
 
     def __init__(self, name: str, directory: Path, options: Any, index_directory: Path | None = None) -> None: ...
 
@@ -132,12 +145,25 @@ class Backend(Rows, Table, Protocol):
         told yet."""
 
     def apply(self, changes: Sequence[Change], number: int) -> None:
-        """Bring changes that are written into what `rows` reads: `changes.apply_all(changes, self)`. `number` is that
-        of the last plan which they are of."""
+        """Bring changes that are written into what `rows` reads, by `changes.apply_all` to a Table (changes.py), unless
+        `write` has seen to that. `number` is that of the last plan which they are of."""
 
     def recover(self) -> int:
         """`apply` was interrupted, or a write. Make whole again what is read; returns the number of the last plan that
         is applied whole: those behind it are applied once more."""
+
+    def stage(self, branch: Branch) -> None:
+        """A branch is about to be prepared, by this thread: what can be written of it ahead may be, and the records of
+        its sends may be cut down to what `record_bytes` is not needed for. If this raises nothing of it is there."""
+        return
+
+    def unstage(self, transaction: bytes) -> None:
+        """It was not prepared after all, if it was ever staged."""
+        return
+
+    def before_outcome(self, branch: Branch, committed: bool) -> None:
+        """The outcome of a branch is about to be written. Called by the thread that asks for it, perhaps again."""
+        return
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """The records of these messages; None for one that has died meanwhile. Raises CorruptionError where one is

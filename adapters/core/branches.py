@@ -24,8 +24,8 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """Store ids."""
     destinations: list[tuple[int, str]]
     """Kind and name."""
-    sends: list[tuple[int, bytes]]
-    """Which of `destinations`, and the message's record."""
+    sends: list[tuple[int, bytes, int]]
+    """Which of `destinations`, the message's record, and its length when it is whole."""
     acks: list[tuple[int, int, int]]
     """Which of `destinations`, the message's seq, and the number of the subscription that it is for (0: all)."""
     changes: list[tuple[int, bool, str, str, str | None, bool, bool]]
@@ -40,7 +40,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
     """A branch's changes of subscriptions, sends and acks."""
     numbers: dict[int, int] = {}
     destinations: list[tuple[int, str]] = []
-    sends: list[tuple[int, bytes]] = []
+    sends: list[tuple[int, bytes, int]] = []
     acks: list[tuple[int, int, int]] = []
     others: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
 
@@ -52,7 +52,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
 
     for change in changes:
         if isinstance(change, Send):
-            sends.append((number_of(change.state), change.record))
+            sends.append((number_of(change.state), change.record, change.record_bytes))
         elif isinstance(change, Ack):
             acks.append((number_of(change.state), change.seq, change.number))
         elif isinstance(change, Subscribe):
@@ -77,7 +77,10 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
             changes.append(Subscribe(state, catalog.next_number(), subscription, retroactive))
         else:
             changes.append(Unsubscribe(state, (client, name)))
-    changes += [send_of(states[number], record, priorities) for number, record in found.sends]
+    for number, record, length in found.sends:
+        send = send_of(states[number], record, priorities)
+        send.record_bytes = length
+        changes.append(send)
     changes += [Ack(states[number], seq, subscription) for number, seq, subscription in found.acks]
     branch = Branch(transaction, tuple(found.participants), changes)
     branch.payload = payload

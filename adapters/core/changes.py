@@ -107,14 +107,17 @@ def apply_all(changes: Sequence[Change], table: Table) -> None:
 class Send:
     """A message at the end of its destination."""
 
-    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "seq", "state")
+    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "state")
 
     def __init__(
         self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
     ) -> None:
         self.state = state
         self.record = record
-        """As records.py makes it."""
+        """As records.py makes it; headers and body may be missing where the backend holds them already
+        (Backend.stage)."""
+        self.record_bytes = len(record)
+        """How long it is when it is whole."""
         self.name = name
         """The message id."""
         self.order = order

@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
 from ..locking import fork_generation
 from .backend import Backend, Host
-from .changes import Ack, Change, Commit, Forget, Rollback, Send
-from .delivery import Delivery, Feed
+from .changes import Ack, Change, Commit, Forget, Prepare, Rollback, Send
+from .delivery import CLAIMED, LEAVING, Delivery, Feed
 from .plan import Plan, Sequencer
 from .states import Catalog
 
@@ -51,6 +51,7 @@ class Engine:
         self.closed = True
         self.failed: BaseException | None = None
         self.pending_changes = 0
+        self._guard: Callable[[], None] | None = None
         self._generation = fork_generation()
         self._pending: deque[Plan] = deque()
         self._changed = 0
@@ -72,6 +73,8 @@ class Engine:
             raise ClosedError(f"store {self.name!r} was opened by the parent process; open it anew in a forked child")
         if self.failed is not None:
             raise self.failure()
+        if self._guard is not None:
+            self._guard()
 
     def failure(self) -> StoreFailedError:
         """What callers of a failed store get."""
@@ -114,6 +117,7 @@ class Engine:
 
     def start(self) -> None:
         """The backend has filled the catalog."""
+        self._guard = self.backend.guard
         self.closed = False
         self.failed = None
         self._generation = fork_generation()
@@ -170,6 +174,25 @@ class Engine:
             for _ in range(self._apply_some()):
                 pending.popleft()
         self.pending_changes = sum(len(plan.changes) for plan in list(pending))
+
+    def undo(self, plan: Plan) -> None:
+        """A plan has not taken effect, whose callers were told that this is not known: nobody else gives back what they
+        would have acked, or claimed for good. May be done again."""
+        with self.lock:
+            self.drain()
+            for change in plan.changes:
+                if type(change) is Ack:
+                    for feed in change.state.feeds(change.number):
+                        lease = feed.held.get(change.seq)
+                        if lease is not None and lease.hold == LEAVING:
+                            self.delivery.unlease(lease, self.backend)
+                elif type(change) is Prepare:
+                    for lease in change.branch.leases:
+                        if lease.hold == CLAIMED:
+                            self.delivery.unlease(lease, self.backend)
+                    change.branch.reservation = None
+                    for message in change.branch.messages:
+                        message.note = None
 
     def _apply_some(self) -> int:
         """Apply the first pending plans; returns how many. Numbers tell what was applied already by somebody who was

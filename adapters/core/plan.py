@@ -176,4 +176,4 @@ class Sequencer:
             send for send in sends
             if send.name is None or is_requeued(send.record) or self.window.get((send.state.number, send.name)) is None
         ]  # fmt: skip
-        return len(new), sum(len(send.record) for send in new)
+        return len(new), sum(send.record_bytes for send in new)

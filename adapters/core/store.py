@@ -509,9 +509,16 @@ class CoreStore:
         first += self._sends(sends)
         leases = engine.delivery.take(self, acks, CLAIMED, CLAIMED)
         branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
-        branch.payload = payload_of(participants, branch.changes)
         branch.reservation, branch.messages, branch.leases = room, acks, leases
-        return self._step(Prepare(branch), lambda outcome: None, sync)
+        self.backend.stage(branch)
+        branch.payload = payload_of(participants, branch.changes)
+        try:
+            step = self._step(Prepare(branch), lambda outcome: None, sync)
+        except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
+            self.backend.unstage(transaction)
+            raise
+        step.refused = lambda: self.backend.unstage(transaction)
+        return step
 
     def _step(self, change: Change, result: Callable[[Any], T], sync: bool = False, unsynced: bool = False) -> Step[T]:
         ticket = Ticket([change], change.size, sync, unsynced)
@@ -522,6 +529,7 @@ class CoreStore:
         branch = self._prepared(transaction)
         if branch is None:
             return Done([])
+        self.backend.before_outcome(branch, True)
         engine, sends = self._engine, branch.sends
         first = len(branch.changes) - len(sends) - len(branch.acks)
 
@@ -538,7 +546,9 @@ class CoreStore:
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
         branch = self._prepared(transaction)
         if branch is None:
+            self.backend.unstage(transaction)
             return Done(False)
+        self.backend.before_outcome(branch, False)
         branch.returned = returned_of(branch.leases)
 
         def rolled_back(outcome: bool) -> bool:
@@ -686,7 +696,7 @@ class CoreStore:
 
     def check(self) -> Iterator[str]:
         with disk_errors(f"store {self.name!r} cannot be checked"):
-            yield from self._engine.asked(lambda: list(self.backend.check()))
+            yield from self._writer.undisturbed(lambda: self._engine.asked(lambda: list(self.backend.check())))
 
 
 class Step(Generic[T]):
@@ -696,9 +706,19 @@ class Step(Generic[T]):
         self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]
     ) -> None:
         self._writer, self._wait, self._ticket, self._result = writer, wait, ticket, result
+        self.refused: Callable[[], None] | None = None
+        """Called if it certainly has no effect."""
 
     def proceed(self) -> None:
         self._writer.proceed()
 
     def wait(self) -> T:
-        return self._result(self._wait(self._ticket)[0])
+        try:
+            outcomes = self._wait(self._ticket)
+        except OutcomeUnknownError:
+            raise
+        except AnabranchError:
+            if self.refused is not None:
+                self.refused()
+            raise
+        return self._result(outcomes[0])

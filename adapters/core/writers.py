@@ -9,18 +9,22 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from ...policies.errors import AnabranchError, ClosedError, OutcomeUnknownError, StoreFailedError
+from .backend import NotTakenError
 from .engine import Engine
 from .plan import Plan
 from .tickets import Ticket
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 IDLE_SECONDS: Final = 5.0
 """A store's thread ends when it had nothing to do for so long; the next ticket starts another."""
@@ -29,8 +33,12 @@ PATIENCE: Final = 1.0
 QUEUE_CHANGES_MAX: Final = 20_000
 QUEUE_BYTES_MAX: Final = 64 << 20
 """Beyond either, who does not want to wait for its message does (invariant 10)."""
-BATCH_CHANGES_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 16 << 20
+GATHER_SECONDS: Final = 0.0005
+"""At most, where several callers shared the write before."""
+PAUSE_FIRST: Final = 0.02
+PAUSE_MAX: Final = 0.5
+"""Seconds between two looks for the outcome of a write."""
 
 
 class Writer(Protocol):
@@ -52,6 +60,9 @@ class Writer(Protocol):
 
     def flush(self) -> None:
         """Until all that is queued now is written or refused."""
+
+    def undisturbed(self, work: Callable[[], T]) -> T:
+        """What `work` returns, done while nothing is written and all that was is applied."""
 
     def close(self) -> None:
         """Write what is queued; refuse what comes later. Idempotent."""
@@ -121,23 +132,41 @@ class Direct:
             engine.ensure_usable()
             self._finish()
 
+    def undisturbed(self, work: Callable[[], T]) -> T:
+        self.flush()
+        with self._engine.lock:
+            return work()
+
     def close(self) -> None:
         with self._engine.lock:
             self._finish()
 
 
 class Threaded:
-    """A thread of the store's own writes what many ask for together. `_lead` guards what is being written."""
+    """A thread of the store's own writes what many ask for together.
+
+    W1  Everything is written by one thread at a time, which holds `_lead`; it is no thread in which Ctrl-C may strike.
+        Who is interrupted while he waits has his ticket written all the same.
+    W2  A write of which nobody knows whether it took effect is the last before the backend has told (`_unknown`). What
+        it did is then applied; or else what its callers, who have been told that nobody knows, held is free.
+    W3  A backend that is away fails the calls, not the store: the next call tries again.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._settings = engine.backend.settings
         self._lead = threading.Lock()
         self._queue: deque[Ticket] = deque()
         self._count_lock = threading.RLock()  # guards what is queued; a signal handler may come back to it
         self._queued_changes = self._queued_bytes = 0
         self._signals: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._idle = self._ended = False
+        self._idle = False
+        self._last: Ticket | None = None
+        """Nothing is written after it."""
+        self._ended = False
+        self._together = 1
+        """How many tickets the last write had."""
         self._unknown: Plan | None = None
         """A write whose outcome is not known yet: nothing else is written before it is."""
 
@@ -163,14 +192,16 @@ class Threaded:
         self.submit(ticket)
         self.wait(ticket)
 
-    def close(self) -> None:
-        self._ended = True
-        self._nudge()
+    def undisturbed(self, work: Callable[[], T]) -> T:
+        self.flush()
         with self._lead:
-            pass  # what is being written is done
-        while self._step():
-            pass
-        self._refuse_queued()
+            return work()
+
+    def close(self) -> None:
+        while not self._ended:
+            self._last = last = Ticket([], 0)
+            self._put([last])
+            self._await(last)
 
     def _put(self, tickets: Sequence[Ticket]) -> None:
         with self._count_lock:
@@ -213,30 +244,49 @@ class Threaded:
 
     # The thread
 
-    def _step(self) -> bool:
-        """Write what is queued; False if there was nothing."""
+    def step(self) -> bool:
+        """Write what is queued; False if there was nothing. Called by the thread alone."""
         with self._lead:
-            tickets = self._next()
+            tickets: list[Ticket] = []
+            self._fetch(tickets)
             if not tickets:
                 return False
+            self._gather(tickets)
             try:
                 self._write(tickets)
             except BaseException as error:  # a fault of ours, or of memory: who waits must hear of it
                 log.exception("store %s: a write has failed", self._engine.name)
                 self._engine.fail(error)
-                self._refuse(tickets, self._engine.failure())
+                _refuse(tickets, self._engine.failure())
+            if self._last is not None and any(ticket is self._last for ticket in tickets):
+                self._ended = True
+                self._refuse_queued()
             return True
 
-    def _next(self) -> list[Ticket]:
-        tickets: list[Ticket] = []
-        changes = size = 0
+    def _fetch(self, tickets: list[Ticket]) -> None:
+        """Add those from the queue that the same write has room for."""
+        changes, size = sum(len(ticket.changes) for ticket in tickets), sum(ticket.size for ticket in tickets)
         while self._queue:
             changes += len(self._queue[0].changes)
             size += self._queue[0].size
-            if tickets and (changes > BATCH_CHANGES_MAX or size > BATCH_BYTES_MAX):
+            if tickets and (changes > self._settings.batch_changes_max or size > BATCH_BYTES_MAX):
                 break
             tickets.append(self._pop())
-        return tickets
+
+    def _gather(self, tickets: list[Ticket]) -> None:
+        """Let others come who want to be in the same write. Who was in the one before has just been woken, and will
+        soon be back with the next."""
+        if self._last is not None:
+            return
+        if self._settings.gather_seconds:
+            time.sleep(self._settings.gather_seconds)
+            self._fetch(tickets)
+        elif len(tickets) < self._together:
+            deadline = time.monotonic() + GATHER_SECONDS
+            while len(tickets) < self._together and time.monotonic() < deadline:
+                time.sleep(GATHER_SECONDS / 10)
+                self._fetch(tickets)
+        self._together = len(tickets)
 
     def _pop(self) -> Ticket:
         with self._count_lock:
@@ -247,70 +297,107 @@ class Threaded:
 
     def _write(self, tickets: Sequence[Ticket]) -> None:
         engine = self._engine
-        if engine.failed is not None:
-            self._refuse(tickets, engine.refusal())
-            return
-        if self._unknown is not None:
+        if engine.failed is None:
             try:
-                took_effect = engine.backend.took_effect(self._unknown)
+                self._settle_unknown()
             except AnabranchError as error:
-                self._refuse(tickets, error)
-                return
-            self._settle_unknown(took_effect)
+                _refuse(tickets, error)
+        if engine.failed is not None:
+            _refuse(tickets, engine.failure())
+        if any(ticket.done for ticket in tickets):
+            return
         plan = engine.sequencer.plan(tickets)
-        try:
-            if plan.changes:
-                engine.backend.write(plan)
-                self._done(plan)
-        except OutcomeUnknownError as error:
-            self._unknown = plan
-            self._refuse(plan.tickets, error)
-        except StoreFailedError as error:
-            self._refuse(plan.tickets, error)
-        except AnabranchError as error:
-            if len(plan.tickets) > 1:  # one of them has something that the backend does not take
-                for ticket in plan.tickets:
-                    self._write([ticket])
-            else:
-                self._refuse(plan.tickets, error)
+        refusal = self._write_plan(plan) if plan.changes else None
+        if refusal is not None and self._may_be_one(plan, refusal):
+            for ticket in plan.tickets:
+                self._write([ticket])
+        elif refusal is not None:
+            _refuse(plan.tickets, refusal)
         for ticket in tickets:
             if not ticket.done:
                 ticket.finish(ticket.error)
 
-    def _settle_unknown(self, took_effect: bool) -> None:
-        plan, self._unknown = self._unknown, None
-        if took_effect and plan is not None:
+    def _may_be_one(self, plan: Plan, error: AnabranchError) -> bool:
+        """Whether others of its tickets may do."""
+        of_all = isinstance(error, StoreFailedError) and not isinstance(error, NotTakenError)
+        return len(plan.tickets) > 1 and not of_all and self._engine.failed is None
+
+    def _write_plan(self, plan: Plan) -> AnabranchError | None:
+        """What its tickets are refused with, None if it is done. What was cut off and took no effect is tried again
+        once."""
+        for last in (False, True):
+            try:
+                self._engine.backend.write(plan)
+            except OutcomeUnknownError as error:
+                took_effect = self._outcome(plan)
+                if took_effect is None:
+                    self._unknown = plan
+                    return error
+                if not took_effect and not last and self._engine.failed is None:
+                    continue
+                if not took_effect:
+                    return self._refusal(error.__cause__ if isinstance(error.__cause__, AnabranchError) else error)
+            except AnabranchError as error:
+                return self._refusal(error)
             self._done(plan)
+            return None
+        raise AssertionError
+
+    def _refusal(self, error: AnabranchError) -> AnabranchError:
+        return error if self._engine.failed is None else self._engine.failure()
+
+    def _outcome(self, plan: Plan) -> bool | None:
+        """Whether a write took effect; None if that cannot be told in time."""
+        engine = self._engine
+        deadline = time.monotonic() + self._settings.outcome_timeout
+        pause = PAUSE_FIRST
+        while engine.failed is None:
+            try:
+                return engine.backend.took_effect(plan)
+            except AnabranchError as error:
+                if time.monotonic() + pause >= deadline or self._last is not None:
+                    log.warning("store %s: the outcome of a write is not known yet: %s", engine.name, error)
+                    return None
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_MAX)
+        return None
+
+    def _settle_unknown(self) -> None:
+        """Ask what became of the write whose outcome is not known. Raises AnabranchError if that cannot be told now."""
+        plan = self._unknown
+        if plan is None:
+            return
+        if self._engine.backend.took_effect(plan):
+            self._done(plan)
+        else:
+            self._engine.undo(plan)
+        self._unknown = None
 
     def _done(self, plan: Plan) -> None:
+        """What is written counts, and is seen, in one step: nobody else shall have to apply it."""
         engine = self._engine
         engine.batches += 1
         engine.sequencer.accept(plan)
-        engine.take(plan)
         with engine.lock:
+            engine.take(plan)
             engine.drain()
 
-    def _refuse(self, tickets: Iterable[Ticket], error: AnabranchError) -> None:
-        for ticket in tickets:
-            if not ticket.done:
-                ticket.finish(error)
+
+def _refuse(tickets: Iterable[Ticket], error: AnabranchError) -> None:
+    for ticket in tickets:
+        if not ticket.done:
+            ticket.finish(error)
 
 
 def _work(writer: weakref.ref[Threaded], signals: SimpleQueue[None]) -> None:
-    """The thread. It keeps no store alive."""
-    while True:
-        its = writer()
-        if its is None:
-            return
-        while its._step():
+    """The thread. It holds the writer only while it works, so that a store that nobody closed can go."""
+    while (its := writer()) is not None:
+        its._idle = False
+        while its.step():
             pass
         its._idle = True
         if its._queue:
-            its._idle = False
             continue
-        if its._ended:
-            its._thread = None
-            return
         del its
         try:
             signals.get(timeout=IDLE_SECONDS)
@@ -318,11 +405,8 @@ def _work(writer: weakref.ref[Threaded], signals: SimpleQueue[None]) -> None:
             its = writer()
             if its is None:
                 return
+            # First it says that it is gone, then it looks once more: who queues does it the other way round.
             its._thread = None
-            if its._queue:  # it came while nobody listened
-                its._nudge()
-            return
-        its = writer()
-        if its is not None:
-            its._idle = False
-        del its
+            if not its._queue:
+                return
+            its._thread = threading.current_thread()
