@@ -167,7 +167,11 @@ def _writing(s: Schema) -> dict[str, Executable]:
     unacked = ~exists().where(acks.durable == p("subscription"), acks.id == m.id)
     subscription = p("subscription", type_=acks.durable.type)
     for name, which in (("insert.ack", m.id == p("message")), ("insert.acks.range", in_range)):
-        found[name] = insert(s.acks).from_select(["durable", "id"], select(subscription, m.id).where(which, unacked))
+        found[name] = (
+            insert(s.acks)
+            .from_select(["durable", "id"], select(subscription, m.id).where(which, unacked))
+            .execution_options(preserve_rowcount=True)
+        )
     found["insert.redelivery"] = insert(s.redeliveries).from_select(
         ["durable", "id", "deliverycount"],
         select(subscription, m.id, p("count", type_=s.redeliveries.c.deliverycount.type)).where(

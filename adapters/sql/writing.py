@@ -131,7 +131,11 @@ class Write:
             # What lies before its start is not the subscription's to ack (S2): its rows in ACKS would outlive the
             # messages.
             limits["first"] = max(first, known.start + 1)
-            self.effects.acks(known, self._run("insert.acks.range", {**limits, "subscription": number}))
+            acked = self._run("insert.acks.range", {**limits, "subscription": number})
+            if acked < 0:  # the driver does not tell
+                self._recount[state] = None
+            else:
+                self.effects.acks(known, acked)
             self._finish(state, limits)
 
     def _delete_range(self, state: DestinationState, limits: dict[str, int]) -> None:

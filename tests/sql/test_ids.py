@@ -64,7 +64,7 @@ def test_when_all_ids_are_given_out_sends_are_refused_and_all_else_goes_on(disk:
     for view in (store, disk.crash(store)):
         assert view.last_seq == LAST
         message = take(view)
-        with Parallel(message.ack), pytest.raises(StoreFullError, match="all its ids.*new store"):
+        with Parallel(message.ack), pytest.raises(StoreFullError, match=r"all its ids.*new store"):
             view.send(A, b"x")
         with pytest.raises(StoreFullError, match="Nothing was sent"):
             view.commit([(B, Outgoing(b"x")), (T, Outgoing(b"x"))], [])
