@@ -1,4 +1,4 @@
-"""The threads that all stores of a process share (rules G4, M1): two workers, some leaders and one notifier.
+"""The threads that all stores of a process share (rules G4, D5): two workers, some leaders and one notifier.
 
 Workers do what may take long (checkpoints, reclaiming) or come later; leaders write what is queued for several stores
 at once, so that the stores' waits for the disk overlap.

@@ -421,7 +421,7 @@ class Log:
                 self.files.prepare()
 
     def _allocate(self, segment: Segment, end: int) -> None:
-        """Zero-fill ahead of the appends, in chunks that grow (rule M1)."""
+        """Zero-fill ahead of the appends, in chunks that grow (rule D5)."""
         if end <= segment.allocated or segment.file is None:
             return
         if segment.allocated < self._tail.offset:

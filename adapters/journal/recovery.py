@@ -1,4 +1,4 @@
-"""Recovery: find out what the journal says, make one durable step, fill the index (rules J3 to J7).
+"""Recovery: find out what the journal says, make one durable step, fill the index (invariant 9, rules J3 to J7).
 
 `survey` decides and writes nothing: which segments count, where the log ends, whether what is broken was torn by a
 crash (never acknowledged: cut) or is damage (CorruptionError). `settle` makes it durable. `replay` and `rebuild` bring

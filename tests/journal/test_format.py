@@ -129,6 +129,7 @@ class TestBatches:
     def test_damage_ends_the_reading_before_its_batch(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:
+        """Rule J2: a batch is there whole or not at all."""
         header = header_of()
         batches, at, lsn = [], f.HEADER_BYTES, 1
         for _ in range(3):
@@ -156,6 +157,7 @@ class TestBatches:
             assert [(h.base_lsn, h.count) for h in found] == [(5, 1)], gap
 
     def test_a_body_that_holds_a_journal_is_a_body(self, tmp_path: Path) -> None:
+        """Rule J1."""
         header = header_of()
         inner = batch_of(header.seed, 4096, 2, [b"inner"])  # right for its store, wrong for its place
         outer = batch_of(header.seed, 4096, 1, [inner * 3])
