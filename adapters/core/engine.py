@@ -217,25 +217,6 @@ class Engine:
                             self.delivery.unlease(lease, self.backend)
                     change.branch.reservation = None
 
-    def undo(self, plan: Plan) -> None:
-        """A plan has not taken effect, whose callers were told that this is not known: nobody else gives back what they
-        would have acked, or claimed for good. May be done again."""
-        with self.lock:
-            self.drain()
-            for change in plan.changes:
-                if type(change) is Ack:
-                    for feed in change.state.feeds(change.number):
-                        lease = feed.held.get(change.seq)
-                        if lease is not None and lease.hold == LEAVING:
-                            self.delivery.unlease(lease, self.backend)
-                elif type(change) is Prepare:
-                    for lease in change.branch.leases:
-                        if lease.hold == CLAIMED:
-                            self.delivery.unlease(lease, self.backend)
-                    change.branch.reservation = None
-                    for message in change.branch.messages:
-                        message.note = None
-
     def _apply_some(self) -> int:
         """Apply the first pending plans; returns how many. Numbers tell what was applied already by somebody who was
         interrupted before it could take it out."""

@@ -115,11 +115,6 @@ class Direct:
     def undisturbed(self, work: Callable[[], T]) -> T:
         return work()  # it holds the lock whenever it looks
 
-    def undisturbed(self, work: Callable[[], T]) -> T:
-        self.flush()
-        with self._engine.lock:
-            return work()
-
     def close(self) -> None:
         with self._engine.lock:
             self._engine.finish()

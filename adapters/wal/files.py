@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 FILL_MIN: Final = 64 * 1024
 FILL_MAX: Final = 1024 * 1024
-"""Zero-fill goes ahead of the appends in chunks from FILL_MIN, doubling up to FILL_MAX (rule M1)."""
+"""Zero-fill goes ahead of the appends in chunks from FILL_MIN, doubling up to FILL_MAX (rule D5)."""
 
 SEGMENT_SUFFIX: Final = ".seg"
 POOL_SUFFIX: Final = ".free"

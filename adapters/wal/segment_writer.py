@@ -1,4 +1,4 @@
-"""Room for what is written next: space allocated ahead, the next segment, the file after that (rules J1, J10, M1)."""
+"""Room for what is written next: space allocated ahead, the next segment, the file after that (rules J1, J10, D5)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class SegmentWriter:
                 self._files.prepare()
 
     def _allocate(self, segment: Segment, end: int) -> None:
-        """Zero-fill ahead of the appends, in chunks that grow (rule M1)."""
+        """Zero-fill ahead of the appends, in chunks that grow (rule D5)."""
         if end <= segment.allocated or segment.file is None:
             return
         if segment.allocated < self.tail.offset:

@@ -281,7 +281,7 @@ class SendingContract:
         assert seen == [1]
 
     def test_a_callback_may_call_the_store(self, store: Store) -> None:
-        """Callbacks run when no lock is held: one that sends, receives and acks neither hangs nor fails."""
+        """Rule G4: callbacks run when no lock is held. One that sends, receives and acks neither hangs nor fails."""
         done = threading.Event()
         seen: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Storms of Ctrl-C: the main thread works and is interrupted thousands of times, others work beside it (rule G2).
+"""Storms of Ctrl-C: the main thread works and is interrupted thousands of times, others work beside it (G1, G2).
 
     python -m tests.crash.sigint --threads 8 --signals 3000 [--seconds 60]
 

@@ -156,6 +156,7 @@ class TestGaps:
 
 class TestIdentity:
     def test_a_segment_of_another_store(self, disk: JournalDisk) -> None:
+        """Rules I4 and J1."""
         one, two = sent(disk), sent(disk)
         shutil.copy(segments_of(one)[1], segments_of(two)[1])
         with pytest.raises(CorruptionError, match=one.store_id.hex()) as caught:
@@ -163,6 +164,7 @@ class TestIdentity:
         assert caught.value.path == str(segments_of(two)[1])
 
     def test_an_id_file_of_another_store(self, disk: JournalDisk) -> None:
+        """Rule I4."""
         one, two = sent(disk), sent(disk)
         shutil.copy(directory_of(one) / "store.id", directory_of(two) / "store.id")
         with pytest.raises(CorruptionError, match="belongs to store"):
