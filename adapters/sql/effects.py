@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.changes import Send
 from ..core.delivery import order_of
-from ..core.states import DestinationState, SubscriptionState
+from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..duplicates import Key
 
 
@@ -99,10 +99,10 @@ class Effects:
         self.to_ack = {known: count for known, count in self.to_ack.items() if known.topic is not state}
         self.counted[state] = (rows, to_ack)
 
-    def apply_counts(self, priorities: bool) -> None:
+    def apply_counts(self, catalog: Catalog, priorities: bool) -> None:
         """Bring them into the destinations and subscriptions. Under the store's lock."""
         for state, (rows, to_ack) in self.counted.items():
-            load_counts(state, rows, priorities)
+            load_counts(catalog, state, rows, priorities)
             for known, count in to_ack.items():
                 known.count = count
         for (state, order), amount in self.amounts.items():
@@ -114,20 +114,18 @@ class Effects:
                 lane = lanes[order] = Lane()
             lane.count += amount.messages
             lane.last = amount.last or lane.last
-            state.count += amount.messages
-            state.bytes += amount.bytes
+            catalog.count(state, amount.messages, amount.bytes)
         for known, more in self.to_ack.items():
             known.count += more
 
 
-def load_counts(state: DestinationState, rows: Iterable[Sequence[Any]], priorities: bool) -> None:
+def load_counts(catalog: Catalog, state: DestinationState, rows: Iterable[Sequence[Any]], priorities: bool) -> None:
     """Set what there is of a destination: priority, messages, bytes, the highest seq of each row."""
-    state.count = state.bytes = 0
+    catalog.count(state, -state.count, -state.bytes)
     lanes: dict[int, Lane] = {}
     for priority, count, size, last in rows:
         lane = lanes.setdefault(order_of(priority, priorities), Lane())
         lane.count += count
         lane.last = max(lane.last, last)
-        state.count += count
-        state.bytes += int(size)
+        catalog.count(state, count, int(size))
     state.own = lanes

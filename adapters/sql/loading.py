@@ -89,7 +89,7 @@ class Loader:
             state = self._catalog.by_number.get(number)
             if state is None:
                 raise self._damage(f"MESSAGES holds messages of destination {number}, which is not there")
-            load_counts(state, rows, self._priorities)
+            load_counts(self._catalog, state, rows, self._priorities)
             for known in state.subscriptions.values():
                 known.count = self._all(
                     "select.count.durable", destination=number, durable=known.number, start=known.start + 1

@@ -76,7 +76,7 @@ class Reading:
 
     def apply(self, effects: Effects) -> None:
         """What a write has done is seen from now on."""
-        effects.apply_counts(self._priorities)
+        effects.apply_counts(self._catalog, self._priorities)
         self.last_seq = effects.last_seq
         if effects.expiry and not 0 < self.next_expiry <= effects.expiry:
             self.next_expiry = effects.expiry

@@ -34,6 +34,10 @@ POOL_SUFFIX: Final = ".free"
 UNFINISHED_SUFFIX: Final = ".tmp"
 
 
+_ZEROS: Final = memoryview(bytes(FILL_MAX))
+"""Once and for all: made for each store, they would stay behind in its memory."""
+
+
 class File:
     """An open file that closes itself when its last user lets go of it.
 
@@ -54,10 +58,9 @@ class File:
 
 def zero_fill(fd: int, start: int, end: int) -> None:
     """Write zeros, so that later appends there allocate nothing and their fdatasync need not touch the inode."""
-    zeros = bytes(FILL_MAX)
     while start < end:
         size = min(FILL_MAX, end - start)
-        write_all(fd, memoryview(zeros)[:size], start)
+        write_all(fd, _ZEROS[:size], start)
         start += size
 
 
