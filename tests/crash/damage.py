@@ -51,7 +51,7 @@ PAGE: Final = 4096
 RIGHT: Final = ("right", "named", "ours", "known")
 KINDS: Final = {
     "*.seg": "segment", "*.free": "pool", "index.mdb": "index", "index.sums": "checksums",
-    "placement.mdb": "placement", "store.id": "id",
+    "placement.mdb": "placement", "store.id": "id", "watermark": "watermark",
     "store.db": "database", "store.db-wal": "wal", "store.db-shm": "shm", "*.swap": "swap", "*.lock": "lock",
     "*-lock": "lock",
 }  # fmt: skip
@@ -347,19 +347,13 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def known(kind: str, outcome: str, damage: Damage, state: str, path: Path, newest: bool) -> bool:
-    """Limits that README.md tells of: no checksum covers SQLite's files, and nothing vouches for the end of the newest
-    segment but itself, nor for what was written last before a kill."""
+    """Limits that README.md tells of: no checksum covers SQLite's files, and nothing vouches for what was written last
+    before a kill."""
     if outcome not in ("lost", "wrong"):
         return False
     if kind in ("database", "wal", "shm"):
         return True
-    if kind not in ("segment", "decisions' segment") or not newest:
-        return False
-    used = len(path.read_bytes().rstrip(b"\0"))
-    to_the_end = damage.what in ("remove", "replace", "cut") or (
-        damage.what in ("zero", "noise") and damage.at + PAGE >= used
-    )
-    return state == "killed" or to_the_end
+    return kind in ("segment", "decisions' segment") and newest and state == "killed" and damage.what != "remove"
 
 
 # The campaign --------------------------------------------------------------------------------------------------------
