@@ -51,7 +51,7 @@ from ..lmdb_format import (
     read_tree,
     require_page,
 )
-from ..wal.files import File
+from ..wal.file import File
 
 log = logging.getLogger(__name__)
 
