@@ -26,7 +26,6 @@ from ..policies.errors import (
 from ..policies.wildcard import Match
 from .companions import Companion, Companions
 from .layout import Layout
-from .parts import Part
 from .placement import DestinationRow, Placement, StoreRow
 from .reconcile import Reconciler
 from .stores import OpenStores
@@ -325,18 +324,6 @@ class Places:
     def companions(self) -> dict[str, Store]:
         """The companions, by their names."""
         return {store.name: store for store in self._companions.stores()}
-
-    def with_store(self, part: Part, call: Callable[[Store], T]) -> T:
-        """Call with a part's store. One that is held by sends alone may have been closed for being idle; it is opened
-        again."""
-        while True:
-            try:
-                return call(part.store)
-            except ClosedError:
-                if part.acks:
-                    raise
-                self.forget_closed(part.first, part.store)
-                part.store = self.store_for(part.first)
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
