@@ -27,7 +27,6 @@ from ..policies.errors import (
 from ..policies.wildcard import Match
 from .companions import Companion, Companions
 from .layout import Layout
-from .parts import Part
 from .placement import DestinationRow, Placement, StoreRow
 from .reconcile import Reconciler
 from .store_statistics import StoreStatistics
@@ -350,18 +349,6 @@ class Places:
             if error is not None:
                 raise error
         return {subscription for _, known, _ in found for subscription in known or ()}
-
-    def with_store(self, part: Part, call: Callable[[Store], T]) -> T:
-        """Call with a part's store. One that is held by sends alone may have been closed for being idle; it is opened
-        again."""
-        while True:
-            try:
-                return call(part.store)
-            except ClosedError:
-                if part.acks:
-                    raise
-                self.forget_closed(part.first, part.store)
-                part.store = self.store_for(part.first)
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
