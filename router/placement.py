@@ -82,6 +82,7 @@ class Placement:
         self._lock = threading.Lock()
         self.stores: dict[bytes, StoreRow] = {}
         self.destinations: dict[Destination, DestinationRow] = {}
+        self._by_path: dict[str, bytes] = {}
 
     def open(self) -> None:
         """Read all rows. Raises CorruptionError, and PlacementError for a record of another version."""
@@ -119,6 +120,7 @@ class Placement:
         stores = [msgspec.msgpack.decode(row, type=StoreRow) for _, row in last.tables.get(b"stores", [])]
         rows = [msgspec.msgpack.decode(row, type=DestinationRow) for _, row in last.tables.get(b"destinations", [])]
         self.stores = {row.store_id: row for row in stores}
+        self._by_path = {row.path: row.store_id for row in stores}
         self.destinations = {row.destination: row for row in rows}
         for row in rows:
             if row.store_id not in self.stores:
@@ -151,7 +153,8 @@ class Placement:
 
     def store_at(self, path: str) -> StoreRow | None:
         """The store that is recorded at a path."""
-        return next((row for row in list(self.stores.values()) if row.path == path), None)
+        store_id = self._by_path.get(path)
+        return self.stores.get(store_id) if store_id is not None else None
 
     def record_store(self, row: StoreRow, destinations: Sequence[DestinationRow] = ()) -> None:
         """The store, and what it holds already, as one. Durable on return."""
@@ -160,13 +163,19 @@ class Placement:
             for held in destinations:
                 change.put(b"destinations", _key(held.destination), msgspec.msgpack.encode(held))
         self.destinations.update((held.destination, held) for held in destinations)
+        before = self.stores.get(row.store_id)
+        if before is not None and before.path != row.path:
+            self._by_path.pop(before.path, None)
+        self._by_path[row.path] = row.store_id
         self.stores[row.store_id] = row
 
     def forget_store(self, store_id: bytes) -> None:
         """Durable on return. Only for a store that no destination is recorded in."""
         with self._changing() as change:
             change.delete(b"stores", store_id)
-        self.stores.pop(store_id, None)
+        row = self.stores.pop(store_id, None)
+        if row is not None and self._by_path.get(row.path) == store_id:
+            self._by_path.pop(row.path)
 
     def record_destination(self, row: DestinationRow) -> None:
         """Durable on return."""

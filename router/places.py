@@ -27,7 +27,6 @@ from ..policies.errors import (
 from ..policies.wildcard import Match
 from .companions import Companion, Companions
 from .layout import Layout
-from .parts import Part
 from .placement import DestinationRow, Placement, StoreRow
 from .reconcile import Reconciler
 from .store_statistics import StoreStatistics
@@ -107,7 +106,7 @@ class Places:
     def stop(self, error: StoreFailedError) -> None:
         """Refuse all from now on: the data directory may be another's."""
         self._stopped = error
-        self._by_destination.clear()  # after it: a call that finds its store there asks nothing else
+        self._stores.forget_found()  # after it: a call that finds its store there asks nothing else
 
     def let_go(self) -> None:
         """Close the record. Idempotent."""
@@ -129,7 +128,7 @@ class Places:
         if not self.opened:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
         if self._stopped is not None:
-            self._by_destination.clear()  # what another thread was just putting there when it stopped
+            self._stores.forget_found()  # what another thread was just putting there when it stopped
             raise StoreFailedError(f"the router has stopped: {self._stopped}") from self._stopped
 
     # By destination
@@ -153,12 +152,14 @@ class Places:
             known = self._placement.destinations.get(destination)
             if known is None:
                 return self._unrecorded(destination, match)
-            store = self._remember(destination, self._stores.open(self._placement.stores[known.store_id]))
+            store = self._found(destination, self._placement.stores[known.store_id])
         return store
 
-    def _remember(self, destination: Destination, store: Store) -> Store:
-        """Found without looking from now on; unless the router has stopped meanwhile."""
-        self._by_destination[destination] = store
+    def _found(self, destination: Destination, row: StoreRow) -> Store:
+        """The store of a destination, opened if need be; found without looking from now on, unless the router has
+        stopped meanwhile."""
+        store = self._stores.open(row)
+        self._stores.remember(destination, row, store)
         if self._stopped is not None:
             self.require_open()
         return store
@@ -180,7 +181,7 @@ class Places:
             self.require_open()
             known = self._placement.destinations.get(destination)
             row = self._placement.stores[known.store_id] if known is not None else self._place(destination, match)
-            store = self._remember(destination, self._stores.open(row))
+            store = self._found(destination, row)
         return store
 
     def _place(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow:
@@ -236,7 +237,7 @@ class Places:
         """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
         ClosedError if the router is closed too."""
         self.require_open()
-        self._stores.forget_closed(destination, store)
+        self._stores.forget_closed(destination, self._placement.stores.get(store.store_id), store)
 
     # What is not persistent
 
@@ -348,18 +349,6 @@ class Places:
             if error is not None:
                 raise error
         return {subscription for _, known, _ in found for subscription in known or ()}
-
-    def with_store(self, part: Part, call: Callable[[Store], T]) -> T:
-        """Call with a part's store. One that is held by sends alone may have been closed for being idle; it is opened
-        again."""
-        while True:
-            try:
-                return call(part.store)
-            except ClosedError:
-                if part.acks:
-                    raise
-                self.forget_closed(part.first, part.store)
-                part.store = self.store_for(part.first)
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""

@@ -110,7 +110,8 @@ def apply_all(changes: Sequence[Change], table: Table) -> None:
 class Send:
     """A message at the end of its destination."""
 
-    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "state")
+    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "size",
+                 "state")  # fmt: skip
 
     def __init__(
         self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
@@ -119,8 +120,9 @@ class Send:
         self.record = record
         """As records.py makes it; headers and body may be missing where the backend holds them already
         (Backend.stage)."""
-        self.record_bytes = len(record)
+        self.record_bytes = size = len(record)
         """How long it is when it is whole."""
+        self.size = size + SMALL_BYTES if state.declared else size + SMALL_BYTES + declaration_bytes(state)
         self.name = name
         """The message id."""
         self.order = order
@@ -131,15 +133,6 @@ class Send:
         """Of a topic's: whom it is for. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written it."""
-
-    @property
-    def size(self) -> int:
-        return len(self.record) + (SMALL_BYTES if self.state.declared else self.state_bytes)
-
-    @property
-    def state_bytes(self) -> int:
-        """What it takes beside its record, with its destination's name if that is yet to be written."""
-        return SMALL_BYTES if self.state.declared else SMALL_BYTES + declaration_bytes(self.state)
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""

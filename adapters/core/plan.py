@@ -134,6 +134,18 @@ class Sequencer:
         self.number = 0
         """Of the last plan that was accepted."""
 
+    def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:
+        """At open; the catalog is filled. `ids`: of the duplicate window, oldest first."""
+        self.last_seq = last_seq
+        latest: dict[Key, int] = {}
+        for key, seq in ids:
+            latest.pop(key, None)  # requeued: it is among the latest
+            latest[key] = seq
+        self.window.add(latest)
+        for state in self.catalog.destinations.values():
+            if state.subscriptions:
+                self.subscribed[state.number] = state.subscriptions
+
     def plan(self, tickets: Iterable[Ticket]) -> Plan:
         """The plan of these tickets, behind all that was accepted."""
         plan = Plan(self)

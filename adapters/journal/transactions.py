@@ -1,4 +1,4 @@
-"""A store's part in transactions over several stores: what is prepared, in bytes and in memory (rules T1, T2, X6).
+"""A store's part in transactions over several stores: what is prepared, in bytes and in memory (T1, T2, T8 to T10, X6).
 
 A PREPARE record holds the branch whole: names instead of destination ids, since an id may be gone by the time of the
 commit. The commit writes the sends and acks once more, as if they were done then, in one batch with the COMMIT record:

@@ -12,7 +12,7 @@ from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, St
 from ...policies.options import SqlOptions
 from ..files import refused
 from . import dialects
-from .pool import shown_url, words_of
+from .connections import shown_url, words_of
 from .statements import keepalive_statement
 
 T = TypeVar("T")

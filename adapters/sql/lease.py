@@ -28,7 +28,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from ...policies.errors import StoreFailedError, StoreLockedError
 from ...policies.options import SqlOptions
 from . import dialects
-from .pool import scrubbed, shown_url
+from .connections import scrubbed, shown_url
 from .schema import Schema
 
 log = logging.getLogger(__name__)

@@ -50,9 +50,10 @@ def test_it_comes_back_as_it_was(
 
 def test_the_limit_counts_all_that_is_the_users_own() -> None:
     record, _ = encode(A, b"x" * 10, {"h": 1}, "id", 1 << 20)
-    encode(A, b"x" * 10, {"h": 1}, "id", len(record) - HEAD.size)
+    size = len(record) - HEAD.size
+    encode(A, b"x" * 10, {"h": 1}, "id", size)
     with pytest.raises(MessageTooLargeError, match="message_bytes_max"):
-        encode(A, b"x" * 10, {"h": 1}, "id", len(record) - HEAD.size - 1)
+        encode(A, b"x" * 10, {"h": 1}, "id", size - 1)
 
 
 def test_a_body_of_another_type_is_copied() -> None:

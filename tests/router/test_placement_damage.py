@@ -1,4 +1,4 @@
-"""placement.mdb damaged: an error of ours each time, and the remedy that it names works."""
+"""placement.mdb damaged: an error of ours each time, and the remedy that it names works (rule X5)."""
 
 from __future__ import annotations
 

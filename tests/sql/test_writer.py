@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.base import Outgoing
-from anabranch.adapters.delivery import LEASED, LEAVING
+from anabranch.adapters.core.delivery import LEASED, LEAVING
 from anabranch.policies.errors import AnabranchError, OutcomeUnknownError, StoreFullError, UnknownMessageError
 
 from ..contract.disk import PATIENCE, A, B, assert_whole, bodies, drain, take
-from .disk import SqliteDisk, directory_of
+from .disk import SqliteDisk, backend_of, directory_of
 
 
 @pytest.fixture
@@ -75,7 +75,9 @@ def test_a_full_database_takes_again_what_fits(disk: SqliteDisk) -> None:
     """Invariant 7: full is not failed; what was refused has taken no effect."""
     store = disk.create()
     before = store.send(A, b"x").seq
-    with store._engine.connect() as connection:  # the pool's one connection, which is used again and again
+    engine = backend_of(store)._engine
+    assert engine is not None
+    with engine.connect() as connection:  # the pool's one connection, which is used again and again
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 20}")
     with pytest.raises(StoreFullError, match="full"):
@@ -96,7 +98,7 @@ def test_who_releases_what_another_thread_is_just_acking_disturbs_nothing(disk: 
     store = disk.create()
     store.send(A, b"1")
     message = take(store)
-    store._delivery.take(store, [message], LEASED, LEAVING)
+    store._engine.delivery.take(store, [message], LEASED, LEAVING)
     for _ in range(2):
         with pytest.raises(UnknownMessageError):
             message.release()
