@@ -86,8 +86,9 @@ class Change(Protocol):
         """Where a message may have become free by it."""
 
 
-def apply_all(changes: Sequence[Change], table: Table) -> None:
-    """In order, messages that follow each other to one destination with one call."""
+def apply_all(changes: Iterable[Change], table: Table) -> None:
+    """In order, messages that follow each other to one destination with one call. The next change is asked for once
+    the one before it is applied, unless both are messages."""
     sends: list[Send] = []
     for change in changes:
         if type(change) is Send:
@@ -412,8 +413,8 @@ class Branch:
         return Prepared(self.transaction, self.participants, len(self.sends), len(self.acks))
 
     @property
-    def size(self) -> int:
-        """At most so many bytes its outcome takes."""
+    def outcome_size(self) -> int:
+        """At most so many bytes its outcome takes when it is written."""
         return sum(change.size for change in self.changes) + SMALL_BYTES
 
 
@@ -453,7 +454,7 @@ class Commit:
 
     @property
     def size(self) -> int:
-        return self.branch.size
+        return self.branch.outcome_size
 
     def plan(self, plan: Plan) -> list[Any] | None:
         """What comes of its changes; None if it was committed or rolled back before."""

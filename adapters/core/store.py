@@ -108,7 +108,8 @@ class CoreStore:
         """The state of a store that is not open yet."""
         settings = self._settings
         self._engine = engine = Engine(self.name, self.backend)
-        self._writer: Writer = Threaded(engine) if self.backend.threaded else Direct(engine)
+        own = self.backend.writer(engine)
+        self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
         self._receiving = Receiving(self, engine)
         self._settling = Settling(self, engine, self._writer, self._write)
         self._room = Room(
@@ -172,6 +173,7 @@ class CoreStore:
             self._claim_again(branch)
             if self._room.limited:
                 branch.reservation = self._room.hold(sequencer.amount(branch.sends))
+            branch.promise = self._promise(branch)
             sequencer.prepared[transaction] = branch
 
     def _claim_again(self, branch: Branch) -> None:
@@ -208,13 +210,23 @@ class CoreStore:
         engine.closed = True
         try:
             with engine.lock:
-                clean = engine.failed is None
-                if clean:
-                    engine.drain()
-                self.backend.close(clean)
-        finally:
+                self._close_backend()
+        except Exception:
             self._opened = False
+            raise
+        finally:
             engine.wake_all()
+        self._opened = False  # not after Ctrl-C: then close() may be called again
+
+    def _close_backend(self) -> None:
+        engine = self._engine
+        try:
+            if engine.failed is None:
+                engine.drain()
+        except Exception:
+            self.backend.close(clean=False)
+            raise
+        self.backend.close(clean=engine.failed is None)
 
     def _look_after_owner(self) -> None:
         """A store that has lost its directory writes nothing more."""
@@ -257,7 +269,7 @@ class CoreStore:
         send = self._send(destination, record, name, priority, expires_at_ms)
         ticket = Ticket([send], send.size, bool(sync))
         if self._room.limited:
-            ticket.reservation = self._reserve([send])
+            ticket.held = self._reserve([send])
         self._engine.sends += 1
         return ticket
 
@@ -321,7 +333,7 @@ class CoreStore:
         reservation = self._reserve([send for part in tickets for send in part]) if self._room.limited else None
         queued = [Ticket(part, sum(send.size for send in part), bool(sync)) for part in tickets]
         for ticket in queued:
-            ticket.reservation = reservation
+            ticket.held = reservation
         del reservation
         self._writer.submit_all(queued)
         engine.sends += sum(len(part) for part in tickets)
@@ -520,6 +532,7 @@ class CoreStore:
         branch.reservation, branch.leases = room, leases
         self.backend.stage(branch)
         branch.payload = payload_of(participants, branch.changes)
+        branch.promise = self._promise(branch)
         try:
             step = self._step(Prepare(branch), lambda outcome: None, sync)
         except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
@@ -528,8 +541,26 @@ class CoreStore:
         step.refused = lambda: self.backend.unstage(transaction)
         return step
 
-    def _step(self, change: Change, result: Callable[[Any], T], sync: bool = False, unsynced: bool = False) -> Step[T]:
+    def _promise(self, branch: Branch) -> int:
+        """Bytes to keep free for its outcome, which takes at most so many. None where that is more than can be kept: on
+        a full disk such a one waits for room."""
+        size = branch.outcome_size
+        return size if size <= self._settings.promise_max else 0
+
+    def _step(
+        self,
+        change: Prepare | Commit | Rollback,
+        result: Callable[[Any], T],
+        sync: bool = False,
+        unsynced: bool = False,
+    ) -> Step[T]:
         ticket = Ticket([change], change.size, sync, unsynced)
+        if type(change) is Prepare:
+            ticket.promise = change.branch.promise
+        else:
+            # The branch lets go of its room once it is settled, the ticket once its messages are counted as held:
+            # between the two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
+            ticket.held = change.branch.reservation
         self._writer.submit(ticket)
         return Step(self._writer, self._wait, ticket, result)
 
@@ -635,6 +666,7 @@ class CoreStore:
             if self.volatile and self._holds_anything():
                 return False
             engine.closed = True
+            self._writer.refuse_more()
             return True
 
     def _holds_anything(self) -> bool:
