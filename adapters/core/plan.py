@@ -53,7 +53,7 @@ class Plan:
         """Put a ticket's changes behind what is there. One that is refused leaves nothing."""
         done = len(self.changes)
         try:
-            ticket.outcomes = [change.plan(self) for change in ticket.changes]
+            ticket.outcomes = [change.plan(self) for change in ticket.content]
         except AnabranchError as error:
             if len(self.changes) != done:
                 raise AssertionError(f"a ticket was refused half way: {error}") from error

@@ -62,10 +62,9 @@ class Receiving:
             engine.current(drained=False)
             delivery, rows = engine.delivery, engine.backend
             pending = feed.subscription is not None and engine.unsubscribing
-            if feed.has_ready and not pending and not feed.takers:
-                delivery.require_room(feed)
-                if delivery.lease(feed, rows, taker):  # what was fetched comes before all that is pending
-                    return True
+            ready = feed.has_ready and not pending and not feed.takers and delivery.has_room(feed)
+            if ready and delivery.lease(feed, rows, taker):  # what was fetched comes before all that is pending
+                return True
             engine.drain()
             if engine.is_gone(feed):
                 raise unknown(feed.state.destination, feed.key or ("", ""))
