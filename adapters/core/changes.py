@@ -137,6 +137,8 @@ class Send:
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
+        if not self.state.declared:  # it may have been dropped, and be there anew, since its sender looked it up
+            self.state = plan.current(self.state)
         key = None
         if self.name is not None:
             key = (self.state.number, self.name)
@@ -306,6 +308,8 @@ class Subscribe:
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
         """The subscription, and whether it was there already."""
+        if not self.state.declared:
+            self.state = plan.current(self.state)
         known = plan.subscriptions(self.state).get(self.subscription.key)
         if known is not None:
             return known, True

@@ -75,6 +75,10 @@ class Plan:
             known = self._sequencer.window.get(key)
         return known
 
+    def current(self, state: DestinationState) -> DestinationState:
+        """Of the same destination, the one that is in the catalog."""
+        return self._sequencer.catalog.current(state)
+
     def is_declared(self, state: DestinationState) -> bool:
         """Whether a destination is there by then."""
         return state in self.declared or (state.declared and state not in self.removed)

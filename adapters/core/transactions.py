@@ -123,7 +123,8 @@ class Transactions:
         branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
         branch.reservation, branch.leases = room, leases
         self._backend.stage(branch)
-        branch.payload = payload_of(participants, branch.changes)
+        if not self._backend.volatile:  # else nobody ever reads it back
+            branch.payload = payload_of(participants, branch.changes)
         branch.promise = self._promise(branch)
         try:
             step = self._step(Prepare(branch), lambda outcome: None, sync)
