@@ -22,7 +22,9 @@ from anabranch.adapters import background
 from anabranch.adapters.wal import log as wal_log
 from anabranch.adapters.wal import syncing
 
-CALLS = ("open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir")
+CALLS = (
+    "open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir", "posix_fallocate",
+)  # fmt: skip
 KINDS = ("eio", "enospc", "short", "crash")
 
 
