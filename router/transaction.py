@@ -153,7 +153,7 @@ class Transaction:
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         parts = resolve_all(destination)
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
-        place = self._router.places.store_for if persistent else self._router.places.transient_for
+        place = self._router.places.store_to_be if persistent else self._router.places.transient_for
         with self._lock:
             self._require_open()
             stores = [(destination, place(destination)) for destination in parts]

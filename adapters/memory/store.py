@@ -91,6 +91,11 @@ class MemoryStore:
         return StoreDirectory("", directory).identify()
 
     @classmethod
+    def is_contained(cls, options: MemoryOptions) -> bool:
+        """Whether all of a store lies in its directory."""
+        return True
+
+    @classmethod
     def companion(
         cls, name: str, directory: Path, options: MemoryOptions, position: Callable[[], int] | None = None
     ) -> MemoryStore:

@@ -152,6 +152,11 @@ class SqlStore:
             return StoreDirectory(name, directory, options.file_mode).create(fill)
 
     @classmethod
+    def is_contained(cls, options: SqlOptions) -> bool:
+        """Whether all of a store lies in its directory."""
+        return options.url is None
+
+    @classmethod
     def identify(cls, directory: Path) -> bytes | None:
         return StoreDirectory("", directory).identify()
 
