@@ -105,6 +105,11 @@ class CoreStore:
         """The id of the store in a directory, None if there is none."""
         return cls.backend_type.identify(directory)  # type: ignore[attr-defined,no-any-return]
 
+    @classmethod
+    def is_contained(cls, options: Any) -> bool:
+        """Whether all of a store lies in its directory."""
+        return cls.backend_type.is_contained(options)
+
     # Opening and closing
 
     def open(self, progress: Progress | None = None) -> None:
