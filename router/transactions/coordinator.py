@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 from ...adapters.background import shared
-from ...adapters.base import TRANSACTION_BYTES, Pending
+from ...adapters.base import TRANSACTION_BYTES, Pending, Store
 from ...adapters.files import FILE_MODE, disk_errors
 from ...policies.config import TransactionOptions
 from ...policies.durability import Sync
@@ -48,6 +48,7 @@ from .table import TransactionTable
 log = logging.getLogger(__name__)
 
 _by_store_name = attrgetter("store.name")
+_is_volatile = attrgetter("volatile")
 
 
 class Coordinator:
@@ -127,14 +128,14 @@ class Coordinator:
         participants = transaction.participants.values()
         if transaction.state is PREPARED:
             self._commit_prepared(transaction)
+        elif not participants:
+            transaction.decide(True)
+            transaction.move(DONE)
         elif len(participants) == 1:
             (transaction.alone,) = participants
             self._commit_alone(transaction, transaction.alone)
             transaction.move(DONE)
-        elif not participants:
-            transaction.decide(True)
-            transaction.move(DONE)
-        elif len(transaction.remembering) > 1:
+        elif sum(map(_is_volatile, participants)) < len(participants) - 1:
             self.prepare(transaction)
             self._decide(transaction)
         else:
@@ -166,7 +167,7 @@ class Coordinator:
         transaction.move(PREPARING)
         transaction.id = os.urandom(TRANSACTION_BYTES)
         self.table.add(transaction)
-        self._prepare(transaction)
+        self._prepare(transaction, [p for p in transaction.participants.values() if p.volatile])
         if alone is None:
             transaction.decide(True)
         else:
@@ -195,21 +196,23 @@ class Coordinator:
         """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
         error it is rolled back. Raises StoreFailedError if the decision log has failed."""
         transaction.move(PREPARING)
-        participants = transaction.participants
+        participants = sorted(transaction.participants.values(), key=_by_store_name)
         if not participants:
             transaction.move(PREPARED)
             return
         try:
             self._require_open()
-            _require_unshared(participants.values())
+            for participant in participants:
+                if participant.store is not None and participant.store.shared:
+                    raise _shared(participant, participants)
             transaction.id = self._new_id()
-            transaction.participants = {p.store_id: p for p in sorted(participants.values(), key=_by_store_name)}
         except Exception as error:
             self._roll_back_unprepared(transaction)
             _raise_known(error)
             raise
+        transaction.remembering = [p.store_id for p in participants if not p.volatile]
         self.table.add(transaction)
-        self._prepare(transaction)
+        self._prepare(transaction, participants)
 
     def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
         """The first phase of an external transaction: prepared until its outcome is said. Errors as those of
@@ -221,7 +224,7 @@ class Coordinator:
             return
         transaction.external = True
         held = External(transaction.id, transaction.remembering, xid)
-        self._hand_over(transaction, lambda: self.log.hold(held, partial(self.table.has, transaction)))
+        self._hand_over(transaction, partial(self.log.hold, held, partial(self.table.has, transaction)))
         transaction.move(PREPARED)
         transaction.running = False
 
@@ -266,18 +269,26 @@ class Coordinator:
             self.log.require_usable()  # which says what to do
             raise
 
-    def _prepare(self, transaction: GlobalTransaction) -> None:
-        """The first phase, in all stores but one that decides alone. If it fails anywhere all is rolled back."""
-        participants = [p for p in transaction.participants.values() if p is not transaction.alone]
+    def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
+        """The first phase, in these stores. If it fails anywhere all is rolled back."""
         try:
             for participant in participants:
-                self._reserve(participant)
-            names = transaction.remembering if transaction.alone is None else []
+                try:
+                    assert participant.store is not None
+                    participant.room = participant.store.reserve(participant.sends)
+                except ClosedError:
+                    participant.room = participant.call(self._places, partial(_reserve, participant))
             steps: list[Pending[None]] = []
             for participant in participants:
                 if steps:
                     steps[-1].proceed()
-                steps.append(self._prepare_in(participant, transaction.id, names))
+                prepare = partial(_prepare_in, participant, transaction, self._sync)
+                try:
+                    assert participant.store is not None
+                    steps.append(prepare(participant.store))
+                except ClosedError:
+                    steps.append(participant.call(self._places, prepare))
+                participant.room = None
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
                 step.wait()
         except Exception as error:
@@ -285,24 +296,6 @@ class Coordinator:
             _raise_known(error)
             raise
         transaction.move(PREPARED)
-
-    def _reserve(self, participant: Participant) -> None:
-        try:
-            assert participant.store is not None
-            participant.room = participant.store.reserve(participant.sends)
-        except ClosedError:
-            participant.room = participant.call(self._places, lambda store: store.reserve(participant.sends))
-
-    def _prepare_in(self, p: Participant, transaction: bytes, participants: list[bytes]) -> Pending[None]:
-        room, p.room = p.room, None
-        try:
-            assert p.store is not None
-            return p.store.prepare(transaction, participants, p.sends, p.acks, self._sync, room, p.changes)
-        except ClosedError:
-            return p.call(
-                self._places,
-                lambda store: store.prepare(transaction, participants, p.sends, p.acks, self._sync, room, p.changes),
-            )
 
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
         """The second phase of one that has voted. If the router was closed since, or the decision log had failed
@@ -323,10 +316,7 @@ class Coordinator:
 
     def _decide(self, transaction: GlobalTransaction) -> None:
         decision = Decision(transaction.id, True, transaction.remembering)
-        self._hand_over(transaction, lambda: self.log.decide(decision, partial(self.table.has, transaction)))
-        self._decided(transaction)
-
-    def _decided(self, transaction: GlobalTransaction) -> None:
+        self._hand_over(transaction, partial(self.log.decide, decision, partial(self.table.has, transaction)))
         transaction.recorded = True
         transaction.decide(True)
         self._carry_out(transaction)
@@ -457,10 +447,11 @@ class Coordinator:
             transaction.running = False  # not held once more: its manager may have said the outcome since
             self.resolver.resolve(transaction)
         else:  # the decision may be in the log's queue, or on disk; once more changes nothing
-            self.log.decide(
-                Decision(transaction.id, True, transaction.remembering), partial(self.table.has, transaction)
-            )
-            self._decided(transaction)
+            decision = Decision(transaction.id, True, transaction.remembering)
+            self.log.decide(decision, partial(self.table.has, transaction))
+            transaction.recorded = True
+            transaction.decide(True)
+            self._carry_out(transaction)
 
     def _free(self, participant: Participant) -> None:
         """What it has acked, unless its commit, which may be in the store's queue, takes that away."""
@@ -472,16 +463,23 @@ class Coordinator:
         participant.unclaim()
 
 
-def _require_unshared(participants: Iterable[Participant]) -> None:
+def _reserve(participant: Participant, store: Store) -> object:
+    return store.reserve(participant.sends)
+
+
+def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, store: Store) -> Pending[None]:
+    return store.prepare(transaction.id, transaction.remembering, p.sends, p.acks, sync, p.room, p.changes)
+
+
+def _shared(participant: Participant, participants: Iterable[Participant]) -> TransactionError:
     """Rule T6: who takes a shared store over could not ask this process's decision log."""
-    stores = [participant.store for participant in participants if participant.store is not None]
-    for store in stores:
-        if store.shared:
-            others = ", ".join(repr(other.name) for other in stores if other is not store) or "a later decision"
-            raise TransactionError(
-                f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and "
-                f"{others} cannot be made atomic; keep these destinations in one store, or give it no lease"
-            )
+    others = [repr(other.store.name) for other in participants if other is not participant and other.store is not None]
+    name = participant.store.name if participant.store is not None else ""
+    return TransactionError(
+        f"store {name!r} is shared with other processes by a lease, so a transaction over it and "
+        f"{', '.join(others) or 'a later decision'} cannot be made atomic; keep these destinations in one store, or "
+        "give it no lease"
+    )
 
 
 def _raise_known(error: Exception) -> None:
