@@ -507,7 +507,7 @@ class Store(Protocol):
         or none. A change that is no longer one (the subscription is there, or gone) is passed over. If it raises
         anything but OutcomeUnknownError nothing took effect and the acks are still claimed."""
 
-    # A transaction over several stores, driven by the router (router/coordinator.py). In the store it is one *branch*:
+    # A transaction over several stores, driven by the router (router/transactions). In the store it is one *branch*:
     # claimed acks and sends that are prepared, then committed or rolled back, by the transaction's id of 32 bytes.
 
     def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:

@@ -20,7 +20,6 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
-from ...adapters.background import shared
 from ...adapters.base import TRANSACTION_BYTES, Pending, Store
 from ...adapters.files import FILE_MODE, disk_errors
 from ...policies.config import TransactionOptions
@@ -204,7 +203,7 @@ class Coordinator:
             self._require_open()
             for participant in participants:
                 if participant.store is not None and participant.store.shared:
-                    raise _shared(participant, participants)
+                    raise _shared(participant.store, transaction)
             transaction.id = self._new_id()
         except Exception as error:
             self._roll_back_unprepared(transaction)
@@ -235,13 +234,11 @@ class Coordinator:
             return
         if not transaction.id:
             self._roll_back_unprepared(transaction)
-        elif transaction.state is not PREPARING and not self.table.has(transaction):
-            self._dropped(transaction)
-        else:
-            transaction.decide(False)
-            for participant in transaction.participants.values():
-                participant.room = None
-            self._carry_out(transaction)
+            return
+        transaction.decide(False)
+        for participant in transaction.participants.values():
+            participant.room = None
+        self._carry_out(transaction)
 
     def _roll_back_unprepared(self, transaction: GlobalTransaction) -> None:
         transaction.decide(False)
@@ -249,11 +246,6 @@ class Coordinator:
             participant.unclaim()
             participant.carried_out = True
         transaction.move(DONE)
-
-    def _dropped(self, transaction: GlobalTransaction) -> None:
-        """It was rolled back in its stores when the router was closed and opened again."""
-        transaction.decide(False)
-        transaction.running = False
 
     def _require_open(self) -> None:
         if self._closed:
@@ -333,7 +325,7 @@ class Coordinator:
         except OutcomeUnknownError as error:
             transaction.running = False
             self.resolver.retry_later()  # whoever has read the log again meanwhile took it for one under way
-            names = self._names(transaction)
+            names = transaction.stores
             raise TransactionInDoubt(
                 f"transaction {transaction.id.hex()} over {', '.join(map(repr, names))} is in doubt: the decision log "
                 f"failed while it wrote the decision: {error}. Its stores keep it prepared; see to the disk and call "
@@ -344,79 +336,6 @@ class Coordinator:
         except (AnabranchError, RuntimeError):  # the latter in a signal handler that interrupted the log's own write
             self.roll_back(transaction)
             raise
-
-    def _names(self, transaction: GlobalTransaction) -> list[str]:
-        return [
-            self._places.name_of(p.store_id) if p.store is None else p.store.name
-            for p in transaction.participants.values()
-        ]
-
-    # The outcome of one that is prepared, by its transaction manager or by hand
-
-    def end(self, xid: Xid, commit: bool) -> None:
-        """What its manager says of a prepared transaction: durable on return, and carried out wherever a store can.
-        Said again it changes nothing. Raises TransactionError for one that is not prepared here or had the other
-        outcome, by hand say, and TransactionInDoubt as `commit` does."""
-        transaction = self.table.by_xid(xid)
-        if transaction is not None and transaction.outcome is not None:
-            if transaction.commit != commit:
-                raise _decided_before(transaction)
-        elif transaction is not None and transaction.id in self.log.externals:
-            self.say(transaction, commit)
-        else:
-            prepared = ", ".join(map(str, self.held()[:10])) or "none"
-            raise TransactionError(f"no transaction {xid} is prepared here; recover() lists those that are: {prepared}")
-
-    def held(self) -> list[Xid]:
-        """The external transactions that wait for their outcome, oldest first. Raises StoreFailedError where the log
-        cannot tell: a manager takes what is not listed for ended."""
-        self.log.require_usable()
-        held = [transaction for transaction in self.table.all() if transaction.held]
-        return [held.xid for held in sorted(held, key=attrgetter("id")) if held.xid is not None]
-
-    def say(self, transaction: GlobalTransaction, commit: bool, by_hand: bool = False) -> None:
-        """Record the outcome of a transaction that no thread has in hand, and carry it out. A rollback is recorded as a
-        commit is: carried out in one store, it must not become a commit in another."""
-        self.log.require_usable()
-        xid = transaction.xid if transaction.external else None
-        decision = Decision(transaction.id, commit, transaction.remembering, xid, by_hand)
-        try:
-            self._record(transaction, decision)
-        except KeyboardInterrupt:
-            shared().schedule(0, partial(self._resolve_if_recorded, transaction))
-            raise
-
-    def _record(self, transaction: GlobalTransaction, decision: Decision) -> None:
-        try:
-            stands = self.log.decide(decision)
-        except OutcomeUnknownError as error:
-            raise TransactionInDoubt(
-                f"transaction {transaction.id.hex()}: the decision log failed while it wrote the outcome: {error}; see "
-                "to the disk, call reopen_decisions() and look at recover()",
-                transaction.id.hex(),
-                self._names(transaction),
-            ) from error
-        self._carry_out_recorded(transaction, stands)
-        if stands.commit != decision.commit:  # by another thread, just now
-            raise _decided_before(transaction)
-
-    def _carry_out_recorded(self, transaction: GlobalTransaction, decision: Decision) -> None:
-        transaction = self.table.by_id.setdefault(transaction.id, transaction)  # the log may have been read again since
-        self.table.note_decision(transaction, decision)
-        self.resolver.resolve(transaction)
-        # No others than its stores, since one of another's decisions may take long to open (invariant 7), and the
-        # volatile ones, which nothing names.
-        self.resolver.recover_open([store for store in self._places.open_stores() if store.volatile])
-
-    def _resolve_if_recorded(self, transaction: GlobalTransaction) -> None:
-        """From a thread that was interrupted. If it had not come to say the outcome, that waits to be said again."""
-        try:
-            self.log.flush()
-            decision = self.log.decisions.get(transaction.id)
-            if decision is not None and not self._closed:
-                self._carry_out_recorded(transaction, decision)
-        except AnabranchError as error:
-            log.warning("transaction %s waits: %s", transaction.id.hex(), error)
 
     # After Ctrl-C
 
@@ -442,16 +361,21 @@ class Coordinator:
             if transaction.id:
                 self._undo_beside(transaction)
             self._free(transaction.alone)
-        elif transaction.external:
-            self.log.flush()
-            transaction.running = False  # not held once more: its manager may have said the outcome since
-            self.resolver.resolve(transaction)
+        elif transaction.external:  # not held once more: its manager may have said the outcome since
+            transaction.running = False
+            self.resolve_after_flush(transaction)
         else:  # the decision may be in the log's queue, or on disk; once more changes nothing
             decision = Decision(transaction.id, True, transaction.remembering)
             self.log.decide(decision, partial(self.table.has, transaction))
             transaction.recorded = True
             transaction.decide(True)
             self._carry_out(transaction)
+
+    def resolve_after_flush(self, transaction: GlobalTransaction) -> None:
+        """Once all that was handed to the log is there, or not. Raises what the log raises."""
+        if not self._closed:
+            self.log.flush()
+            self.resolver.resolve(transaction)
 
     def _free(self, participant: Participant) -> None:
         """What it has acked, unless its commit, which may be in the store's queue, takes that away."""
@@ -471,14 +395,12 @@ def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, stor
     return store.prepare(transaction.id, transaction.remembering, p.sends, p.acks, sync, p.room, p.changes)
 
 
-def _shared(participant: Participant, participants: Iterable[Participant]) -> TransactionError:
+def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
     """Rule T6: who takes a shared store over could not ask this process's decision log."""
-    others = [repr(other.store.name) for other in participants if other is not participant and other.store is not None]
-    name = participant.store.name if participant.store is not None else ""
+    others = ", ".join(repr(name) for name in transaction.stores if name != store.name) or "a later decision"
     return TransactionError(
-        f"store {name!r} is shared with other processes by a lease, so a transaction over it and "
-        f"{', '.join(others) or 'a later decision'} cannot be made atomic; keep these destinations in one store, or "
-        "give it no lease"
+        f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and {others} cannot "
+        "be made atomic; keep these destinations in one store, or give it no lease"
     )
 
 
@@ -487,9 +409,3 @@ def _raise_known(error: Exception) -> None:
     known; that of the transaction is."""
     if isinstance(error, OutcomeUnknownError):
         raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
-
-
-def _decided_before(transaction: GlobalTransaction) -> TransactionError:
-    what = f"transaction {transaction.xid if transaction.xid is not None else transaction.id.hex()}"
-    how = "by hand; forget it once you have put that right" if transaction.by_hand else "before"
-    return TransactionError(f"the outcome of {what} is {transaction.outcome}: that was said {how}")

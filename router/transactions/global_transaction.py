@@ -80,6 +80,11 @@ class GlobalTransaction:
         return COMMIT if self.commit else ROLLBACK
 
     @property
+    def stores(self) -> list[str]:
+        """The names of its stores; the ids of those that it has not come to since a restart."""
+        return [p.store_id.hex() if p.store is None else p.store.name for p in self.participants.values()]
+
+    @property
     def held(self) -> bool:
         """Whether it waits for its transaction manager."""
         return self.external and self.state is PREPARED and not self.running
