@@ -44,7 +44,7 @@ from .places import Places, missing_directories
 from .queue import Queue
 from .topic import Topic
 from .transactions.coordinator import Coordinator
-from .transactions.operator import Heuristic, InDoubt, Operator
+from .transactions.outcomes import Heuristic, InDoubt, Outcomes
 from .transactions.states import COMMIT, ROLLBACK, Outcome
 from .transactions.transaction import Transaction
 from .undelivered import Sweeper
@@ -97,7 +97,7 @@ class Router:
         )
         """Of transactions over several stores; likewise."""
         self.places.on_open(self.coordinator.resolver.recover)
-        self._operator = Operator(self.coordinator, self.places)
+        self._outcomes = Outcomes(self.coordinator, self.places)
         self.sweeper = Sweeper(self.places, self._unlimited)
         """Of messages that are not delivered any more; likewise."""
 
@@ -301,7 +301,7 @@ class Router:
         self.places.require_open()
         opened = self.coordinator.table.user_of(as_xid(xid))
         if opened is None:
-            self.coordinator.end(as_xid(xid), commit=True)
+            self._outcomes.end(as_xid(xid), commit=True)
         elif one_phase:
             opened.commit()
         else:
@@ -312,7 +312,7 @@ class Router:
         self.places.require_open()
         opened = self.coordinator.table.user_of(as_xid(xid))
         if opened is None:
-            self.coordinator.end(as_xid(xid), commit=False)
+            self._outcomes.end(as_xid(xid), commit=False)
         else:
             opened.rollback()
 
@@ -320,13 +320,13 @@ class Router:
         """The external transactions that are prepared and wait for commit or rollback, oldest first. Raises
         StoreFailedError if the decision log cannot be read."""
         self.places.require_open()
-        return self.coordinator.held()
+        return self._outcomes.held()
 
     def in_doubt(self) -> list[InDoubt]:
         """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
         for an outcome from you. All stores are opened for it."""
         self.places.require_open()
-        return self._operator.in_doubt()
+        return self._outcomes.in_doubt()
 
     def resolve(self, transaction: str, outcome: Outcome) -> None:
         """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
@@ -334,17 +334,17 @@ class Router:
         self.places.require_open()
         if outcome not in (COMMIT, ROLLBACK):
             raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
-        self._operator.resolve(_transaction_id(transaction), outcome == COMMIT)
+        self._outcomes.resolve(_transaction_id(transaction), outcome == COMMIT)
 
     def heuristics(self) -> list[Heuristic]:
         """The outcomes that were decided by hand and not forgotten since, oldest first."""
         self.places.require_open()
-        return self._operator.heuristics()
+        return self._outcomes.heuristics()
 
     def forget(self, transaction: str) -> None:
         """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
         self.places.require_open()
-        self._operator.forget(_transaction_id(transaction))
+        self._outcomes.forget(_transaction_id(transaction))
 
     def reopen_decisions(self) -> None:
         """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
@@ -364,9 +364,17 @@ class Router:
         for of_store in by_store.values():
             of_store[0].store.ack(of_store)
 
-    def destinations(self) -> list[Destination]:
-        """All that have been sent to and not deleted, in order of their names."""
-        return sorted({d for stats in self.stats().stores.values() for d in stats.destinations}, key=str)
+    def destinations(self, prefix: str = "") -> list[Destination]:
+        """All that have been sent to or subscribed to and not deleted, in order of their text; with a prefix those
+        whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had just
+        been deleted, until its store is opened."""
+        self.places.require_open()
+        return sorted((d for d in self.places.destinations() if str(d).startswith(prefix)), key=str)
+
+    def exists(self, destination: Address) -> bool:
+        """Whether it has been sent to or subscribed to and not deleted. No store is asked, as by `destinations`."""
+        self.places.require_open()
+        return self.places.is_recorded(resolve(destination))
 
     def delete(self, destination: Address) -> int:
         """Remove a destination and its messages; returns how many."""

@@ -86,9 +86,10 @@ class Change(Protocol):
         """Where a message may have become free by it."""
 
 
-def apply_all(changes: Sequence[Change], table: Table) -> None:
-    """In order, messages that follow each other to one destination with one call."""
-    if len(changes) == 1:
+def apply_all(changes: Iterable[Change], table: Table) -> None:
+    """In order, messages that follow each other to one destination with one call. The next change is asked for once
+    the one before it is applied, unless both are messages."""
+    if type(changes) is list and len(changes) == 1:
         changes[0].apply(table)
         return
     sends: list[Send] = []
@@ -404,8 +405,8 @@ class Branch:
         return Prepared(self.transaction, self.participants, len(self.sends), len(self.acks))
 
     @property
-    def size(self) -> int:
-        """At most so many bytes its outcome takes."""
+    def outcome_size(self) -> int:
+        """At most so many bytes its outcome takes when it is written."""
         return sum(change.size for change in self.changes) + SMALL_BYTES
 
 
@@ -445,7 +446,7 @@ class Commit:
 
     @property
     def size(self) -> int:
-        return self.branch.size
+        return self.branch.outcome_size
 
     def plan(self, plan: Plan) -> list[Any] | None:
         """What comes of its changes; None if it was committed or rolled back before."""

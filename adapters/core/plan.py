@@ -53,7 +53,7 @@ class Plan:
         """Put a ticket's changes behind what is there. One that is refused leaves nothing."""
         done = len(self.changes)
         try:
-            ticket.outcomes = [change.plan(self) for change in ticket.changes]
+            ticket.outcomes = [change.plan(self) for change in ticket.content]
         except AnabranchError as error:
             if len(self.changes) != done:
                 raise AssertionError(f"a ticket was refused half way: {error}") from error
@@ -77,7 +77,7 @@ class Plan:
 
     def current(self, state: DestinationState) -> DestinationState:
         """Of the same destination, the one that is in the catalog."""
-        return self._sequencer.catalog.state(state.destination)
+        return self._sequencer.catalog.current(state)
 
     def is_declared(self, state: DestinationState) -> bool:
         """Whether a destination is there by then."""

@@ -109,6 +109,15 @@ class Catalog:
             self.by_number[state.number] = state
             self.destinations[state.destination] = state
 
+    def current(self, state: DestinationState) -> DestinationState:
+        """Of the same destination, the one that is in the catalog: this one, if it was dropped and is the only one."""
+        with self.lock:
+            found = self.destinations.get(state.destination)
+            if found is None:
+                self.add(state)
+                return state
+            return found
+
     def count(self, state: DestinationState, messages: int, size: int) -> None:
         """A destination holds so many messages, and bytes of them, more than before, or less. With the store's lock
         held. Interrupted half way it leaves what `recount` mends."""

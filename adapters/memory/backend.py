@@ -76,6 +76,10 @@ class MemoryBackend(Backend):
         return StoreDirectory(name, directory, options.file_mode).create()
 
     @classmethod
+    def is_contained(cls, options: MemoryOptions) -> bool:
+        return True
+
+    @classmethod
     def identify(cls, directory: Path) -> bytes | None:
         return StoreDirectory("", directory).identify()
 

@@ -5,10 +5,10 @@
     reading    where messages are, and what is in them                       (reading.py)
     database   connections, and what errors mean                             (database.py, connections.py, pool.py)
 
-T1  STORE.BATCH counts the database transactions that wrote. Each says which one it is, so that one whose COMMIT was cut
+U1  STORE.BATCH counts the database transactions that wrote. Each says which one it is, so that one whose COMMIT was cut
     off can be looked up, and somebody else's is noticed (schema.py, S3).
-T2  What was cut off before its COMMIT, or met another transaction, has done nothing, and is written once more.
-T3  A database that cannot be reached fails the calls, not the store. The store fails for good if a disk of ours failed,
+U2  What was cut off before its COMMIT, or met another transaction, has done nothing, and is written once more.
+U3  A database that cannot be reached fails the calls, not the store. The store fails for good if a disk of ours failed,
     if it has lost its lease, or if somebody else has written to its tables.
 """
 
@@ -25,7 +25,7 @@ from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedE
 from ...policies.options import SqlOptions
 from ..base import Progress
 from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
-from ..core.changes import Branch, Change
+from ..core.changes import Branch, Change, Prepare
 from ..core.delivery import Feed, Place
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState
@@ -110,6 +110,10 @@ class SqlBackend(Backend):
                 engine.dispose()
 
         return StoreDirectory(name, directory, options.file_mode).create(fill)
+
+    @classmethod
+    def is_contained(cls, options: SqlOptions) -> bool:
+        return options.url is None
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
@@ -240,7 +244,7 @@ class SqlBackend(Backend):
         self._took(write.effects)
 
     def _claim(self, connection: Connection, plan: Plan) -> None:
-        """Say which transaction this is (T1). Raises StoreFailedError, for good, if it is not its turn."""
+        """Say which transaction this is (U1). Raises StoreFailedError, for good, if it is not its turn."""
         assert self._host is not None
         values = {
             "owner": self._owner, "before": self._batch, "now": self._batch + 1, "last": plan.last_seq,
@@ -304,6 +308,10 @@ class SqlBackend(Backend):
     def apply(self, changes: Sequence[Change], number: int) -> None:
         effects, self._effects = self._effects, None
         assert effects is not None
+        if effects.prepared:
+            for change in changes:
+                if type(change) is Prepare:
+                    change.branch.payload = b""  # XALOG has it
         for transaction in effects.settled:
             self._branches.taken.pop(transaction, None)
         self._branches.taken.update(

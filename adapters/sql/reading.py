@@ -1,7 +1,7 @@
 """What a store reads from its tables: where messages are, and their records. What it has read lately it keeps.
 
-R1  What is not applied yet is not seen: rows behind `last_seq` are left out, though the database has them already.
-R2  `places` and `records` hold what the tables would say, since each write drops from them what it changes. Beyond
+V1  What is not applied yet is not seen: rows behind `last_seq` are left out, though the database has them already.
+V2  `places` and `records` hold what the tables would say, since each write drops from them what it changes. Beyond
     their limits they forget; nothing depends on what they hold but how often the database is asked.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from ..core.delivery import DELIVERIES, PLAIN_ORDERS, PRIORITY_ORDERS, SEQ, Feed, Place
+from ..core.delivery import PLAIN_ORDERS, PRIORITY_ORDERS, SEQ, Feed, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from .columns import CONTENT, ID, PARTS, place_of, record_of
 from .columns import EXPIRES as EXPIRES_COLUMN
@@ -85,7 +85,8 @@ class Reading:
         for key, count in effects.returned.items():
             place = self._places.get(key)
             if place is not None:
-                self._places[key] = (*place[:DELIVERIES], count, *place[DELIVERIES + 1 :])  # type: ignore[assignment]
+                order, seq, expires, _, own = place
+                self._places[key] = (order, seq, expires, count, own)
         if effects.many:
             self._places.clear()
             self._records.clear()

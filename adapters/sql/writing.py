@@ -1,9 +1,9 @@
 """What a plan does to the tables, in one database transaction and with as few statements as may be.
 
-B1  Statements for single rows are gathered and run together (`flush`); a change that concerns many rows flushes what
+Q1  Statements for single rows are gathered and run together (`flush`); a change that concerns many rows flushes what
     came before it, and is then run at once.
-B2  Sends and acks of a plan do not meet: nothing is acked that was not received, hence committed, before.
-B3  `effects` says what becomes of the counts in memory. Where the tables did not hold what was to go, because an
+Q2  Sends and acks of a plan do not meet: nothing is acked that was not received, hence committed, before.
+Q3  `effects` says what becomes of the counts in memory. Where the tables did not hold what was to go, because an
     interrupted caller had it removed before, the destination is counted anew.
 """
 

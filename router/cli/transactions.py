@@ -11,7 +11,7 @@ from .output import config_option, echo_json, json_option, opened
 
 if TYPE_CHECKING:
     from ..router import Router
-    from ..transactions.operator import Heuristic, InDoubt
+    from ..transactions.outcomes import Heuristic, InDoubt
     from ..transactions.states import Outcome
 
 

@@ -17,7 +17,7 @@ moves between them are written down in `states`, and nowhere else:
 | `transaction` | what a user holds: sends, acks, savepoints, commit |
 | `coordinator` | the two phases around a record in the decision log; what Ctrl-C has cut off |
 | `resolver` | `resolve`, which commit, reopening, retry and operator call: to the end that can be reached now |
-| `operator` | what waits, as an operator sees it; outcomes by hand |
+| `outcomes` | what transaction managers (XA) and operators decide; what waits for them |
 | `decision_cleanup` | decisions are forgotten once all their stores have them on disk |
 
 A crash loses nothing of what is in memory here: what is decided is in the decision log (`router/decision_log.py`), what

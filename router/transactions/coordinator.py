@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
-from ...adapters.background import shared
-from ...adapters.base import TRANSACTION_BYTES, Pending
+from ...adapters.base import TRANSACTION_BYTES, Pending, Store
 from ...adapters.files import FILE_MODE, disk_errors
 from ...policies.config import TransactionOptions
 from ...policies.durability import Sync
@@ -48,6 +47,7 @@ from .table import TransactionTable
 log = logging.getLogger(__name__)
 
 _by_store_name = attrgetter("store.name")
+_is_volatile = attrgetter("volatile")
 
 
 class Coordinator:
@@ -127,14 +127,14 @@ class Coordinator:
         participants = transaction.participants.values()
         if transaction.state is PREPARED:
             self._commit_prepared(transaction)
+        elif not participants:
+            transaction.decide(True)
+            transaction.move(DONE)
         elif len(participants) == 1:
             (transaction.alone,) = participants
             self._commit_alone(transaction, transaction.alone)
             transaction.move(DONE)
-        elif not participants:
-            transaction.decide(True)
-            transaction.move(DONE)
-        elif len(transaction.remembering) > 1:
+        elif sum(map(_is_volatile, participants)) < len(participants) - 1:
             self.prepare(transaction)
             self._decide(transaction)
         else:
@@ -166,7 +166,7 @@ class Coordinator:
         transaction.move(PREPARING)
         transaction.id = os.urandom(TRANSACTION_BYTES)
         self.table.add(transaction)
-        self._prepare(transaction)
+        self._prepare(transaction, [p for p in transaction.participants.values() if p.volatile])
         if alone is None:
             transaction.decide(True)
         else:
@@ -195,21 +195,23 @@ class Coordinator:
         """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
         error it is rolled back. Raises StoreFailedError if the decision log has failed."""
         transaction.move(PREPARING)
-        participants = transaction.participants
+        participants = sorted(transaction.participants.values(), key=_by_store_name)
         if not participants:
             transaction.move(PREPARED)
             return
         try:
             self._require_open()
-            _require_unshared(participants.values())
+            for participant in participants:
+                if participant.store is not None and participant.store.shared:
+                    raise _shared(participant.store, transaction)
             transaction.id = self._new_id()
-            transaction.participants = {p.store_id: p for p in sorted(participants.values(), key=_by_store_name)}
         except Exception as error:
             self._roll_back_unprepared(transaction)
             _raise_known(error)
             raise
+        transaction.remembering = [p.store_id for p in participants if not p.volatile]
         self.table.add(transaction)
-        self._prepare(transaction)
+        self._prepare(transaction, participants)
 
     def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
         """The first phase of an external transaction: prepared until its outcome is said. Errors as those of
@@ -221,7 +223,7 @@ class Coordinator:
             return
         transaction.external = True
         held = External(transaction.id, transaction.remembering, xid)
-        self._hand_over(transaction, lambda: self.log.hold(held, partial(self.table.has, transaction)))
+        self._hand_over(transaction, partial(self.log.hold, held, partial(self.table.has, transaction)))
         transaction.move(PREPARED)
         transaction.running = False
 
@@ -232,13 +234,11 @@ class Coordinator:
             return
         if not transaction.id:
             self._roll_back_unprepared(transaction)
-        elif transaction.state is not PREPARING and not self.table.has(transaction):
-            self._dropped(transaction)
-        else:
-            transaction.decide(False)
-            for participant in transaction.participants.values():
-                participant.room = None
-            self._carry_out(transaction)
+            return
+        transaction.decide(False)
+        for participant in transaction.participants.values():
+            participant.room = None
+        self._carry_out(transaction)
 
     def _roll_back_unprepared(self, transaction: GlobalTransaction) -> None:
         transaction.decide(False)
@@ -246,11 +246,6 @@ class Coordinator:
             participant.unclaim()
             participant.carried_out = True
         transaction.move(DONE)
-
-    def _dropped(self, transaction: GlobalTransaction) -> None:
-        """It was rolled back in its stores when the router was closed and opened again."""
-        transaction.decide(False)
-        transaction.running = False
 
     def _require_open(self) -> None:
         if self._closed:
@@ -266,18 +261,26 @@ class Coordinator:
             self.log.require_usable()  # which says what to do
             raise
 
-    def _prepare(self, transaction: GlobalTransaction) -> None:
-        """The first phase, in all stores but one that decides alone. If it fails anywhere all is rolled back."""
-        participants = [p for p in transaction.participants.values() if p is not transaction.alone]
+    def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
+        """The first phase, in these stores. If it fails anywhere all is rolled back."""
         try:
             for participant in participants:
-                self._reserve(participant)
-            names = transaction.remembering if transaction.alone is None else []
+                try:
+                    assert participant.store is not None
+                    participant.room = participant.store.reserve(participant.sends)
+                except ClosedError:
+                    participant.room = participant.call(self._places, partial(_reserve, participant))
             steps: list[Pending[None]] = []
             for participant in participants:
                 if steps:
                     steps[-1].proceed()
-                steps.append(self._prepare_in(participant, transaction.id, names))
+                prepare = partial(_prepare_in, participant, transaction, self._sync)
+                try:
+                    assert participant.store is not None
+                    steps.append(prepare(participant.store))
+                except ClosedError:
+                    steps.append(participant.call(self._places, prepare))
+                participant.room = None
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
                 step.wait()
         except Exception as error:
@@ -285,24 +288,6 @@ class Coordinator:
             _raise_known(error)
             raise
         transaction.move(PREPARED)
-
-    def _reserve(self, participant: Participant) -> None:
-        try:
-            assert participant.store is not None
-            participant.room = participant.store.reserve(participant.sends)
-        except ClosedError:
-            participant.room = participant.call(self._places, lambda store: store.reserve(participant.sends))
-
-    def _prepare_in(self, p: Participant, transaction: bytes, participants: list[bytes]) -> Pending[None]:
-        room, p.room = p.room, None
-        try:
-            assert p.store is not None
-            return p.store.prepare(transaction, participants, p.sends, p.acks, self._sync, room, p.changes)
-        except ClosedError:
-            return p.call(
-                self._places,
-                lambda store: store.prepare(transaction, participants, p.sends, p.acks, self._sync, room, p.changes),
-            )
 
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
         """The second phase of one that has voted. If the router was closed since, or the decision log had failed
@@ -323,10 +308,7 @@ class Coordinator:
 
     def _decide(self, transaction: GlobalTransaction) -> None:
         decision = Decision(transaction.id, True, transaction.remembering)
-        self._hand_over(transaction, lambda: self.log.decide(decision, partial(self.table.has, transaction)))
-        self._decided(transaction)
-
-    def _decided(self, transaction: GlobalTransaction) -> None:
+        self._hand_over(transaction, partial(self.log.decide, decision, partial(self.table.has, transaction)))
         transaction.recorded = True
         transaction.decide(True)
         self._carry_out(transaction)
@@ -343,7 +325,7 @@ class Coordinator:
         except OutcomeUnknownError as error:
             transaction.running = False
             self.resolver.retry_later()  # whoever has read the log again meanwhile took it for one under way
-            names = self._names(transaction)
+            names = transaction.stores
             raise TransactionInDoubt(
                 f"transaction {transaction.id.hex()} over {', '.join(map(repr, names))} is in doubt: the decision log "
                 f"failed while it wrote the decision: {error}. Its stores keep it prepared; see to the disk and call "
@@ -354,79 +336,6 @@ class Coordinator:
         except (AnabranchError, RuntimeError):  # the latter in a signal handler that interrupted the log's own write
             self.roll_back(transaction)
             raise
-
-    def _names(self, transaction: GlobalTransaction) -> list[str]:
-        return [
-            self._places.name_of(p.store_id) if p.store is None else p.store.name
-            for p in transaction.participants.values()
-        ]
-
-    # The outcome of one that is prepared, by its transaction manager or by hand
-
-    def end(self, xid: Xid, commit: bool) -> None:
-        """What its manager says of a prepared transaction: durable on return, and carried out wherever a store can.
-        Said again it changes nothing. Raises TransactionError for one that is not prepared here or had the other
-        outcome, by hand say, and TransactionInDoubt as `commit` does."""
-        transaction = self.table.by_xid(xid)
-        if transaction is not None and transaction.outcome is not None:
-            if transaction.commit != commit:
-                raise _decided_before(transaction)
-        elif transaction is not None and transaction.id in self.log.externals:
-            self.say(transaction, commit)
-        else:
-            prepared = ", ".join(map(str, self.held()[:10])) or "none"
-            raise TransactionError(f"no transaction {xid} is prepared here; recover() lists those that are: {prepared}")
-
-    def held(self) -> list[Xid]:
-        """The external transactions that wait for their outcome, oldest first. Raises StoreFailedError where the log
-        cannot tell: a manager takes what is not listed for ended."""
-        self.log.require_usable()
-        held = [transaction for transaction in self.table.all() if transaction.held]
-        return [held.xid for held in sorted(held, key=attrgetter("id")) if held.xid is not None]
-
-    def say(self, transaction: GlobalTransaction, commit: bool, by_hand: bool = False) -> None:
-        """Record the outcome of a transaction that no thread has in hand, and carry it out. A rollback is recorded as a
-        commit is: carried out in one store, it must not become a commit in another."""
-        self.log.require_usable()
-        xid = transaction.xid if transaction.external else None
-        decision = Decision(transaction.id, commit, transaction.remembering, xid, by_hand)
-        try:
-            self._record(transaction, decision)
-        except KeyboardInterrupt:
-            shared().schedule(0, partial(self._resolve_if_recorded, transaction))
-            raise
-
-    def _record(self, transaction: GlobalTransaction, decision: Decision) -> None:
-        try:
-            stands = self.log.decide(decision)
-        except OutcomeUnknownError as error:
-            raise TransactionInDoubt(
-                f"transaction {transaction.id.hex()}: the decision log failed while it wrote the outcome: {error}; see "
-                "to the disk, call reopen_decisions() and look at recover()",
-                transaction.id.hex(),
-                self._names(transaction),
-            ) from error
-        self._carry_out_recorded(transaction, stands)
-        if stands.commit != decision.commit:  # by another thread, just now
-            raise _decided_before(transaction)
-
-    def _carry_out_recorded(self, transaction: GlobalTransaction, decision: Decision) -> None:
-        transaction = self.table.by_id.setdefault(transaction.id, transaction)  # the log may have been read again since
-        self.table.note_decision(transaction, decision)
-        self.resolver.resolve(transaction)
-        # No others than its stores, since one of another's decisions may take long to open (invariant 7), and the
-        # volatile ones, which nothing names.
-        self.resolver.recover_open([store for store in self._places.open_stores() if store.volatile])
-
-    def _resolve_if_recorded(self, transaction: GlobalTransaction) -> None:
-        """From a thread that was interrupted. If it had not come to say the outcome, that waits to be said again."""
-        try:
-            self.log.flush()
-            decision = self.log.decisions.get(transaction.id)
-            if decision is not None and not self._closed:
-                self._carry_out_recorded(transaction, decision)
-        except AnabranchError as error:
-            log.warning("transaction %s waits: %s", transaction.id.hex(), error)
 
     # After Ctrl-C
 
@@ -452,15 +361,21 @@ class Coordinator:
             if transaction.id:
                 self._undo_beside(transaction)
             self._free(transaction.alone)
-        elif transaction.external:
-            self.log.flush()
-            transaction.running = False  # not held once more: its manager may have said the outcome since
-            self.resolver.resolve(transaction)
+        elif transaction.external:  # not held once more: its manager may have said the outcome since
+            transaction.running = False
+            self.resolve_after_flush(transaction)
         else:  # the decision may be in the log's queue, or on disk; once more changes nothing
-            self.log.decide(
-                Decision(transaction.id, True, transaction.remembering), partial(self.table.has, transaction)
-            )
-            self._decided(transaction)
+            decision = Decision(transaction.id, True, transaction.remembering)
+            self.log.decide(decision, partial(self.table.has, transaction))
+            transaction.recorded = True
+            transaction.decide(True)
+            self._carry_out(transaction)
+
+    def resolve_after_flush(self, transaction: GlobalTransaction) -> None:
+        """Once all that was handed to the log is there, or not. Raises what the log raises."""
+        if not self._closed:
+            self.log.flush()
+            self.resolver.resolve(transaction)
 
     def _free(self, participant: Participant) -> None:
         """What it has acked, unless its commit, which may be in the store's queue, takes that away."""
@@ -472,16 +387,21 @@ class Coordinator:
         participant.unclaim()
 
 
-def _require_unshared(participants: Iterable[Participant]) -> None:
+def _reserve(participant: Participant, store: Store) -> object:
+    return store.reserve(participant.sends)
+
+
+def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, store: Store) -> Pending[None]:
+    return store.prepare(transaction.id, transaction.remembering, p.sends, p.acks, sync, p.room, p.changes)
+
+
+def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
     """Rule T6: who takes a shared store over could not ask this process's decision log."""
-    stores = [participant.store for participant in participants if participant.store is not None]
-    for store in stores:
-        if store.shared:
-            others = ", ".join(repr(other.name) for other in stores if other is not store) or "a later decision"
-            raise TransactionError(
-                f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and "
-                f"{others} cannot be made atomic; keep these destinations in one store, or give it no lease"
-            )
+    others = ", ".join(repr(name) for name in transaction.stores if name != store.name) or "a later decision"
+    return TransactionError(
+        f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and {others} cannot "
+        "be made atomic; keep these destinations in one store, or give it no lease"
+    )
 
 
 def _raise_known(error: Exception) -> None:
@@ -489,9 +409,3 @@ def _raise_known(error: Exception) -> None:
     known; that of the transaction is."""
     if isinstance(error, OutcomeUnknownError):
         raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
-
-
-def _decided_before(transaction: GlobalTransaction) -> TransactionError:
-    what = f"transaction {transaction.xid if transaction.xid is not None else transaction.id.hex()}"
-    how = "by hand; forget it once you have put that right" if transaction.by_hand else "before"
-    return TransactionError(f"the outcome of {what} is {transaction.outcome}: that was said {how}")

@@ -18,7 +18,7 @@ class GlobalTransaction:
     """
 
     __slots__ = (
-        "alone", "begun", "by_hand", "commit", "external", "id", "participants", "recorded", "running",
+        "alone", "begun", "by_hand", "commit", "external", "id", "participants", "recorded", "remembering", "running",
         "state", "told", "xid",
     )  # fmt: skip
 
@@ -31,6 +31,8 @@ class GlobalTransaction:
         """The outcome, once it is decided."""
         self.participants: dict[bytes, Participant] = {}
         """By store id, since a store that was closed for being idle comes back as another object."""
+        self.remembering: list[bytes] = []
+        """The ids of the stores that have to remember, which a decision names (rule T7), from its first phase."""
         self.alone: Participant | None = None
         """The one store that remembers: its own commit is the decision, also for volatile ones (rule T7)."""
         self.running = True
@@ -51,7 +53,8 @@ class GlobalTransaction:
         """One that was found in the decision log or in a store."""
         found = cls()
         found.id, found.state, found.running = transaction, state, False
-        found.participants = {store_id: Participant(store_id) for store_id in store_ids}
+        found.remembering = list(store_ids)
+        found.participants = {store_id: Participant(store_id) for store_id in found.remembering}
         return found
 
     def __repr__(self) -> str:
@@ -65,8 +68,9 @@ class GlobalTransaction:
     def decide(self, commit: bool) -> None:
         """Its outcome stands. Said again it changes nothing."""
         if self.state is not DECIDED and self.state is not DONE:
+            assert DECIDED in self.state.successors
             self.commit = commit
-            self.move(DECIDED)
+            self.state = DECIDED
 
     @property
     def outcome(self) -> Outcome | None:
@@ -76,14 +80,14 @@ class GlobalTransaction:
         return COMMIT if self.commit else ROLLBACK
 
     @property
+    def stores(self) -> list[str]:
+        """The names of its stores; the ids of those that it has not come to since a restart."""
+        return [p.store_id.hex() if p.store is None else p.store.name for p in self.participants.values()]
+
+    @property
     def held(self) -> bool:
         """Whether it waits for its transaction manager."""
         return self.external and self.state is PREPARED and not self.running
-
-    @property
-    def remembering(self) -> list[bytes]:
-        """The ids of the stores that have to remember, which a decision names (rule T7)."""
-        return [participant.store_id for participant in self.participants.values() if not participant.volatile]
 
     @property
     def waiting(self) -> list[bytes]:

@@ -57,8 +57,7 @@ class Resolver:
         opened. Returns why it has none yet, else an empty text. A store that cannot carry it out undoes nothing: it is
         told again later. For a transaction in the hand of the calling thread, or of none. Never raises but for a
         signal."""
-        why = self.outcome_of(transaction)
-        if why:
+        if transaction.state is not DECIDED and (why := self.outcome_of(transaction)):
             return why
         self.carry_out(transaction, store)
         self._end(transaction)
@@ -116,23 +115,15 @@ class Resolver:
     def carry_out(self, transaction: GlobalTransaction, only: Store | None = None) -> None:
         """Tell its outcome to all its stores at once, or to this one, which is being opened. Volatile ones come last:
         what goes there beside a durable store stands behind what that has committed."""
-        left = [p for p in transaction.participants.values() if not p.carried_out]
-        if only is not None:
-            left = [p for p in left if p.store_id == only.store_id]
-        failed = self._tell([p for p in left if not p.volatile], transaction, only)
-        volatile = [p for p in left if p.volatile]
-        if volatile:
-            failed += self._tell(volatile, transaction, only)
-        if failed:
-            self._tell_later(transaction, failed)
-
-    def _tell(
-        self, participants: list[Participant], transaction: GlobalTransaction, only: Store | None
-    ) -> list[tuple[Participant, Exception]]:
-        """Returns those that could not carry it out."""
         steps: list[tuple[Participant, Store, Pending[Any]]] = []
         failed: list[tuple[Participant, Exception]] = []
-        for participant in participants:
+        volatile: list[Participant] = []
+        for participant in transaction.participants.values():
+            if participant.carried_out or (only is not None and participant.store_id != only.store_id):
+                continue
+            if participant.volatile:
+                volatile.append(participant)
+                continue
             try:
                 steps.append((participant, *self._told(participant, transaction, only)))
             except _TROUBLE as error:
@@ -142,7 +133,14 @@ class Resolver:
                 self._carried_out(transaction, participant, store, step.wait())
             except _TROUBLE as error:
                 failed.append((participant, error))
-        return failed
+        for participant in volatile:
+            try:
+                store, step = self._told(participant, transaction, only)
+                self._carried_out(transaction, participant, store, step.wait())
+            except _TROUBLE as error:
+                failed.append((participant, error))
+        if failed:
+            self._tell_later(transaction, failed)
 
     def _told(
         self, participant: Participant, transaction: GlobalTransaction, only: Store | None
@@ -150,11 +148,11 @@ class Resolver:
         store = only or participant.store
         if store is not None and (only or transaction.running or participant.volatile):  # else another may be open now
             try:
-                return store, _step(store, transaction)
+                return _step(transaction, store)
             except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
                 if only is not None:
                     raise
-        return self._places.with_id(participant.store_id, lambda store: (store, _step(store, transaction)))
+        return self._places.with_id(participant.store_id, partial(_step, transaction))
 
     def _carried_out(self, transaction: GlobalTransaction, participant: Participant, store: Store, result: Any) -> None:
         if transaction.commit:
@@ -300,6 +298,6 @@ class Resolver:
             self._retry_seconds = RETRY_SECONDS
 
 
-def _step(store: Store, transaction: GlobalTransaction) -> Pending[Any]:
-    """The step that carries its outcome out in a store."""
-    return (store.commit_prepared if transaction.commit else store.rollback_prepared)(transaction.id)
+def _step(transaction: GlobalTransaction, store: Store) -> tuple[Store, Pending[Any]]:
+    """A store, and the step that carries the outcome out in it."""
+    return store, (store.commit_prepared if transaction.commit else store.rollback_prepared)(transaction.id)

@@ -177,7 +177,10 @@ class TransactionTable:
     def finish(self, transaction: GlobalTransaction) -> bool:
         """Whether it is done just now: decided, and no store has yet to carry it out."""
         with self.lock:
-            if transaction.state is not DECIDED or transaction.waiting:
+            if transaction.state is not DECIDED:
                 return False
+            for participant in transaction.participants.values():
+                if not participant.carried_out:
+                    return False
             transaction.move(DONE)
             return True

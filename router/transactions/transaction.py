@@ -15,6 +15,7 @@ and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,7 +64,9 @@ class Transaction:
         self.xid = xid
         self._coordinator, self._places = coordinator, places
         self._table = coordinator.table
-        self._limited = limited
+        options = self._table.options
+        self._operations_max = options.max_operations if limited else sys.maxsize
+        self._bytes_max = options.max_bytes if limited else sys.maxsize
         self._lock = threading.Lock()  # guards all below
         self._global = GlobalTransaction(xid)
         self._participants = self._global.participants
@@ -84,7 +87,8 @@ class Transaction:
 
     def __enter__(self) -> Transaction:
         with self._lock:
-            self._require_active()
+            if self._global.state is not ACTIVE:
+                self._require_active()
             if self._entered:
                 raise TransactionError("this transaction is entered already; begin another for the inner block")
             self._entered = True
@@ -94,24 +98,17 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._leave(kind is not None)
+            if kind is None and self.state in ("open", "voted", "timed out"):
+                self.commit()  # which says so if its time was over
+            elif kind is not None and self.state in ("open", "voted"):
+                with suppress(
+                    TransactionError
+                ):  # its time was over just now: the block's own error is the one to hear of
+                    self.rollback()
         except KeyboardInterrupt:
             if self.state in ("open", "voted"):  # it had not come so far as to end it
                 self._interrupted(_UNKNOWN)
             raise
-
-    def _leave(self, failed: bool) -> None:
-        """The block is over."""
-        ended = self.state not in ("open", "voted")
-        if ended and (failed or self.state != "timed out"):
-            return
-        if not failed:
-            self.commit()
-            return
-        try:
-            self.rollback()
-        except TransactionError:
-            pass  # its time was over just now: the block's own error is the one to hear of
 
     @property
     def state(self) -> TransactionState:
@@ -139,17 +136,18 @@ class Transaction:
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         destinations = resolve_all(destination)
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
-        place = self._places.store_for if persistent else self._places.transient_for
+        place = self._places.store_to_be if persistent else self._places.transient_for
         with self._lock:
             if self._global.state is not ACTIVE:
                 self._require_active()
-            stores = [(destination, place(destination)) for destination in destinations]
+            stores = list(map(place, destinations))
             size = len(destinations) * len(message.body)
-            self._require_room(len(destinations), size)
             before = len(self._order), self._bytes
+            if before[0] + len(stores) > self._operations_max or before[1] + size > self._bytes_max:
+                self._require_room(len(stores), size)
             try:
                 self._bytes += size
-                for destination, store in stores:
+                for destination, store in zip(destinations, stores, strict=True):
                     participant = self._participants.get(store.store_id)
                     if participant is None or participant.store is not store:
                         participant = self._participant(store, destination)
@@ -304,17 +302,15 @@ class Transaction:
             )
 
     def _require_room(self, operations: int, size: int) -> None:
-        options = self._table.options
-        operations, size = len(self._order) + operations, self._bytes + size
-        if (operations <= options.max_operations and size <= options.max_bytes) or not self._limited:
-            return
-        what, option, used = ("bytes of messages", "max_bytes", size)
-        if operations > options.max_operations:
-            what, option, used = ("operations", "max_operations", operations)
-        raise TransactionError(
-            f"this transaction would hold {used} {what}; transactions.{option} is {getattr(options, option)}: commit "
-            "it and go on in another, or raise the limit"
-        )
+        for what, option, used, limit in (
+            ("operations", "max_operations", len(self._order) + operations, self._operations_max),
+            ("bytes of messages", "max_bytes", self._bytes + size, self._bytes_max),
+        ):
+            if used > limit:
+                raise TransactionError(
+                    f"this transaction would hold {used} {what}; transactions.{option} is {limit}: commit it and go on "
+                    "in another, or raise the limit"
+                )
 
     def _require_active(self) -> None:
         state = self.state
@@ -370,9 +366,10 @@ class Transaction:
             self._table.ended(self._global)  # last: until then its xid is in use, though the log may not say so yet
 
     def _commit(self) -> None:
-        self._mark_requeued()
+        participants = self._participants.values()
+        mark_requeued(participants)
         self._coordinator.commit(self._global)
-        for participant in self._participants.values():
+        for participant in participants:
             for change in participant.changes:
                 with suppress(AnabranchError):  # it is committed; who receives there finds out
                     self._places.mirror(change.subscription, change.subscribe)
@@ -381,10 +378,6 @@ class Transaction:
             for participant, place in self._order
             if place >= 0
         ]
-
-    def _mark_requeued(self) -> None:
-        if any(participant.acks for participant in self._participants.values()):
-            mark_requeued(list(self._participants.values()))
 
     def prepare(self) -> None:
         """The first phase of an external transaction: durable, unseen, held until its manager says
@@ -403,7 +396,7 @@ class Transaction:
             self._ending(partial(self._hold, self.xid))
 
     def _hold(self, xid: Xid) -> None:
-        self._mark_requeued()
+        mark_requeued(self._participants.values())
         self._coordinator.hold(self._global, xid)
         if self._participants:
             self._global.told = "prepared"
@@ -417,7 +410,7 @@ class Transaction:
         with self._lock:
             self._require_active()
             try:
-                self._mark_requeued()
+                mark_requeued(self._participants.values())
                 self._coordinator.prepare(self._global)
             except KeyboardInterrupt:
                 self._interrupted("rolled back")

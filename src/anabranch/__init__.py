@@ -46,7 +46,7 @@ from .router.dbapi import Connection, ProgrammingError
 from .router.queue import Queue
 from .router.router import Router, RouterStats, open
 from .router.topic import Subscriber, Topic
-from .router.transactions.operator import Heuristic, InDoubt
+from .router.transactions.outcomes import Heuristic, InDoubt
 from .router.transactions.states import Outcome, TransactionState
 from .router.transactions.transaction import Savepoint, Transaction
 from .router.xid import Xid

@@ -49,8 +49,8 @@ class TestClosed:
             router.send("a.x,b.x", b"before")
             prepare = router.coordinator._prepare
 
-            def slow(transaction: GlobalTransaction) -> None:
-                prepare(transaction)
+            def slow(*arguments: Any) -> None:
+                prepare(*arguments)
                 prepared.set()
                 assert go_on.wait(SOON)
 
