@@ -139,9 +139,6 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def __bool__(self) -> bool:
-        return True
-
     def seq(self, index: int) -> int:
         return self.first + self.offsets[index]
 

@@ -119,7 +119,7 @@ class SwapFiles:
         return file
 
     def read(self, address: Address) -> list[bytes]:
-        """The records of an entry. Raises ReadError, which names file and offset, and OSError."""
+        """The records of an entry. Raises ReadError, which names file and offset (invariant 9), and OSError."""
         file, offset, length = address
         with file.path.open("rb", buffering=0) as opened:
             fd = opened.fileno()
