@@ -392,6 +392,9 @@ class Adapter(Protocol):
         """A class method: the id of the store in a directory, None if it holds none of this kind or the id does not
         read. Changes nothing, takes no lock. Raises OSError if the directory cannot be read."""
 
+    # `is_contained(options)`, a class method, may be there: whether all of a store lies in its directory. Then a store
+    # of one destination goes with that destination.
+
     # `check_options(options)`, a class method, may be there: it raises ConfigError for what is wrong with options and
     # their model cannot know. It touches nothing; `anabranch check` calls it.
 

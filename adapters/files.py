@@ -157,6 +157,15 @@ def unfinished(path: Path, store_id: bytes) -> Path:
     return path.with_name(f".{path.name}.{store_id.hex()}.tmp")
 
 
+def remove_directory(path: Path, store_id: bytes) -> None:
+    """Remove a store's directory, whole or not at all whatever crash comes (rule D2): put aside it looks as if it had
+    never been finished, and is swept at the next open. Raises OSError."""
+    aside = unfinished(path, store_id)
+    path.rename(aside)
+    sync_directory(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def sweep_unfinished(directory: Path, name: str | None = None) -> int:
     """Remove what a crash left of stores that were being made in a directory (of the one store `name`); how many."""
     if not directory.is_dir():

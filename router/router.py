@@ -364,9 +364,17 @@ class Router:
         for of_store in by_store.values():
             of_store[0].store.ack(of_store)
 
-    def destinations(self) -> list[Destination]:
-        """All that have been sent to and not deleted, in order of their names."""
-        return sorted({d for stats in self.stats().stores.values() for d in stats.destinations}, key=str)
+    def destinations(self, prefix: str = "") -> list[Destination]:
+        """All that have been sent to or subscribed to and not deleted, in order of their text; with a prefix those
+        whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had just
+        been deleted, until its store is opened."""
+        self.places.require_open()
+        return sorted((d for d in self.places.destinations() if str(d).startswith(prefix)), key=str)
+
+    def exists(self, destination: Address) -> bool:
+        """Whether it has been sent to or subscribed to and not deleted. No store is asked, as by `destinations`."""
+        self.places.require_open()
+        return self.places.is_recorded(resolve(destination))
 
     def delete(self, destination: Address) -> int:
         """Remove a destination and its messages; returns how many."""

@@ -70,6 +70,7 @@ class OpenStores:
         self._lock = threading.RLock()  # re-entrant, for signal handlers: another router's call may come here too
         self._open: dict[str, Store] = {}
         self._exclusive: dict[str, threading.RLock] = {}
+        self._removing: dict[str, threading.RLock] = {}
         self._last_seqs: dict[str, int] = {}
         """Of stores that were closed."""
         self.by_destination: dict[Destination, Store] = {}
@@ -118,10 +119,25 @@ class OpenStores:
     @contextmanager
     def exclusive(self, path: str) -> Iterator[None]:
         """Nobody else makes, opens or closes the store at this path meanwhile."""
-        with self._lock:
-            lock = self._exclusive.setdefault(path, threading.RLock())
-        with lock:
-            yield
+        while True:
+            with self._lock:
+                lock = self._exclusive.setdefault(path, threading.RLock())
+            with lock:
+                if self._exclusive.get(path) is lock:  # else the store was removed while we waited
+                    yield
+                    return
+
+    @contextmanager
+    def removing(self, path: str) -> Iterator[None]:
+        """Nobody else removes a destination of the store at this path meanwhile, or finds that store by one. Taken
+        before `exclusive`."""
+        while True:
+            with self._lock:
+                lock = self._removing.setdefault(path, threading.RLock())
+            with lock:
+                if self._removing.get(path) is lock:  # likewise
+                    yield
+                    return
 
     def open(self, row: StoreRow) -> Store:
         """The store of a row, opened if it is not open."""
@@ -170,6 +186,11 @@ class OpenStores:
         self._found_in.setdefault(row.path, set()).add(destination)
         self.by_destination[destination] = store
 
+    def forget(self, destination: Destination, row: StoreRow) -> None:
+        """Look for the store of a destination again."""
+        self.by_destination.pop(destination, None)
+        self._found_in.get(row.path, set()).discard(destination)
+
     def forget_found(self) -> None:
         """Look for the store of each destination again."""
         self.by_destination.clear()
@@ -216,6 +237,21 @@ class OpenStores:
                     self._close(row.path)
         if destination is not None and self.by_destination.get(destination) is store:
             self.by_destination.pop(destination, None)
+
+    def discard(self, row: StoreRow, remove: Callable[[], None]) -> bool:
+        """Close a store if nobody needs it open, call `remove`, and keep nothing of it; returns whether it did. With
+        `removing` held."""
+        with self.exclusive(row.path):
+            store = self._open.get(row.path)
+            if store is None or not self._retired(store):
+                return False
+            self._close(row.path)
+            remove()
+            with self._lock:  # whoever waits for one of these locks takes the next one
+                self._last_seqs.pop(row.path, None)
+                self._exclusive.pop(row.path, None)
+                self._removing.pop(row.path, None)
+            return True
 
     def close_at(self, path: str) -> None:
         """Close the store at a path if it is open."""
@@ -312,9 +348,8 @@ class OpenStores:
 
     def _close_if_idle(self, path: str) -> bool:
         """Unless it is being closed or opened already."""
-        with self._lock:
-            store, lock = self._open.get(path), self._exclusive[path]
-        if not lock.acquire(blocking=False):
+        store, lock = self._open.get(path), self._exclusive.get(path)
+        if lock is None or not lock.acquire(blocking=False):
             return False
         try:
             if store is None or self._open.get(path) is not store or not self._retired(store):

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...policies.errors import CorruptionError, StoreFailedError
 from ...policies.options import StoreOptions
@@ -21,6 +21,10 @@ from .changes import Branch, Change
 from .delivery import Place, Rows
 from .plan import Plan
 from .states import Catalog, DestinationState
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .writers import Writer
 
 
 class ReadError(CorruptionError):
@@ -50,6 +54,8 @@ class Settings:
     """The most changes that share one write of a thread of the store's own."""
     gather_seconds: float = 0.0
     """How long such a write waits for more changes."""
+    promise_max: int = 0
+    """The most bytes that are kept free for the outcome of one prepared branch."""
     outcome_timeout: float = 0.0
     """Seconds for which a caller waits to be told whether a write took effect whose outcome was unknown at first."""
 
@@ -124,6 +130,11 @@ class Backend(Rows, Protocol):
 
     def __init__(self, name: str, directory: Path, options: Any, index_directory: Path | None = None) -> None: ...
 
+    @classmethod
+    def is_contained(cls, options: Any) -> bool:
+        """Whether all of a store lies in its directory: then a store of one destination goes with that destination."""
+        return False
+
     # `create` and `identify`, class methods, are those of an Adapter (adapters/base.py); `check_options` may be there.
 
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
@@ -132,6 +143,11 @@ class Backend(Rows, Protocol):
 
     def close(self, clean: bool) -> None:
         """Leave all durable, if `clean`, and let go of the directory. Idempotent. Nothing is written meanwhile."""
+
+    def writer(self, engine: Engine) -> Writer | None:
+        """Called before `open`. What writes, if the backend brings it itself: then `write` and `took_effect` are never
+        called, and what is written is handed to `Sequencer.accept` and `Engine.take`. None: the core's."""
+        return None
 
     def require_owned(self) -> None:
         """Raise StoreFailedError if the directory's lock, or the store's lease, was lost."""

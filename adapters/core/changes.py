@@ -86,9 +86,10 @@ class Change(Protocol):
         """Where a message may have become free by it."""
 
 
-def apply_all(changes: Sequence[Change], table: Table) -> None:
-    """In order, messages that follow each other to one destination with one call."""
-    if len(changes) == 1:
+def apply_all(changes: Iterable[Change], table: Table) -> None:
+    """In order, messages that follow each other to one destination with one call. The next change is asked for once
+    the one before it is applied, unless both are messages."""
+    if type(changes) is list and len(changes) == 1:
         changes[0].apply(table)
         return
     sends: list[Send] = []
@@ -136,6 +137,8 @@ class Send:
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
+        if not self.state.declared:  # it may have been dropped, and be there anew, since its sender looked it up
+            self.state = plan.current(self.state)
         key = None
         if self.name is not None:
             key = (self.state.number, self.name)
@@ -305,6 +308,8 @@ class Subscribe:
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
         """The subscription, and whether it was there already."""
+        if not self.state.declared:
+            self.state = plan.current(self.state)
         known = plan.subscriptions(self.state).get(self.subscription.key)
         if known is not None:
             return known, True
@@ -400,8 +405,8 @@ class Branch:
         return Prepared(self.transaction, self.participants, len(self.sends), len(self.acks))
 
     @property
-    def size(self) -> int:
-        """At most so many bytes its outcome takes."""
+    def outcome_size(self) -> int:
+        """At most so many bytes its outcome takes when it is written."""
         return sum(change.size for change in self.changes) + SMALL_BYTES
 
 
@@ -441,7 +446,7 @@ class Commit:
 
     @property
     def size(self) -> int:
-        return self.branch.size
+        return self.branch.outcome_size
 
     def plan(self, plan: Plan) -> list[Any] | None:
         """What comes of its changes; None if it was committed or rolled back before."""

@@ -360,9 +360,13 @@ class Delivery:
                 return True
         return False
 
+    def has_room(self, feed: Feed) -> bool:
+        """Whether more of its messages may be leased, as far as is applied."""
+        return len(feed.held) < self._max_leases
+
     def require_room(self, feed: Feed) -> None:
         """Raise StoreFullError if as many of its messages are leased as may be."""
-        if len(feed.held) >= self._max_leases:
+        if not self.has_room(feed):
             raise StoreFullError(
                 f"{len(feed.held)} messages of {feed.state.destination} in store {self._name!r} are leased; max_leases "
                 f"is {self._max_leases}: ack or release some"

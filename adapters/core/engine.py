@@ -1,7 +1,7 @@
 """From what is written to what is seen: plans wait here until somebody reads, and are then applied in order (rule X2).
 
 E1  A plan counts once it is in `_pending`. Applied it is under the lock, in order, once; who was interrupted in between
-    leaves `_interrupted`, and whoever takes the lock next makes it whole.
+    leaves `interrupted`, and whoever takes the lock next makes it whole.
 E2  Holds end before the backend applies: the other way round a dead message would stay held.
 """
 
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 APPLY_AT: Final = 1024
 """A sender that leaves so many changes pending applies them, if nobody else is at it."""
+PENDING_MAX: Final = 20_000
+"""Changes; beyond it a sender waits until they are applied (invariant 10)."""
 TOGETHER_MAX: Final = 1024
 """Plans that are applied together."""
 COMMITTED_MAX: Final = 100_000
@@ -57,7 +59,12 @@ class Engine:
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
-        self._interrupted = False
+        self._taken = 0
+        self.interrupted = False
+        """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
+        else. A backend sets it around what it does to its rows beside `apply`."""
+        self.writing_out = False
+        """The backend holds the lock for long: who only wants to help does not wait for it."""
         self.written: Plan | None = None
         """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
@@ -93,9 +100,13 @@ class Engine:
     def fail(self, cause: BaseException) -> None:
         """Stop for good (invariant 7)."""
         if self.failed is None:
-            self.failed = cause
             log.error("store %s has failed: %s", self.name, cause)
-            self.wake_all()
+            self.stop(cause)
+
+    def stop(self, cause: BaseException) -> None:
+        """The same where it has been told already."""
+        self.failed = cause
+        self.wake_all()
 
     def check(self) -> None:
         """Before taking the lock: raise what `ensure_usable` raises, since in a forked child another thread's hold on
@@ -129,9 +140,10 @@ class Engine:
     def take(self, plan: Plan) -> None:
         """A plan has become as durable as the policy asks. Called by who writes, in order; again after an
         interruption, for the same."""
-        if plan.changes and (not self._pending or self._pending[-1] is not plan):
+        if plan.number > self._taken:
             self.pending_changes += len(plan.changes)
             self._pending.append(plan)
+            self._taken = plan.number
         if plan.subscribed:
             self._changed = plan.number
         for change in plan.changes:
@@ -169,12 +181,13 @@ class Engine:
         applied."""
         if self.closed or self.failed is not None or self._guard is not None:
             self.ensure_usable()
-        if drained or self._interrupted or self.written is not None:
+        if drained or self.interrupted or self.written is not None:
             self.drain()
 
     def help(self) -> None:
-        """Apply what is pending, if there is much of it."""
-        if self.pending_changes >= APPLY_AT:
+        """Apply what is pending, if there is much of it; wait for who has the lock for long only if there is very
+        much."""
+        if self.pending_changes >= APPLY_AT and (not self.writing_out or self.pending_changes > PENDING_MAX):
             try:
                 self.check()
                 with self.lock:
@@ -186,13 +199,13 @@ class Engine:
         """With the lock held: apply what is pending."""
         if self.written is not None:
             self.finish()
-        if self._interrupted:
+        if self.interrupted:
             applied = self.backend.recover()
             for plan in list(self._pending):  # the interruption may have come between the rows and what follows
                 if self._applied < plan.number <= applied:
                     self._finish(plan.changes)
             self._applied = applied
-            self._interrupted = False
+            self.interrupted = False
         pending = self._pending
         while pending:
             for _ in range(self._apply_some()):
@@ -233,14 +246,14 @@ class Engine:
                 break
         if not changes:
             return count
-        self._interrupted = True
+        self.interrupted = True
         for change in changes:
             if type(change) is not Send:
                 change.settle(self.delivery)
         self.backend.apply(changes, number)
         self._finish(changes)
         self._applied = number
-        self._interrupted = False
+        self.interrupted = False
         return count
 
     def _finish(self, changes: Sequence[Change]) -> None:

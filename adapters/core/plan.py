@@ -53,7 +53,7 @@ class Plan:
         """Put a ticket's changes behind what is there. One that is refused leaves nothing."""
         done = len(self.changes)
         try:
-            ticket.outcomes = [change.plan(self) for change in ticket.changes]
+            ticket.outcomes = [change.plan(self) for change in ticket.content]
         except AnabranchError as error:
             if len(self.changes) != done:
                 raise AssertionError(f"a ticket was refused half way: {error}") from error
@@ -74,6 +74,10 @@ class Plan:
         if known is None and not any(state.number == key[0] for state in self.removed):
             known = self._sequencer.window.get(key)
         return known
+
+    def current(self, state: DestinationState) -> DestinationState:
+        """Of the same destination, the one that is in the catalog."""
+        return self._sequencer.catalog.current(state)
 
     def is_declared(self, state: DestinationState) -> bool:
         """Whether a destination is there by then."""

@@ -54,7 +54,7 @@ class Sending:
         send = Send(state, record, name, order, expires_at_ms)
         ticket = Ticket((send,), send.size, bool(sync))
         if self.room.limited:
-            ticket.reservation = self.reserve([send])
+            ticket.held = self.reserve([send])
         self._engine.sends += 1
         return ticket
 
@@ -136,7 +136,7 @@ class Sending:
             tickets.append(Ticket(sends[first:], size, bool(sync)))
         reservation = self.reserve(sends)
         for ticket in tickets:
-            ticket.reservation = reservation
+            ticket.held = reservation
         del reservation
         self._writer.submit_all(tickets)
         engine.sends += len(sends)

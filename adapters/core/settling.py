@@ -59,7 +59,7 @@ class Settling:
             if not changes:
                 return []
             ticket = Ticket(changes, sum(change.size for change in changes), sync)
-            ticket.reservation = reservation
+            ticket.held = reservation
             del reservation
             self._writer.submit(ticket)
             outcomes = self._writer.wait(ticket)
@@ -90,7 +90,7 @@ class Settling:
             leases = engine.delivery.take(self._store, messages, hold, LEAVING)
             changes = [*first, *acks_of(leases)]
             ticket = Ticket(changes, sum(change.size for change in changes), sync)
-            ticket.reservation = reservation
+            ticket.held = reservation
             del reservation
             ticket.future = (future, lambda done: result(done.outcomes))
             future.add_done_callback(lambda done: self._acked(done, leases, hold))

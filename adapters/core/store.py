@@ -87,7 +87,8 @@ class CoreStore:
     def _begin(self) -> None:
         """The state of a store that is not open yet."""
         self._engine = engine = Engine(self.name, self.backend)
-        self._writer: Writer = Threaded(engine) if self.backend.threaded else Direct(engine)
+        own = self.backend.writer(engine)
+        self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
         self._sending = Sending(engine, self._writer)
         self._receiving = Receiving(self, engine)
         self._settling = Settling(self, engine, self._writer, self._sending.write)
@@ -103,6 +104,11 @@ class CoreStore:
     def identify(cls, directory: Path) -> bytes | None:
         """The id of the store in a directory, None if there is none."""
         return cls.backend_type.identify(directory)  # type: ignore[attr-defined,no-any-return]
+
+    @classmethod
+    def is_contained(cls, options: Any) -> bool:
+        """Whether all of a store lies in its directory."""
+        return cls.backend_type.is_contained(options)
 
     # Opening and closing
 
@@ -152,13 +158,23 @@ class CoreStore:
         engine.closed = True
         try:
             with engine.lock:
-                clean = engine.failed is None
-                if clean:
-                    engine.drain()
-                self.backend.close(clean)
-        finally:
+                self._close_backend()
+        except Exception:
             self._opened = False
+            raise
+        finally:
             engine.wake_all()
+        self._opened = False  # not after Ctrl-C: then close() may be called again
+
+    def _close_backend(self) -> None:
+        engine = self._engine
+        try:
+            if engine.failed is None:
+                engine.drain()
+        except Exception:
+            self.backend.close(clean=False)
+            raise
+        self.backend.close(clean=engine.failed is None)
 
     def _look_after_owner(self) -> None:
         """A store that has lost its directory writes nothing more."""
@@ -409,6 +425,7 @@ class CoreStore:
             if self.volatile and self._holds_anything():
                 return False
             engine.closed = True
+            self._writer.refuse_more()
             return True
 
     def _holds_anything(self) -> bool:

@@ -86,6 +86,7 @@ class Transactions:
             self._claim_again(branch)
             if self._sending.room.limited:
                 branch.reservation = self._sending.room.hold(sequencer.amount(branch.sends))
+            branch.promise = self._promise(branch)
             sequencer.prepared[transaction] = branch
 
     def _claim_again(self, branch: Branch) -> None:
@@ -122,7 +123,9 @@ class Transactions:
         branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
         branch.reservation, branch.leases = room, leases
         self._backend.stage(branch)
-        branch.payload = payload_of(participants, branch.changes)
+        if not self._backend.volatile:  # else nobody ever reads it back
+            branch.payload = payload_of(participants, branch.changes)
+        branch.promise = self._promise(branch)
         try:
             step = self._step(Prepare(branch), lambda outcome: None, sync)
         except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
@@ -172,8 +175,26 @@ class Transactions:
             self._writer.flush()
         return prepared.get(transaction)
 
-    def _step(self, change: Change, result: Callable[[Any], T], sync: bool = False, unsynced: bool = False) -> Step[T]:
+    def _promise(self, branch: Branch) -> int:
+        """Bytes to keep free for its outcome, which takes at most so many. None where that is more than can be kept: on
+        a full disk such a one waits for room."""
+        size = branch.outcome_size
+        return size if size <= self._backend.settings.promise_max else 0
+
+    def _step(
+        self,
+        change: Prepare | Commit | Rollback,
+        result: Callable[[Any], T],
+        sync: bool = False,
+        unsynced: bool = False,
+    ) -> Step[T]:
         ticket = Ticket([change], change.size, sync, unsynced)
+        if type(change) is Prepare:
+            ticket.promise = change.branch.promise
+        else:
+            # The branch lets go of its room once it is settled, the ticket once its messages are counted as held:
+            # between the two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
+            ticket.held = change.branch.reservation
         self._writer.submit(ticket)
         return Step(self._writer, self._sending.wait, ticket, result)
 

@@ -1,5 +1,5 @@
 """How tickets become writes: one after the other on the thread of whoever comes (Direct), or many together on a thread
-of the store's own (Threaded). A journal has a third way, its log (adapters/wal).
+of the store's own (Threaded). A backend may bring a third way (Backend.writer): a journal's is its log.
 
 All of them keep the order of submission, and none loses a ticket whose caller is interrupted.
 """
@@ -44,14 +44,14 @@ PAUSE_MAX: Final = 0.5
 class Writer(Protocol):
     """What the store needs of each."""
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: Ticket, /) -> object:
         """Queue it. Raises what Engine.ensure_usable raises, and RuntimeError in a signal handler (rule G3); then it is
         not queued."""
 
-    def submit_all(self, tickets: Sequence[Ticket]) -> None:
+    def submit_all(self, tickets: Sequence[Ticket], /) -> object:
         """Queue them next to each other: all, or none if this raises."""
 
-    def wait(self, ticket: Ticket) -> list[Any]:
+    def wait(self, ticket: Ticket, /) -> list[Any]:
         """Until it is done. Returns what came of its changes, or raises what it failed with. An interruption leaves
         its outcome unknown (rule G3)."""
 
@@ -63,6 +63,9 @@ class Writer(Protocol):
 
     def undisturbed(self, work: Callable[[], T]) -> T:
         """What `work` returns, done while nothing is written and all that was is applied."""
+
+    def refuse_more(self) -> None:
+        """The store takes nothing more (`Engine.closed` is set); what is queued is still written."""
 
     def close(self) -> None:
         """Write what is queued; refuse what comes later. Idempotent."""
@@ -114,6 +117,9 @@ class Direct:
 
     def undisturbed(self, work: Callable[[], T]) -> T:
         return work()  # it holds the lock whenever it looks
+
+    def refuse_more(self) -> None:
+        """It asks the engine."""
 
     def close(self) -> None:
         with self._engine.lock:
@@ -170,6 +176,9 @@ class Threaded:
         self.submit(ticket)
         self.wait(ticket)
 
+    def refuse_more(self) -> None:
+        """It asks the engine."""
+
     def undisturbed(self, work: Callable[[], T]) -> T:
         self.flush()
         with self._lead:
@@ -184,7 +193,7 @@ class Threaded:
     def _put(self, tickets: Sequence[Ticket]) -> None:
         with self._count_lock:
             self._queue.extend(tickets)
-            self._queued_changes += sum(len(ticket.changes) for ticket in tickets)
+            self._queued_changes += sum(len(ticket.content) for ticket in tickets)
             self._queued_bytes += sum(ticket.size for ticket in tickets)
         self._nudge()
         if self._ended:
@@ -243,9 +252,9 @@ class Threaded:
 
     def _fetch(self, tickets: list[Ticket]) -> None:
         """Add those from the queue that the same write has room for."""
-        changes, size = sum(len(ticket.changes) for ticket in tickets), sum(ticket.size for ticket in tickets)
+        changes, size = sum(len(ticket.content) for ticket in tickets), sum(ticket.size for ticket in tickets)
         while self._queue:
-            changes += len(self._queue[0].changes)
+            changes += len(self._queue[0].content)
             size += self._queue[0].size
             if tickets and (changes > self._settings.batch_changes_max or size > BATCH_BYTES_MAX):
                 break
@@ -269,7 +278,7 @@ class Threaded:
     def _pop(self) -> Ticket:
         with self._count_lock:
             ticket = self._queue.popleft()
-            self._queued_changes -= len(ticket.changes)
+            self._queued_changes -= len(ticket.content)
             self._queued_bytes -= ticket.size
         return ticket
 

@@ -148,6 +148,11 @@ class JournalStore:
             return made.create(first_segment(options.segment_size, options.file_mode))
 
     @classmethod
+    def is_contained(cls, options: JournalOptions) -> bool:
+        """Whether all of a store lies in its directory, if its index does."""
+        return True
+
+    @classmethod
     def identify(cls, directory: Path) -> bytes | None:
         """The id of the store in a directory, None if there is none."""
         return StoreDirectory("", directory, None).identify()

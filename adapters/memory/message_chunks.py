@@ -27,10 +27,12 @@ MESSAGES_MAX: Final = 1024
 """Of one chunk."""
 MASKS: Final = tuple((1 << n) - 1 for n in range(MESSAGES_MAX + 1))
 BITS: Final = tuple(1 << n for n in range(MESSAGES_MAX))
-CHUNK_COST: Final = 1100
+CHUNK_COST: Final = 1000
 """Bytes of memory that a chunk takes beside its records, with the most compact of its arrays."""
 ADDRESS_COST: Final = 250
 """Likewise, each of its entries in the swap."""
+COUNT_COST: Final = 128
+"""Likewise, how often one message has come back."""
 NUMBERS_COST: Final = 12
 """Bytes that an open chunk keeps of each message: offset and size."""
 
@@ -79,6 +81,11 @@ class Lane:
             if index < len(chunk.offsets):
                 yield chunk, index
             at += 1
+
+    def between(self, first: int, last: int) -> list[Chunk]:
+        """The chunks that may have messages between two seqs, both included."""
+        start = max(0, bisect_right(self.chunks, first, key=_first) - 1)
+        return self.chunks[start : bisect_right(self.chunks, last, key=_first)]
 
     def drop(self, chunk: Chunk) -> None:
         """Idempotent."""
@@ -170,7 +177,7 @@ class Chunk:
         """Bytes of memory that it takes."""
         return (
             CHUNK_COST + self.resident + self._array_bytes + ADDRESS_COST * len(self.addresses) + 64 * len(self.acked)
-            + 128 * len(self.counts)
+            + COUNT_COST * len(self.counts)
         )  # fmt: skip
 
     def bytes_of(self, mask: int) -> int:

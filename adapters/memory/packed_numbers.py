@@ -62,9 +62,9 @@ def packed_ascending(offsets: Sequence[int]) -> Sequence[int]:
 
 
 def packed_sizes(sizes: Sequence[int]) -> Sequence[int]:
-    """The same numbers, which are not negative."""
+    """The same numbers, which are below 1 << 32."""
     most = max(sizes)
-    return array("H" if most < 1 << 16 else "I" if most < 1 << 32 else "Q", sizes)
+    return array("B" if most < 1 << 8 else "H" if most < 1 << 16 else "I", sizes)
 
 
 def bytes_of(numbers: object) -> int:

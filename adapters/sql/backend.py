@@ -112,6 +112,10 @@ class SqlBackend(Backend):
         return StoreDirectory(name, directory, options.file_mode).create(fill)
 
     @classmethod
+    def is_contained(cls, options: SqlOptions) -> bool:
+        return options.url is None
+
+    @classmethod
     def identify(cls, directory: Path) -> bytes | None:
         return StoreDirectory("", directory).identify()
 

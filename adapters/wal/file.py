@@ -39,3 +39,12 @@ def zero_fill(fd: int, start: int, end: int) -> None:
         size = min(FILL_MAX, end - start)
         write_all(fd, _ZEROS[:size], start)
         start += size
+
+
+def allocate(fd: int, start: int, end: int) -> None:
+    """Take so much of the disk without writing it, for bytes that are about to be: a large batch is not written twice.
+    Where the operating system cannot, zeros do it. Raises OSError."""
+    if not hasattr(os, "posix_fallocate"):
+        zero_fill(fd, start, end)
+        return
+    os.posix_fallocate(fd, start, end - start)

@@ -13,6 +13,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any, Final
 
@@ -125,7 +126,7 @@ class GroupCommit(ABC):
                 "do it after the handler, or in another thread"
             )
 
-    def submit_all(self, tickets: list[Ticket]) -> None:
+    def submit_all(self, tickets: Sequence[Ticket]) -> None:
         """Queue them, next to each other: all, or none if this raises."""
         self._require_usable()
         self._queue.extend(tickets)
@@ -158,7 +159,7 @@ class GroupCommit(ABC):
         try:
             while not ticket.done:
                 if lead.locked():
-                    self._follow(ticket)
+                    ticket.wait(HINT_WAIT)  # until it is done, or it may be time to lead
                     continue
                 with lead:
                     self._lead_once()
@@ -174,19 +175,9 @@ class GroupCommit(ABC):
             raise error from ticket.error.__cause__
         return ticket.outcomes
 
-    def _follow(self, ticket: Ticket) -> None:
-        """Wait until the ticket is done, or until it may be time to lead."""
-        waiter = ticket.waiter
-        if waiter is None:
-            waiter = threading.Lock()
-            waiter.acquire()
-            ticket.waiter = waiter
-        if not ticket.done:
-            waiter.acquire(timeout=HINT_WAIT)
-
     def _hand_on(self) -> None:
         try:
-            (self._unsynced_queue or self._queue)[0].hint()
+            (self._unsynced_queue or self._queue)[0].wake()
         except IndexError:
             pass  # nobody waits
 

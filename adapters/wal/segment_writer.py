@@ -10,7 +10,7 @@ from ...policies.errors import CorruptionError
 from ..background import shared
 from ..files import FULL
 from . import format as f
-from .file import FILL_MAX, FILL_MIN, zero_fill
+from .file import FILL_MAX, FILL_MIN, allocate, zero_fill
 from .files import SegmentFiles
 from .segment import Segment, SegmentTable
 from .syncing import Syncer
@@ -114,7 +114,11 @@ class SegmentWriter:
         chunk = min(max(segment.allocated, FILL_MIN), FILL_MAX)
         target = min(segment.capacity, max(end, segment.allocated + chunk))
         try:
-            zero_fill(segment.file.fd, segment.allocated, target)
+            if end - segment.allocated > FILL_MAX:
+                target = end
+                allocate(segment.file.fd, segment.allocated, end)
+            else:
+                zero_fill(segment.file.fd, segment.allocated, target)
         except OSError as error:
             target = min(target, os.fstat(segment.file.fd).st_size)  # the disk had room for less than a chunk
             if error.errno not in FULL or target < end:

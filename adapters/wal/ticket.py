@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -47,13 +48,15 @@ class Ticket:
     may_use_reserve = False
     """It may use what is kept free: there is more room after it than before, or room was promised to it."""
 
-    def __init__(self, content: Any, size: int, sync: bool) -> None:
+    def __init__(self, content: Any, size: int, sync: bool = False, unsynced: bool = False) -> None:
         self.content = content
         """The encoder's alone; () in one that only waits for those before it."""
         self.size = size
         """At most so many bytes its records take."""
         self.sync = sync
         """It counts only once it is synced, whatever the policy."""
+        if unsynced:
+            self.unsynced = True
 
     def finish(self, error: BaseException | None) -> None:
         """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
@@ -62,18 +65,28 @@ class Ticket:
         self.held = None
         future = self.future
         if future is not None and not self.done:
-            result = None if error is not None else future[1](self)
-            shared().resolve([(future[0], result, error)])
+            result = None if self.error is not None else future[1](self)
+            shared().resolve([(future[0], result, self.error)])
         self.done = True
         if self.waiter is not None:
-            self.hint()
+            self.wake()
 
-    def hint(self) -> None:
-        """Wake the thread that waits for it, if one does."""
+    def wake(self) -> None:
+        """Let the thread that waits for it look, if one does."""
         try:
             self.waiter.release()
         except (AttributeError, RuntimeError):
             pass  # nobody waits, or it was awake already
+
+    def wait(self, seconds: float) -> None:
+        """Until it may be done, or so long. One thread waits for it at a time."""
+        waiter = self.waiter
+        if waiter is None:
+            waiter = threading.Lock()
+            waiter.acquire()
+            self.waiter = waiter
+        if not self.done:
+            waiter.acquire(timeout=seconds)
 
 
 class Tail(NamedTuple):

@@ -47,12 +47,18 @@ class Participant:
         while True:
             assert self.store is not None
             try:
-                return call(self.store)
+                return places.call_recorded(self.store, self.destinations, call)
             except ClosedError:
                 if self.acks or self.first is None:
                     raise
                 places.forget_closed(self.first, self.store)
                 self.store = places.store_for(self.first)
+
+    def destinations(self) -> list[Destination]:
+        """Those that it sends to, or subscribes to."""
+        names = {destination: None for destination, _ in self.sends}
+        names |= {change.subscription.topic: None for change in self.changes if change.subscribe}
+        return list(names)
 
     def unclaim(self) -> None:
         """Nothing is prepared there, or nothing any more: the messages are free again."""

@@ -139,7 +139,7 @@ class Transaction:
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         destinations = resolve_all(destination)
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
-        place = self._places.store_for if persistent else self._places.transient_for
+        place = self._places.store_to_be if persistent else self._places.transient_for
         with self._lock:
             if self._global.state is not ACTIVE:
                 self._require_active()
