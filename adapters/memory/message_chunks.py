@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from .packed_numbers import Numbers, bytes_of, packed, packed_ascending, packed_sizes
+from .packed_numbers import Numbers, Sizes, bytes_of, packed, packed_ascending
 from .swap_files import Address
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Chunk:
         """The seq of its first message."""
         self.offsets: Sequence[int] = array("Q")
         """Of each message: its seq, less `first`. A message is there once it is in here: all else comes before."""
-        self.sizes: Sequence[int] = array("I")
+        self.sizes: array[int] | Sizes = array("I")
         """Of each message: bytes of its record."""
         self.records: list[bytes | None] = []
         """Those in memory: of the message at `out`, and so on. None for a dead one."""
@@ -196,7 +196,8 @@ class Chunk:
         """Add messages at index `first`, the end. `expiries` is empty if none of them expires. May be done again
         after `mend`."""
         sizes = [len(record) for record in records]
-        self.sizes.extend(sizes)  # type: ignore[attr-defined]
+        assert isinstance(self.sizes, array)
+        self.sizes.extend(sizes)
         self.records += records
         more = NUMBERS_COST
         if expiries or self.expiries is not None:
@@ -215,7 +216,7 @@ class Chunk:
         it takes."""
         size = len(record)
         more = memory_of(size)
-        self.sizes.append(size)  # type: ignore[attr-defined]
+        self.sizes.append(size)  # type: ignore[union-attr]
         self.records.append(record)
         self._array_bytes += NUMBERS_COST
         self.total_bytes += size
@@ -230,7 +231,7 @@ class Chunk:
             for numbers in (self.sizes, self.expiries, self.positions):
                 if isinstance(numbers, array):
                     del numbers[length:]
-        self.total_bytes = sum(self.sizes[:length])
+        self.total_bytes = sum(self.sizes[index] for index in range(length))
         del self.records[length - self.out :]
         for index in indexes(self.dead >> self.out):
             if index < len(self.records):
@@ -244,7 +245,8 @@ class Chunk:
     def seal(self) -> None:
         """No more messages are added. Idempotent."""
         self.offsets = packed_ascending(self.offsets)
-        self.sizes = packed_sizes(self.sizes)
+        if isinstance(self.sizes, array):
+            self.sizes = Sizes(self.sizes)
         if isinstance(self.expiries, array):
             self.expiries = packed(self.expiries)
         if isinstance(self.positions, array):
