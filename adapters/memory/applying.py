@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from ..core.changes import Branch, Send, Table
 from ..core.delivery import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
-from .memory_limit import DESTINATION_COST, MemoryLimit, nothing
+from .memory_limit import MemoryLimit, nothing
 from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, Chunk, Lane, indexes, memory_of
-from .messages import DestinationMessages, Spot
+from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Spot
 from .swap_files import Address, SwapFiles
 
 
@@ -54,7 +54,7 @@ class MemoryTable(Table):
                 size = sum(chunk.bytes_of(chunk.live) for chunk in of)
                 for known in messages.subscriptions.values():
                     known.count = sum(messages.pending(known, chunk).bit_count() for chunk in of)
-                others += 1 + len(messages.subscriptions)
+                others += messages.cost
                 chunks += of
             state.count, state.bytes = count, size
         catalog.recount()
@@ -311,7 +311,7 @@ class MemoryTable(Table):
         for chunk in messages.chunks():
             chunk.dead |= chunk.live  # for who is browsing it
             self._drop(chunk)
-        memory.used -= DESTINATION_COST * (1 + len(messages.subscriptions))
+        memory.used -= messages.cost
         state.own = None
         self._catalog.count(state, -state.count, -state.bytes)
         memory.unfinished = None
@@ -322,7 +322,7 @@ class MemoryTable(Table):
             self._memory.unfinished = nothing
             messages.subscriptions[known.number] = known
             known.count = sum(messages.pending(known, chunk).bit_count() for chunk in messages.chunks())
-            self._memory.used += DESTINATION_COST
+            self._memory.used += SUBSCRIPTION_COST
             self._memory.unfinished = None
 
     def unsubscribe(self, known: SubscriptionState) -> None:
@@ -336,7 +336,7 @@ class MemoryTable(Table):
             chunk.acked.pop(known.number, None)
             self._memory.count(chunk)
         messages.subscriptions.pop(known.number, None)
-        self._memory.used -= DESTINATION_COST
+        self._memory.used -= SUBSCRIPTION_COST
         self._memory.unfinished = None
 
     def prepare(self, branch: Branch) -> None:

@@ -23,9 +23,9 @@ from ..core.states import Catalog, DestinationState, SubscriptionState
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
 from .directory import StoreDirectory, TransientDirectory
-from .memory_limit import DESTINATION_COST, MemoryLimit
+from .memory_limit import MemoryLimit
 from .message_chunks import ADDRESS_COST, CHUNK_COST, NUMBERS_COST, indexes, memory_of
-from .messages import place_of
+from .messages import DESTINATION_COST, SUBSCRIPTION_COST, place_of
 from .swap_files import SwapFiles
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,8 @@ class MemoryBackend(Backend):
         """Raises StoreFullError and StoreFailedError, and then nothing was written; not for what only frees room, nor
         for the commit of what was prepared."""
         sends = [send for send in changes if type(send) is Send and (send.entitled or not send.state.is_topic)]
-        others = DESTINATION_COST * sum(type(change) is Declare or type(change) is Subscribe for change in changes)
+        others = DESTINATION_COST * sum(type(change) is Declare for change in changes)
+        others += SUBSCRIPTION_COST * sum(type(change) is Subscribe for change in changes)
         prepared = sum(memory_of_branch(change.branch) for change in changes if type(change) is Prepare)
         if not sends and not others and not prepared:
             return

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from ...policies.errors import AnabranchError
 from ..core.states import Catalog, DestinationState
-from .memory_limit import DESTINATION_COST, MemoryLimit
+from .memory_limit import MemoryLimit
 from .message_chunks import Chunk, indexes
 from .messages import DestinationMessages
 from .swap_files import SwapFiles
@@ -29,7 +29,7 @@ def violations(catalog: Catalog, memory: MemoryLimit, swap: SwapFiles) -> Iterat
         messages: DestinationMessages | None = state.own
         if messages is not None:
             chunks += messages.chunks()
-            others += 1 + len(messages.subscriptions)
+            others += messages.cost
             yield from _lanes(messages)
             yield from _counts(messages, memory)
         elif state.count or state.bytes:
@@ -101,7 +101,7 @@ def _entries(chunks: Sequence[Chunk], swap: SwapFiles) -> Iterator[str]:
 
 
 def _memory(chunks: Sequence[Chunk], others: int, memory: MemoryLimit) -> Iterator[str]:
-    used = sum(chunk.cost for chunk in chunks) + DESTINATION_COST * others
+    used = sum(chunk.cost for chunk in chunks) + others
     if used != memory.used:
         yield f"R1 {used} bytes are in memory, {memory.used} are counted"
     there = [chunk for chunk in chunks if not chunk.is_out]

@@ -24,8 +24,6 @@ from .swap_files import Address, SwapFiles
 
 CHUNK_BYTES_MIN: Final = 16 * KIB
 CHUNK_BYTES_MAX: Final = 256 * KIB
-DESTINATION_COST: Final = 2500
-"""Bytes of memory that a destination or a subscription takes, empty."""
 WORTH: Final = 1 * KIB
 """Bytes of records; swapping less than that frees nothing to speak of."""
 AHEAD: Final = 32
@@ -64,10 +62,10 @@ class MemoryLimit:
         chunk.charge = cost
 
     def recount(self, chunks: Sequence[Chunk], others: int) -> None:
-        """Count all chunks anew, and `others`: destinations and subscriptions. Idempotent."""
+        """Count all chunks anew, and `others`: bytes of destinations and subscriptions. Idempotent."""
         for chunk in chunks:
             chunk.charge = chunk.cost
-        self.used = sum(chunk.charge for chunk in chunks) + DESTINATION_COST * others
+        self.used = sum(chunk.charge for chunk in chunks) + others
         there = [chunk for chunk in chunks if not chunk.is_out]
         self.kept = {chunk: None for chunk in there if not chunk.is_written}
         loaded = {chunk for chunk in there if chunk.is_written}

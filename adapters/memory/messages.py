@@ -6,10 +6,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
+from typing import Final
 
 from ..core.delivery import SEQ, Feed, Place
 from ..core.states import DestinationState, SubscriptionState
 from .message_chunks import MASKS, Chunk, Lane, indexes
+
+DESTINATION_COST: Final = 2500
+SUBSCRIPTION_COST: Final = 2000
+"""Bytes of memory that a destination takes, empty, and a subscription."""
 
 Spot = tuple[Chunk, int]
 """Where a message is: its chunk, and its index in it."""
@@ -26,6 +31,11 @@ class DestinationMessages:
         """By order."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number: those that have begun and not ended. (The core's own list is ahead of what is applied.)"""
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory that it takes, beside its chunks."""
+        return DESTINATION_COST + SUBSCRIPTION_COST * len(self.subscriptions)
 
     def lane(self, order: int) -> Lane:
         """Made if it is not there."""
