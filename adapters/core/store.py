@@ -217,6 +217,8 @@ class CoreStore:
         finally:
             engine.wake_all()
         self._opened = False  # not after Ctrl-C: then close() may be called again
+        for feed in engine.catalog.feeds():
+            feed.held.clear()  # leases end with it, also where the same object is opened again
 
     def _close_backend(self) -> None:
         engine = self._engine
@@ -538,7 +540,12 @@ class CoreStore:
         except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
             self.backend.unstage(transaction)
             raise
-        step.refused = lambda: self.backend.unstage(transaction)
+
+        def refused() -> None:
+            branch.reservation = None  # the error's traceback may hold the branch for long
+            self.backend.unstage(transaction)
+
+        step.refused = refused
         return step
 
     def _promise(self, branch: Branch) -> int:
@@ -620,7 +627,6 @@ class CoreStore:
 
     def sync(self) -> None:
         self._engine.ensure_usable()
-        self._writer.flush()
         self.backend.sync()
 
     # Upkeep
