@@ -195,8 +195,9 @@ class Index:
         txn = self._txn
         for state in self.states.values():  # what was declared after the checkpoint the replay counts anew
             state.count = state.bytes = 0
-            state.own.named = False
-            state.own.reset()
+            own = indexed(state)
+            own.named = False
+            own.reset()
         for key, value in txn.cursor(db=self._destinations_db):
             kind, name, count, size = msgspec.msgpack.decode(value)
             state = self._state(ID.unpack(key)[0], Destination(Kind(kind), name))
@@ -304,9 +305,9 @@ class Index:
         self.rows.returned(state, seq, number, count)
 
     def declare(self, state: DestinationState) -> None:
-        self.states[state.number] = state
         own = indexed(state)
         own.changed = own.named = True
+        self.states[state.number] = state
         self.last_number = max(self.last_number, state.number)
 
     def remove(self, state: DestinationState) -> None:
@@ -318,9 +319,9 @@ class Index:
         state.own.changed = state.own.named = False
 
     def subscribe(self, known: SubscriptionState) -> None:
-        self.subscriptions[known.number] = known
         own = known.topic.own
         known.count, known.own = 0, IndexedSubscription(1 << own.free_slot())
+        self.subscriptions[known.number] = known
         own.join(known)
         self.rows.begin(known)
         self.last_number = max(self.last_number, known.number)
