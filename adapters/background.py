@@ -1,4 +1,4 @@
-"""The threads that all stores of a process share (rules G4, M1): workers, leaders, a clock and a notifier.
+"""The threads that all stores of a process share (rules G4, D5): workers, leaders, a clock and a notifier.
 
 Workers do what may take long (checkpoints, reclaiming) or come later; leaders write what is queued for several stores
 at once, so that the stores' waits for the disk overlap. A job that takes long, since its store's disk hangs, holds up

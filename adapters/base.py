@@ -86,9 +86,14 @@ def _plain_value(name: object, value: object, depth: int) -> Any:
     """A value of derived types (an IntEnum, say) as the plain one that it comes back as; nested ones copied."""
     if type(value) in _PLAIN:
         return value
-    for plain in (str, int, float, bytes):
-        if isinstance(value, plain):
-            return str.__str__(value) if isinstance(value, str) else plain(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, bytes):
+        return bytes(value)
     if depth > NESTED_MAX:
         raise ValueError(f"header {str(name)[:40]!r} nests deeper than {NESTED_MAX} lists and maps")
     if isinstance(value, Mapping):
@@ -392,6 +397,9 @@ class Adapter(Protocol):
         """A class method: the id of the store in a directory, None if it holds none of this kind or the id does not
         read. Changes nothing, takes no lock. Raises OSError if the directory cannot be read."""
 
+    # `is_contained(options)`, a class method, may be there: whether all of a store lies in its directory. Then a store
+    # of one destination goes with that destination.
+
     # `check_options(options)`, a class method, may be there: it raises ConfigError for what is wrong with options and
     # their model cannot know. It touches nothing; `anabranch check` calls it.
 
@@ -597,7 +605,7 @@ class Store(Protocol):
     ) -> Future[list[Receipt]]:
         """`commit` without waiting, as `ack_nowait`."""
 
-    # A transaction over several stores, driven by the router (router/coordinator.py). In the store it is one *branch*:
+    # A transaction over several stores, driven by the router (router/transactions). In the store it is one *branch*:
     # claimed acks and sends that are prepared, then committed or rolled back, by the transaction's id of 32 bytes.
 
     def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:

@@ -1,11 +1,11 @@
-"""Who holds which message, and which message is delivered next (rule X6): what all kinds of stores share.
+"""Who holds which message, and which message is delivered next (invariant 2, rule X6): what all kinds of stores share.
 
-D1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
+H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
     `returned`, or, if it is not to be delivered any more, nowhere but in the store (its time is over) and in `_spent`;
     in a second one after an interruption, or if it came back before it was fetched: `lease` gives it once.
-D2  A message that somebody holds is in none of them: LEASED by a receiver, CLAIMED by a transaction, or LEAVING while
+H2  A message that somebody holds is in none of them: LEASED by a receiver, CLAIMED by a transaction, or LEAVING while
     its ack or its return is under way.
-D3  Holds are memory alone: what a store does to its own state, such as restoring an index, does not touch them.
+H3  Holds are memory alone: what a store does to its own state, such as restoring an index, does not touch them.
 
 A topic's message is held for each subscription on its own, under the number `feed.base + seq`.
 """

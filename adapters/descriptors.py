@@ -1,4 +1,4 @@
-"""File descriptors: what the stores of this process may have open, of the number that `ulimit -n` allows it (rule M1).
+"""File descriptors: what the stores of this process may have open, of the number that `ulimit -n` allows it (rule D5).
 
 The limit is shared out anew each time somebody asks, so that an application which changes it need not say so:
 

@@ -1,4 +1,4 @@
-"""The duplicate window: which message ids a store has seen lately (rule X7).
+"""The duplicate window: which message ids a store has seen lately (invariant 3, rule X7).
 
 Asked and filled by one thread at a time, in the order in which messages are stored. In a journal that is the leader:
 when it encodes a send whose id an earlier batch holds, that batch is already on disk, and a send twice in one batch

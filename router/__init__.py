@@ -15,12 +15,9 @@ durable record of which store holds which destination (`placement.mdb`), `reconc
 disk, so that nothing is lost sight of (invariant 6), `layout` and `names` say where directories lie. `addresses` reads
 what users call a destination. `replay` does a usage trace again, `cli` is the command line.
 
-Transactions: `transaction` gathers sends and acks, `open_transactions` counts and times those that are open; `parts` is
-what they do in each store. `coordinator` makes one over several stores one, in two phases around a record in
-`decision_log`; `settling` carries out what is decided where that could not be done at once, `forgetting` lets go of
-what is done everywhere. `xid` names those that a transaction manager decides, `external` holds them until it does;
-`doubt` says what waits, and takes outcomes by hand. `datamanager` is for managers of the `transaction` package, `tpc`
-for the DB-API's.
+`transactions` makes what goes into several stores one: its `__init__` is the guide. What is decided lies in
+`decision_log`; `xid` names those that a transaction manager decides. `data_manager` is for managers of the
+`transaction` package, `dbapi` for Python's DB-API.
 
 On disk, in the configuration's directory: `router.lock`, `placement.mdb`, `stores/<name>/`, `decisions/` once a
 transaction has needed it, and `transient/` while a companion swaps. What survives a crash is each store's affair, and

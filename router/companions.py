@@ -145,6 +145,16 @@ class Companions:
             store.subscribe(_plain(subscription))
         return Companion(store, common.priorities)
 
+    def discard(self, store_id: bytes) -> None:
+        """The store of that id is gone, and its companion with it."""
+        with self.lock(store_id):
+            companion = self._by_store.pop(store_id, None)
+            if companion is not None:
+                companion.store.close()
+                self._durable.pop(companion.store.store_id, None)
+        with self._lock:
+            self._locks.pop(store_id, None)
+
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` once when a companion is made. Returns what ends that."""
         self._watchers.append(wake)

@@ -8,7 +8,7 @@ the message's id still: a transaction that acks a dead letter and sends to its s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,10 +17,10 @@ from ..policies.destination import Destination, Kind
 from ..policies.errors import AnabranchError, DeadLetterError, StoreFullError
 
 if TYPE_CHECKING:
-    from .parts import Part
     from .places import Places
     from .queue import Queue
-    from .transaction import Transaction
+    from .transactions.participant import Participant
+    from .transactions.transaction import Transaction
 
 BATCH_MESSAGES: Final = 100
 """Dead letters of a queue that are put back in one transaction."""
@@ -54,19 +54,23 @@ def labelled(message: Message, reason: str, target: Destination) -> dict[str, An
     return {**message.headers, **labels}
 
 
-def mark_requeued(parts: Sequence[Part]) -> None:
+def mark_requeued(participants: Collection[Participant]) -> None:
     """Of a transaction that is about to be committed or prepared: each send that puts back a dead letter which the
     transaction acks is no duplicate. May be done again."""
-    labels = [message.headers for part in parts for message in part.acks if MESSAGE_ID in message.headers]
+    labels = []
+    for participant in participants:
+        for acked in participant.acks:
+            if MESSAGE_ID in acked.headers:
+                labels.append(acked.headers)  # noqa: PERF401  each commit comes this way: a frame less
     if not labels:
         return
     letters = Counter((headers.get(SOURCE), headers[MESSAGE_ID]) for headers in labels)
-    for part in parts:
-        for place, (destination, message) in enumerate(part.sends):
+    for participant in participants:
+        for place, (destination, message) in enumerate(participant.sends):
             key = (str(destination), message.message_id)
             if letters[key] > 0:
                 letters[key] -= 1
-                part.sends[place] = (destination, message._replace(requeued=True))
+                participant.sends[place] = (destination, message._replace(requeued=True))
 
 
 class _Letter(NamedTuple):

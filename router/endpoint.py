@@ -62,12 +62,18 @@ class Endpoint:
         the same `message_id`).
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        places, destination = self._places, self.destination
         while True:
-            store = (self._places.store_for if persistent else self._places.transient_for)(self.destination)
+            removals = places.removals
+            store = places.store_for(destination) if persistent else places.transient_for(destination)
             try:
-                return store.send(self.destination, body, headers, message_id, sync, priority, expires_at_ms)
+                receipt = store.send(destination, body, headers, message_id, sync, priority, expires_at_ms)
             except ClosedError:
-                self._places.forget_closed(self.destination, store)
+                places.forget_closed(destination, store)
+                continue
+            if places.removals != removals:
+                places.record_again(destination)
+            return receipt
 
     def send_many(self, messages: Iterable[Outgoing | bytes], sync: bool | None = None) -> list[Receipt]:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
@@ -101,13 +107,8 @@ class Endpoint:
 
     def delete(self) -> int:
         """Remove it with all its messages, leased ones too, and its durable subscriptions; returns how many messages
-        there were."""
-        if self._places.store_of(self.destination) is None:
-            return 0
-        # Its place stays: others may be sending.
-        count = self._for_store(lambda store: store.delete(self.destination))
-        companion = self._places.companion_of(self.destination)
-        return count + (companion.store.delete(self.destination) if companion is not None else 0)
+        there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits there."""
+        return self._places.delete(self.destination)
 
     def _for_store(self, call: Callable[[Store], T], persistent: bool = True) -> T:
         return self._places.for_store(self.destination, call, persistent)

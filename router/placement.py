@@ -1,8 +1,9 @@
 """The placement record: which store holds which destination (invariant 6, rules D1 and X5).
 
 LMDB, in `placement.mdb`. A row is durable before its destination's first record, and goes only with its data. It is
-created under another name, synced and renamed, and every change is committed at once. If it is lost, reconcile.py
-records the stores anew that lie where the configuration has them.
+created under another name, synced and renamed. What several threads record at once is one commit; a row that goes
+leaves the file with the next commit, within a second or when the record is closed. If it is lost, reconcile.py records
+the stores anew that lie where the configuration has them.
 
     stores         store id                ->  path, kind, the configuration's name for it
     destinations   hash of the destination ->  kind, name, store id, pattern
@@ -17,24 +18,31 @@ before it are: of one that was lost by a flipped bit in a meta page, the other o
 from __future__ import annotations
 
 import hashlib
+import logging
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 import msgspec
 
+from ..adapters.background import shared
 from ..adapters.files import FILE_MODE, create_lmdb, fill_lmdb, open_lmdb
 from ..adapters.lmdb_file import Commit, Rows, read_commits
 from ..adapters.lmdb_format import LmdbDamagedError
 from ..policies.destination import Destination, Kind
-from ..policies.errors import ClosedError, CorruptionError, PlacementError, StoreLockedError
+from ..policies.errors import AnabranchError, ClosedError, CorruptionError, PlacementError, StoreLockedError
+
+log = logging.getLogger(__name__)
 
 VERSION: Final = 2
 """Version 1 had no sum."""
+FLUSH_SECONDS: Final = 1.0
+"""After so long rows that are gone leave the file, if no other commit has taken them along."""
 MAP_BYTES: Final = 1 << 30
 PAGES_AHEAD: Final = 64
 """More than the change of one row takes."""
@@ -71,9 +79,28 @@ class DestinationRow(msgspec.Struct, frozen=True, array_like=True):
         return Destination(Kind(self.kind), self.name)
 
 
+class _Batch:
+    """Rows that one caller wants in the file, and what came of it."""
+
+    __slots__ = ("committed", "destinations", "gone", "stores")
+
+    def __init__(
+        self,
+        stores: Sequence[StoreRow] = (),
+        destinations: Sequence[DestinationRow] = (),
+        gone: Sequence[bytes | Destination] = (),
+    ) -> None:
+        """`gone` says whose rows are to leave it: ids of stores, and destinations."""
+        self.stores, self.destinations, self.gone = stores, destinations, gone
+        self.committed = False
+
+    def __len__(self) -> int:
+        return len(self.stores) + len(self.destinations) + len(self.gone)
+
+
 class Placement:
-    """The record, open. `_lock` guards the file; the two tables are read by anybody, and never changed but after the
-    commit. The constructor touches nothing."""
+    """The record, open. `_lock` guards the file; the two tables are read by anybody, and a row comes into them only
+    after its commit. The constructor touches nothing."""
 
     def __init__(self, path: Path, file_mode: int = FILE_MODE, require_lock: Callable[[], None] = lambda: None) -> None:
         """`require_lock` raises StoreFailedError if the file may be another's."""
@@ -82,6 +109,12 @@ class Placement:
         self._lock = threading.Lock()
         self.stores: dict[bytes, StoreRow] = {}
         self.destinations: dict[Destination, DestinationRow] = {}
+        self._by_path: dict[str, bytes] = {}
+        self._waiting: deque[_Batch] = deque()
+        """What the next commit takes together."""
+        self._leaving: dict[bytes | Destination, None] = {}
+        """Ids of stores and destinations that are in no table any more, and in the file still."""
+        self._flush_due = False
 
     def open(self) -> None:
         """Read all rows. Raises CorruptionError, and PlacementError for a record of another version."""
@@ -119,6 +152,7 @@ class Placement:
         stores = [msgspec.msgpack.decode(row, type=StoreRow) for _, row in last.tables.get(b"stores", [])]
         rows = [msgspec.msgpack.decode(row, type=DestinationRow) for _, row in last.tables.get(b"destinations", [])]
         self.stores = {row.store_id: row for row in stores}
+        self._by_path = {row.path: row.store_id for row in stores}
         self.destinations = {row.destination: row for row in rows}
         for row in rows:
             if row.store_id not in self.stores:
@@ -144,6 +178,10 @@ class Placement:
 
     def close(self) -> None:
         """Idempotent."""
+        try:
+            self.flush()
+        except (AnabranchError, OSError, lmdb.Error) as error:  # the store's next opening finds them out
+            log.warning("%d rows that are gone stay in %s: %s", len(self._leaving), self._path, error)
         with self._lock:
             if self._env is not None:
                 self._env.close()
@@ -151,48 +189,105 @@ class Placement:
 
     def store_at(self, path: str) -> StoreRow | None:
         """The store that is recorded at a path."""
-        return next((row for row in list(self.stores.values()) if row.path == path), None)
+        store_id = self._by_path.get(path)
+        return self.stores.get(store_id) if store_id is not None else None
 
     def record_store(self, row: StoreRow, destinations: Sequence[DestinationRow] = ()) -> None:
         """The store, and what it holds already, as one. Durable on return."""
-        with self._changing(1 + len(destinations)) as change:
-            change.put(b"stores", row.store_id, msgspec.msgpack.encode(row))
-            for held in destinations:
-                change.put(b"destinations", _key(held.destination), msgspec.msgpack.encode(held))
-        self.destinations.update((held.destination, held) for held in destinations)
-        self.stores[row.store_id] = row
+        self._commit(_Batch([row], destinations))
+
+    def record_destinations(self, rows: Sequence[DestinationRow]) -> None:
+        """Durable on return."""
+        self._commit(_Batch(destinations=rows))
 
     def forget_store(self, store_id: bytes) -> None:
         """Durable on return. Only for a store that no destination is recorded in."""
-        with self._changing() as change:
-            change.delete(b"stores", store_id)
-        self.stores.pop(store_id, None)
-
-    def record_destination(self, row: DestinationRow) -> None:
-        """Durable on return."""
-        with self._changing() as change:
-            change.put(b"destinations", _key(row.destination), msgspec.msgpack.encode(row))
-        self.destinations[row.destination] = row
+        self._commit(_Batch(gone=[store_id]))
 
     def forget_destination(self, destination: Destination) -> None:
         """Durable on return."""
-        with self._changing() as change:
-            change.delete(b"destinations", _key(destination))
-        self.destinations.pop(destination, None)
+        self._commit(_Batch(gone=[destination]))
 
-    @contextmanager
-    def _changing(self, rows: int = 1) -> Iterator[_Change]:
-        with self._lock:
-            if self._env is None:
-                raise ClosedError("the router is closed; open it with anabranch.open(...)")
-            self._require_lock()
-            if rows > 1:
-                fill_lmdb(self._env, self._path, PAGES_AHEAD + 2 * rows)
-            with self._env.begin(write=True) as txn:
-                change = _Change(txn, self._dbs)
-                yield change
-                change.end()
-            fill_lmdb(self._env, self._path, PAGES_AHEAD)
+    def let_go(self, gone: bytes | Destination) -> None:
+        """The row of a store, by its id, or of a destination goes at once from the tables, and soon from the file."""
+        if gone in self.stores or gone in self.destinations:
+            self._leaving[gone] = None  # first: Ctrl-C may come between
+            self._remove(gone)
+            if not self._flush_due:
+                shared().schedule_while_alive(FLUSH_SECONDS, self._flush_in_background)
+                self._flush_due = True  # not before: Ctrl-C between the two would leave it due for ever
+
+    def flush(self) -> None:
+        """The file is without the rows that are gone, on return."""
+        if self._leaving and self._env is not None:
+            self._commit(_Batch())
+
+    def _flush_in_background(self) -> None:
+        self._flush_due = False
+        try:
+            self.flush()
+        except (AnabranchError, OSError, lmdb.Error) as error:
+            log.warning("rows that are gone stay in %s for now: %s", self._path, error)
+
+    def _remove(self, gone: bytes | Destination) -> None:
+        if isinstance(gone, Destination):
+            self.destinations.pop(gone, None)
+            return
+        row = self.stores.pop(gone, None)
+        if row is not None and self._by_path.get(row.path) == gone:
+            self._by_path.pop(row.path)
+
+    def _commit(self, batch: _Batch) -> None:
+        """Whoever comes first commits what all others want by then: they wait for the disk together."""
+        self._waiting.append(batch)
+        try:
+            with self._lock:
+                if not batch.committed:
+                    self._write([waiting for waiting in list(self._waiting) if not waiting.committed])
+        finally:
+            with suppress(ValueError):  # after an error, or Ctrl-C: the next one writes the others
+                self._waiting.remove(batch)
+
+    def _write(self, batches: Sequence[_Batch]) -> None:
+        """All of them in one transaction. With the lock held."""
+        if self._env is None:
+            raise ClosedError("the router is closed; open it with anabranch.open(...)")
+        self._require_lock()
+        leaving = list(self._leaving)
+        rows = len(leaving) + sum(map(len, batches))
+        if rows > 1:
+            fill_lmdb(self._env, self._path, PAGES_AHEAD + 2 * rows)
+        with self._env.begin(write=True) as txn:
+            change = _Change(txn, self._dbs)
+            for gone in leaving:
+                if gone not in self.stores and gone not in self.destinations:  # else it was recorded again
+                    change.remove(gone)
+            for batch in batches:
+                for gone in batch.gone:
+                    change.remove(gone)
+                for store in batch.stores:
+                    change.put(b"stores", store.store_id, msgspec.msgpack.encode(store))
+                for held in batch.destinations:
+                    change.put(b"destinations", _key(held.destination), msgspec.msgpack.encode(held))
+            change.end()
+        fill_lmdb(self._env, self._path, PAGES_AHEAD)
+        for gone in leaving:
+            self._leaving.pop(gone, None)
+        for batch in batches:
+            self._take(batch)
+            batch.committed = True
+
+    def _take(self, batch: _Batch) -> None:
+        """Into the tables."""
+        for gone in batch.gone:
+            self._remove(gone)
+        self.destinations.update((held.destination, held) for held in batch.destinations)
+        for row in batch.stores:
+            before = self.stores.get(row.store_id)
+            if before is not None and before.path != row.path:
+                self._by_path.pop(before.path, None)
+            self._by_path[row.path] = row.store_id
+            self.stores[row.store_id] = row
 
 
 class _Change:
@@ -208,7 +303,9 @@ class _Change:
         self._txn.put(key, row, db=self._dbs[table])
         self._sum = (self._sum + _digest(table, key, row)) % _SUM_END
 
-    def delete(self, table: bytes, key: bytes) -> None:
+    def remove(self, gone: bytes | Destination) -> None:
+        """The row of a store, by its id, or of a destination."""
+        table, key = (b"destinations", _key(gone)) if isinstance(gone, Destination) else (b"stores", gone)
         self._drop(table, key)
         self._txn.delete(key, db=self._dbs[table])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..adapters.background import shared
 from ..adapters.base import Message, Progress, Store, StoreStats, Subscription
 from ..adapters.directory import is_empty
-from ..adapters.files import disk_errors, sweep_unfinished
+from ..adapters.files import disk_errors, remove_directory, sweep_unfinished
 from ..adapters.locking import fork_generation
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
@@ -27,7 +27,6 @@ from ..policies.errors import (
 from ..policies.wildcard import Match
 from .companions import Companion, Companions
 from .layout import Layout
-from .parts import Part
 from .placement import DestinationRow, Placement, StoreRow
 from .reconcile import Reconciler
 from .store_statistics import StoreStatistics
@@ -63,10 +62,44 @@ class Places:
         """Set by the router, once all is compared: whether users may come."""
         self._stopped: StoreFailedError | None = None
         self._statistics = StoreStatistics()
+        self.removals = 0
+        """Destinations that were removed since this was made."""
+        self._records_late = False
+        """Some transaction has sent to a destination that had no row by then."""
+        self._unchecked: dict[bytes, list[Destination]] = {}
+        """The destinations that were recorded when the router was opened, by the store's id, until that is opened."""
 
     def on_open(self, call: Callable[[Store], None]) -> None:
         """Call this with each store that is opened, before anybody else has it."""
-        self._stores.on_open = call
+
+        def opened(store: Store) -> None:
+            call(store)
+            self._compare(store)
+
+        self._stores.on_open = opened
+
+    def _compare(self, store: Store) -> None:
+        """Of a store that is opened for the first time: rows of destinations that it does not know go, which a crash
+        has left behind; what it knows has a row."""
+        recorded = self._unchecked.pop(store.store_id, None)
+        if recorded is None or store.recover_prepared():
+            return
+        known = set(store.destinations())
+        self.removals += 1  # first: who found one of these rows looks again
+        for destination in recorded:
+            held = self._placement.destinations.get(destination)
+            if destination not in known and held is not None and held.store_id == store.store_id:
+                self._placement.let_go(destination)
+        row = self._placement.stores[store.store_id]
+        subscribed = {subscription.topic for subscription in store.subscriptions()}
+        lost = [
+            name
+            for name in known.difference(self._placement.destinations)
+            if (name in subscribed or store.depth(name)) and self._routes.route(name) is not None
+        ]
+        if lost:
+            log.warning("store %s: %d destination(s) had no row in the placement record", store.name, len(lost))
+            self._record(lost, row)
 
     # Opening and closing, by the router
 
@@ -77,6 +110,9 @@ class Places:
         self._sweep()
         self._companions.sweep()
         self._placement.open()
+        self._unchecked = {store_id: [] for store_id in self._placement.stores}
+        for destination, held in self._placement.destinations.items():
+            self._unchecked[held.store_id].append(destination)
         self._stores.progress, self._stores.accepting = progress, True
 
     def _sweep(self) -> None:
@@ -107,7 +143,7 @@ class Places:
     def stop(self, error: StoreFailedError) -> None:
         """Refuse all from now on: the data directory may be another's."""
         self._stopped = error
-        self._by_destination.clear()  # after it: a call that finds its store there asks nothing else
+        self._stores.forget_found()  # after it: a call that finds its store there asks nothing else
 
     def let_go(self) -> None:
         """Close the record. Idempotent."""
@@ -129,7 +165,7 @@ class Places:
         if not self.opened:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
         if self._stopped is not None:
-            self._by_destination.clear()  # what another thread was just putting there when it stopped
+            self._stores.forget_found()  # what another thread was just putting there when it stopped
             raise StoreFailedError(f"the router has stopped: {self._stopped}") from self._stopped
 
     # By destination
@@ -150,18 +186,27 @@ class Places:
         if store is None:
             match = self.route(destination)
             self.require_open()
-            known = self._placement.destinations.get(destination)
-            if known is None:
-                return self._unrecorded(destination, match)
-            store = self._remember(destination, self._stores.open(self._placement.stores[known.store_id]))
+            store = self._recorded_store(destination) or self._unrecorded(destination, match)
         return store
 
-    def _remember(self, destination: Destination, store: Store) -> Store:
-        """Found without looking from now on; unless the router has stopped meanwhile."""
-        self._by_destination[destination] = store
-        if self._stopped is not None:
-            self.require_open()
-        return store
+    def _recorded_store(self, destination: Destination) -> Store | None:
+        """The store that the record has a destination in, opened if need be; None if it has it in none. It is found
+        without looking from now on, unless the router has stopped meanwhile."""
+        while True:
+            known = self._placement.destinations.get(destination)
+            row = self._placement.stores.get(known.store_id) if known is not None else None
+            if row is None:
+                return None
+            with self._stores.removing(row.path):
+                if self._placement.destinations.get(destination) is not known:
+                    continue
+                store = self._stores.open(row)
+                if self._placement.destinations.get(destination) is not known:
+                    continue  # the store was opened for the first time, and knew nothing of it
+                self._stores.remember(destination, row, store)
+            if self._stopped is not None:
+                self.require_open()
+            return store
 
     def _unrecorded(self, destination: Destination, match: Match[StoreConfig]) -> Store | None:
         """A destination without a row has nothing, unless the record was restored from an old backup: then its
@@ -175,36 +220,52 @@ class Places:
     def store_for(self, destination: Destination) -> Store:
         """The open store for a destination, made and recorded if it is not there yet (rule D1)."""
         store = self._by_destination.get(destination)
-        if store is None:
+        while store is None:
             match = self.route(destination)
             self.require_open()
-            known = self._placement.destinations.get(destination)
-            row = self._placement.stores[known.store_id] if known is not None else self._place(destination, match)
-            store = self._remember(destination, self._stores.open(row))
+            store = self._recorded_store(destination)
+            if store is None:
+                self._place(destination, match)
         return store
 
-    def _place(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow:
+    def store_to_be(self, destination: Destination) -> Store:
+        """The open store that a destination is in, or will be once it is recorded, which with_store does before the
+        first record: many new destinations of a transaction are recorded at once."""
+        store = self.store_of(destination)
+        if store is None:
+            match = self.route(destination)
+            row = self._placement.store_at(self._layout.recorded(self._layout.expected(match.target, destination)))
+            if row is None or match.target.per_destination:
+                return self.store_for(destination)
+            self._records_late = True
+            store = self._stores.open(row)
+        return store
+
+    def _place(self, destination: Destination, match: Match[StoreConfig]) -> None:
         """Record a destination in the store that it is routed to; the store is made if need be (rules D1, D2)."""
         config = match.target
         path, name = self._layout.expected(config, destination), self._layout.name(config, destination)
-        with (
-            disk_errors(f"{destination} cannot be given a place in {path}"),
-            self._stores.exclusive(self._layout.recorded(path)),
-        ):
-            self.require_open()
-            row = self._placement.store_at(self._layout.recorded(path))
-            if row is None and path.exists() and (self._config.may_create(config) or not is_empty(path)):
-                row = self._reconciler.adopt(config, name, path)
-            elif row is None:
-                self._require_directory(config)
-                adapter, options = self._stores.adapter(config.kind), self._layout.options(config)
-                store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
-                row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
-                self._placement.record_store(row)
-            self._placement.record_destination(
-                DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
-            )
-        return row
+        with disk_errors(f"{destination} cannot be given a place in {path}"):
+            with self._stores.exclusive(self._layout.recorded(path)):
+                self.require_open()
+                row = self._placement.store_at(self._layout.recorded(path))
+                if row is None and path.exists() and (self._config.may_create(config) or not is_empty(path)):
+                    row = self._reconciler.adopt(config, name, path)
+                elif row is None:
+                    self._require_directory(config)
+                    adapter, options = self._stores.adapter(config.kind), self._layout.options(config)
+                    store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
+                    row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
+                    self._placement.record_store(row)
+                if config.per_destination:  # else the store could be removed before
+                    self._record([destination], row)
+            if not config.per_destination:  # outside: what several threads declare at once is one commit
+                self._record([destination], row)
+
+    def _record(self, destinations: Iterable[Destination], row: StoreRow) -> None:
+        """Record destinations in a store, durably."""
+        rows = [_row(destination, row, self.route(destination)) for destination in destinations]
+        self._placement.record_destinations(rows)
 
     def _require_directory(self, config: StoreConfig) -> None:
         """Raise ConfigError if the store's directory must be there and is not: since the router was opened, its disk
@@ -217,11 +278,76 @@ class Places:
         """Call with the store of a destination, or with the one for what is not persistent there; once more if it had
         just been closed for being idle."""
         while True:
+            removals = self.removals
             store = self.store_for(destination) if persistent else self.transient_for(destination)
             try:
-                return call(store)
+                result = call(store)
             except ClosedError:
                 self.forget_closed(destination, store)
+                continue
+            if self.removals != removals:
+                self.record_again(destination)
+            return result
+
+    def record_again(self, destination: Destination) -> None:
+        """After a call with a store that was found before `removals` rose to what it is now: the destination may have
+        been removed before the call, and its row with it."""
+        if destination not in self._by_destination and self._recorded_store(destination) is None:
+            path = self._layout.recorded(self._layout.expected(self.route(destination).target, destination))
+            row = self._placement.store_at(path)
+            if row is not None and destination in self.with_row(row, lambda store: store.destinations()):
+                with self._stores.exclusive(row.path):
+                    if self._placement.stores.get(row.store_id) is row:
+                        self._record([destination], row)
+
+    def delete(self, destination: Destination) -> int:
+        """Remove a destination with all that it has; returns how many messages there were. Its row goes once that is
+        durable, and its store, if that was its own."""
+        while (store := self.store_of(destination)) is not None:
+            row = self._placement.stores.get(store.store_id)
+            if row is not None:
+                with self._stores.removing(row.path):
+                    if destination in self._placement.destinations:
+                        return self._delete(destination, row)
+                    self._stores.forget(destination, row)
+        return 0
+
+    def _delete(self, destination: Destination, row: StoreRow) -> int:
+        """With `removing` held: nobody finds the store by this destination until its row is gone. Who has found it
+        before sees that `removals` has risen, and records it again."""
+        self._stores.forget(destination, row)
+        self.removals += 1
+        prepared = self.with_row(row, lambda store: store.recover_prepared())
+        count = self.with_row(row, lambda store: store.delete(destination))
+        companion = self._companions.get(row.store_id)
+        if companion is not None:
+            count += companion.store.delete(destination)
+        if prepared or self.with_row(row, lambda store: store.recover_prepared()):
+            return count  # these may send there: only what has a row is never lost sight of
+        self._placement.let_go(destination)
+        if row.name.partition(":")[2] == str(destination):
+            self._remove_store(row, destination)
+        return count
+
+    def _remove_store(self, row: StoreRow, destination: Destination) -> None:
+        """The store of one destination, which is deleted (rule D2). It stays while somebody waits for messages in it,
+        and where its directory is not all that it has."""
+
+        def remove() -> None:
+            if destination not in self._placement.destinations:  # else somebody has sent there meanwhile
+                self._placement.flush()  # first: a store that has a destination and no directory is refused at open
+                remove_directory(self._layout.path(row), row.store_id)
+                self._placement.let_go(row.store_id)
+                self._companions.discard(row.store_id)
+
+        config = self._layout.options_of(row)
+        contained = getattr(self._stores.adapter(row.kind), "is_contained", None)
+        if contained is None or config.index_directory is not None or not contained(config.options):
+            return
+        try:
+            self._stores.discard(row, remove)
+        except (AnabranchError, OSError) as error:
+            log.warning("store %s, whose one destination is deleted, stays: %s", row.name, error)
 
     def with_row(self, row: StoreRow, call: Callable[[Store], T]) -> T:
         """Call with the store of a row, opened if it is not open; likewise."""
@@ -236,7 +362,14 @@ class Places:
         """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
         ClosedError if the router is closed too."""
         self.require_open()
-        self._stores.forget_closed(destination, store)
+        self._stores.forget_closed(destination, self._placement.stores.get(store.store_id), store)
+
+    def destinations(self) -> list[Destination]:
+        """All that are recorded."""
+        return list(self._placement.destinations)
+
+    def is_recorded(self, destination: Destination) -> bool:
+        return destination in self._placement.destinations
 
     # What is not persistent
 
@@ -342,24 +475,39 @@ class Places:
 
     def subscriptions(self) -> set[Subscription]:
         """Of all stores; those that are not open are opened."""
-        rows = self._placement.stores.values()
+        rows = list(self._placement.stores.values())
         found = shared().for_each(rows, lambda row: self.with_row(row, lambda store: list(store.stats().subscriptions)))
-        for _, _, error in found:
-            if error is not None:
+        for row, _, error in found:
+            if error is not None and row.store_id in self._placement.stores:  # else it was removed meanwhile
                 raise error
         return {subscription for _, known, _ in found for subscription in known or ()}
 
-    def with_store(self, part: Part, call: Callable[[Store], T]) -> T:
-        """Call with a part's store. One that is held by sends alone may have been closed for being idle; it is opened
-        again."""
-        while True:
-            try:
-                return call(part.store)
-            except ClosedError:
-                if part.acks:
-                    raise
-                self.forget_closed(part.first, part.store)
-                part.store = self.store_for(part.first)
+    def call_recorded(
+        self, store: Store, destinations: Callable[[], Iterable[Destination]], call: Callable[[Store], T]
+    ) -> T:
+        """Call with a store to which a transaction sends, or subscribes, once all these destinations have a row; also
+        if one of them is deleted meanwhile."""
+        removals = self.removals
+        if self._records_late or removals:
+            self._record_missing(store, destinations())
+        result = call(store)
+        if self.removals != removals:
+            self._record_missing(store, destinations())
+        return result
+
+    def _record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
+        missing = [name for name in destinations if name not in self._by_destination]
+        if missing:
+            row = self._placement.stores.get(self._companions.durable_of(store.store_id) or store.store_id)
+            if row is None:
+                raise ClosedError(f"store {store.name!r} was removed")
+            with self._stores.removing(row.path):
+                missing = [name for name in missing if name not in self._placement.destinations]
+                if missing:
+                    with self._stores.exclusive(row.path):
+                        if self._placement.stores.get(row.store_id) is not row:
+                            raise ClosedError(f"store {row.name!r} was removed")
+                        self._record(missing, row)
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
@@ -404,6 +552,10 @@ class Places:
         for row in sorted(self._placement.stores.values(), key=lambda row: (row.name, row.path)):
             rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
         return rows
+
+
+def _row(destination: Destination, row: StoreRow, match: Match[StoreConfig]) -> DestinationRow:
+    return DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
 
 
 def missing_directories(config: Config) -> list[str]:

@@ -38,21 +38,20 @@ from ..policies.errors import (
 )
 from . import dead_letter
 from .addresses import Address, queue_of, resolve, topic_of
-from .coordinator import Coordinator
-from .decision_log import COMMIT, ROLLBACK
-from .doubt import Heuristic, InDoubt
+from .dbapi import Connection
 from .endpoint import Endpoint, SendOptions
-from .open_transactions import OpenTransactions
 from .places import Places, missing_directories
 from .queue import Queue
 from .topic import Topic
-from .tpc import Connection
-from .transaction import Transaction
+from .transactions.coordinator import Coordinator
+from .transactions.outcomes import Heuristic, InDoubt, Outcomes
+from .transactions.states import COMMIT, ROLLBACK, Outcome
+from .transactions.transaction import Transaction
 from .undelivered import Sweeper
 from .xid import Xid, as_xid
 
 if TYPE_CHECKING:
-    from .datamanager import DataManager
+    from .data_manager import DataManager
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +96,10 @@ class Router:
             config.directory / "decisions", config.transactions, self.places, config.file_mode
         )
         """Of transactions over several stores; likewise."""
-        self.places.on_open(self.coordinator.settling.settle)
+        self.places.on_open(self.coordinator.resolver.recover)
+        self._outcomes = Outcomes(self.coordinator, self.places)
         self.sweeper = Sweeper(self.places, self._unlimited)
         """Of messages that are not delivered any more; likewise."""
-        self._transactions = OpenTransactions(config.transactions, lambda: len(self.coordinator.externals))
 
     # Opening and closing
 
@@ -133,7 +132,7 @@ class Router:
                     self.coordinator.require_participants(self.places.store_ids())
                 self._directory_lock.require()
                 self.places.opened = True
-                self.coordinator.settling.recover()
+                self.coordinator.resolver.resolve_all()
                 self.sweeper.open()
             except BaseException:
                 self.close()
@@ -259,34 +258,25 @@ class Router:
     # Transactions
 
     def transaction(self, xid: Xid | None = None) -> Transaction:
-        """Begin a transaction over any stores; see transaction.py. With an `xid` it is an external one, which can be
+        """Begin a transaction over any stores; see transactions/. With an `xid` it is an external one, which can be
         prepared. Raises TransactionError for an xid that is in use, and at the limit of open transactions."""
         self.places.require_open()
-        if xid is None:
-            return Transaction(self, self._transactions)
-        xid = as_xid(xid)
-        transaction = Transaction(self, self._transactions, xid)
-        try:
-            self.coordinator.externals.require_free(xid)
-        except TransactionError:
-            self._transactions.remove(transaction)
-            raise
-        return transaction
+        return Transaction(self.coordinator, self.places, xid if xid is None else as_xid(xid))
 
     def _unlimited(self) -> Transaction:
         """One of our own, which holds what it must."""
         self.places.require_open()
-        return Transaction(self, self._transactions, limited=False)
+        return Transaction(self.coordinator, self.places, limited=False)
 
     def join(self, manager: Any = None, xid: Xid | None = None) -> DataManager:
         """Take part in the current transaction of the `transaction` package, of its thread's manager or of the one
-        given; see datamanager.py. Joined already, it is the same data manager again.
+        given; see data_manager.py. Joined already, it is the same data manager again.
 
         With an `xid` it outlives a process that ends in the middle of the commit. Raises MissingExtraError without the
         extra `transaction`, and what `transaction` raises.
         """
         try:
-            from . import datamanager
+            from . import data_manager
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in {"transaction", "zope"}:
                 raise
@@ -294,10 +284,10 @@ class Router:
                 "the transaction package is not installed; install it with: pip install 'anabranch[transaction]'"
             ) from error
         self.places.require_open()
-        return datamanager.join(self, manager, xid)
+        return data_manager.join(self, manager, xid)
 
     def connection(self) -> Connection:
-        """Transactions under the names of Python's DB-API (PEP 249); see tpc.py."""
+        """Transactions under the names of Python's DB-API (PEP 249); see dbapi.py."""
         self.places.require_open()
         return Connection(self)
 
@@ -309,9 +299,9 @@ class Router:
         it on disk, or that was rolled back; and TransactionInDoubt.
         """
         self.places.require_open()
-        opened = self._transactions.by_xid(as_xid(xid))
+        opened = self.coordinator.table.user_of(as_xid(xid))
         if opened is None:
-            self.coordinator.externals.end(as_xid(xid), commit=True)
+            self._outcomes.end(as_xid(xid), commit=True)
         elif one_phase:
             opened.commit()
         else:
@@ -320,9 +310,9 @@ class Router:
     def rollback(self, xid: Xid) -> None:
         """Roll back an external transaction, prepared or open. Else as commit."""
         self.places.require_open()
-        opened = self._transactions.by_xid(as_xid(xid))
+        opened = self.coordinator.table.user_of(as_xid(xid))
         if opened is None:
-            self.coordinator.externals.end(as_xid(xid), commit=False)
+            self._outcomes.end(as_xid(xid), commit=False)
         else:
             opened.rollback()
 
@@ -330,31 +320,31 @@ class Router:
         """The external transactions that are prepared and wait for commit or rollback, oldest first. Raises
         StoreFailedError if the decision log cannot be read."""
         self.places.require_open()
-        return self.coordinator.externals.waiting()
+        return self._outcomes.held()
 
     def in_doubt(self) -> list[InDoubt]:
         """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
-        for a word of yours. All stores are opened for it."""
+        for an outcome from you. All stores are opened for it."""
         self.places.require_open()
-        return self.coordinator.doubt.in_doubt(self.places.all_stores())
+        return self._outcomes.in_doubt()
 
-    def resolve(self, transaction: str, outcome: str) -> None:
+    def resolve(self, transaction: str, outcome: Outcome) -> None:
         """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
         outcome. That is recorded, and kept until forget(). Raises TransactionError."""
         self.places.require_open()
         if outcome not in (COMMIT, ROLLBACK):
             raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
-        self.coordinator.doubt.resolve(_transaction_id(transaction), outcome == COMMIT, self.places.all_stores())
+        self._outcomes.resolve(_transaction_id(transaction), outcome == COMMIT)
 
     def heuristics(self) -> list[Heuristic]:
         """The outcomes that were decided by hand and not forgotten since, oldest first."""
         self.places.require_open()
-        return self.coordinator.doubt.heuristics()
+        return self._outcomes.heuristics()
 
     def forget(self, transaction: str) -> None:
         """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
         self.places.require_open()
-        self.coordinator.doubt.forget(_transaction_id(transaction))
+        self._outcomes.forget(_transaction_id(transaction))
 
     def reopen_decisions(self) -> None:
         """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
@@ -371,12 +361,20 @@ class Router:
             if not isinstance(message, Message):
                 raise TypeError(f"messages that were received can be acked, not {type(message).__name__}: {message!r}")
             by_store.setdefault(id(message.store), []).append(message)
-        for some in by_store.values():
-            some[0].store.ack(some)
+        for of_store in by_store.values():
+            of_store[0].store.ack(of_store)
 
-    def destinations(self) -> list[Destination]:
-        """All that have been sent to and not deleted, in order of their names."""
-        return sorted({d for stats in self.stats().stores.values() for d in stats.destinations}, key=str)
+    def destinations(self, prefix: str = "") -> list[Destination]:
+        """All that have been sent to or subscribed to and not deleted, in order of their text; with a prefix those
+        whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had just
+        been deleted, until its store is opened."""
+        self.places.require_open()
+        return sorted((d for d in self.places.destinations() if str(d).startswith(prefix)), key=str)
+
+    def exists(self, destination: Address) -> bool:
+        """Whether it has been sent to or subscribed to and not deleted. No store is asked, as by `destinations`."""
+        self.places.require_open()
+        return self.places.is_recorded(resolve(destination))
 
     def delete(self, destination: Address) -> int:
         """Remove a destination and its messages; returns how many."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
@@ -14,7 +14,7 @@ from weakref import WeakSet
 from ..adapters.background import shared
 from ..adapters.base import Adapter, Progress, Store
 from ..adapters.descriptors import STORE, read_files, shares
-from ..adapters.files import is_out_of_files
+from ..adapters.files import give_memory_back, is_out_of_files
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, ConfigError, CorruptionError, PlacementError
 from ..policies.kinds import load_adapter
@@ -23,11 +23,15 @@ from .placement import StoreRow
 
 log = logging.getLogger(__name__)
 
-OPEN_STORES_MAX: Final = 256
+OPEN_STORES_MAX: Final = 2048
 """Stores that a router keeps open at once, if the process may have so many files open; beyond either limit an idle one
-is closed, of those not used since the last was closed the first."""
+is closed for each that is opened."""
 SHED: Final = 2
 """Idle stores that are closed at once where the process can open no file any more."""
+CLOSE_SECONDS: Final = 0.25
+"""Who opens a store waits so long for another one to be closed; after that for a third, since its disk may hang."""
+MEMORY_STORES: Final = 16
+"""After so many stores were closed together, the memory that they leave behind is given back to the system."""
 
 T = TypeVar("T")
 
@@ -50,7 +54,7 @@ def descriptors_held() -> int:
     """How many files and sockets the open stores of this process keep open, as they say."""
     with _all_lock:
         opened = list(_all)
-    return sum(getattr(store, "descriptors", STORE) for stores in opened for store in stores.values())
+    return sum(stores.descriptors for stores in opened)
 
 
 class OpenStores:
@@ -64,13 +68,25 @@ class OpenStores:
         """As of Places."""
         self._layout, self._owner, self._require_lock = layout, owner, require_lock
         self._lock = threading.RLock()  # re-entrant, for signal handlers: another router's call may come here too
-        self._open: OrderedDict[str, Store] = OrderedDict()
+        self._open: dict[str, Store] = {}
         self._exclusive: dict[str, threading.RLock] = {}
+        self._removing: dict[str, threading.RLock] = {}
         self._last_seqs: dict[str, int] = {}
         """Of stores that were closed."""
         self.by_destination: dict[Destination, Store] = {}
-        """Found before. It is emptied whenever a store is closed for being idle: a store that is used goes through
-        `open` again then, which is how `_open` knows the order of use at no cost to a send."""
+        """Found before, so that a send need not look for its store."""
+        self._found_in: dict[str, set[Destination]] = {}
+        """Those by the store's path."""
+        self._period = 0
+        """Counts the times that all of `by_destination` was forgotten, so that `open` sees again which stores are used,
+        at no cost to a send."""
+        self._used_in: dict[str, int] = {}
+        """The latest period in which each store was looked for."""
+        self._idle: list[str] = []
+        """Candidates for closing: the half that was used least recently, in no order. In that of their use, of stores
+        that are used in turn each would be closed just before it is used again."""
+        self._closings_left = 0
+        """Until the next period."""
         self.accepting = False
         """Set by the router: whether stores may be opened."""
         self.progress: Progress | None = None
@@ -78,6 +94,9 @@ class OpenStores:
         """Called with each store that was opened, before anybody else has it."""
         self.recorded_in: Callable[[StoreRow], Iterable[Destination]] = lambda row: ()
         """The destinations that are recorded in a store."""
+        self.descriptors = 0
+        """What the open stores keep open, as they say; counted anew now and then, since Ctrl-C may strike between a
+        change of `_open` and of this."""
         with _all_lock:
             _all.add(self)
 
@@ -100,19 +119,33 @@ class OpenStores:
     @contextmanager
     def exclusive(self, path: str) -> Iterator[None]:
         """Nobody else makes, opens or closes the store at this path meanwhile."""
-        with self._lock:
-            lock = self._exclusive.setdefault(path, threading.RLock())
-        with lock:
-            yield
+        while True:
+            with self._lock:
+                lock = self._exclusive.setdefault(path, threading.RLock())
+            with lock:
+                if self._exclusive.get(path) is lock:  # else the store was removed while we waited
+                    yield
+                    return
+
+    @contextmanager
+    def removing(self, path: str) -> Iterator[None]:
+        """Nobody else removes a destination of the store at this path meanwhile, or finds that store by one. Taken
+        before `exclusive`."""
+        while True:
+            with self._lock:
+                lock = self._removing.setdefault(path, threading.RLock())
+            with lock:
+                if self._removing.get(path) is lock:  # likewise
+                    yield
+                    return
 
     def open(self, row: StoreRow) -> Store:
         """The store of a row, opened if it is not open."""
-        with self._lock:
-            store = self._open.get(row.path)
-            if store is not None:
-                self._open.move_to_end(row.path)
-                return store
-        self._close_idle()
+        self._used_in[row.path] = self._period
+        store = self._open.get(row.path)
+        if store is not None:
+            return store
+        self._make_way()
         return self.with_descriptors(lambda: self._opened(row))
 
     def with_descriptors(self, call: Callable[[], T]) -> T:
@@ -128,8 +161,8 @@ class OpenStores:
     def _shed(self) -> bool:
         """Close files and some idle stores, whatever the limits; returns whether there were any."""
         files = read_files.let_go()
-        closed = sum(self._close_one() for _ in range(SHED))
-        return files or closed > 0
+        closed = [self._close_idle_one() for _ in range(SHED)]
+        return files or any(closed)
 
     def _opened(self, row: StoreRow) -> Store:
         with self.exclusive(row.path):
@@ -145,7 +178,23 @@ class OpenStores:
                     raise
                 with self._lock:
                     self._open[row.path] = store
+                    self.descriptors += getattr(store, "descriptors", STORE)
             return store
+
+    def remember(self, destination: Destination, row: StoreRow, store: Store) -> None:
+        """It is found in `by_destination` from now on, until the store is closed."""
+        self._found_in.setdefault(row.path, set()).add(destination)
+        self.by_destination[destination] = store
+
+    def forget(self, destination: Destination, row: StoreRow) -> None:
+        """Look for the store of a destination again."""
+        self.by_destination.pop(destination, None)
+        self._found_in.get(row.path, set()).discard(destination)
+
+    def forget_found(self) -> None:
+        """Look for the store of each destination again."""
+        self.by_destination.clear()
+        self._found_in.clear()
 
     def load(self, row: StoreRow) -> Store:
         """A store by its row, opened for the caller, who has to close it."""
@@ -179,17 +228,30 @@ class OpenStores:
         if not self.accepting:
             raise ClosedError("the router was closed meanwhile; open it with anabranch.open(...)")
 
-    def forget_closed(self, destination: Destination | None, store: Store) -> None:
+    def forget_closed(self, destination: Destination | None, row: StoreRow | None, store: Store) -> None:
         """After a ClosedError of an open router's store: it was closed for being idle, or closing it was interrupted.
         Waits until that is over; the next call opens it again. `destination`: by which it was found, if it was."""
-        with self._lock:
-            path = next((path for path, known in self._open.items() if known is store), None)
-        if path is not None:
-            with self.exclusive(path):
-                if self._open.get(path) is store:
-                    self._close(path)
+        if row is not None and self._open.get(row.path) is store:
+            with self.exclusive(row.path):
+                if self._open.get(row.path) is store:
+                    self._close(row.path)
         if destination is not None and self.by_destination.get(destination) is store:
             self.by_destination.pop(destination, None)
+
+    def discard(self, row: StoreRow, remove: Callable[[], None]) -> bool:
+        """Close a store if nobody needs it open, call `remove`, and keep nothing of it; returns whether it did. With
+        `removing` held."""
+        with self.exclusive(row.path):
+            store = self._open.get(row.path)
+            if store is None or not self._retired(store):
+                return False
+            self._close(row.path)
+            remove()
+            with self._lock:  # whoever waits for one of these locks takes the next one
+                self._last_seqs.pop(row.path, None)
+                self._exclusive.pop(row.path, None)
+                self._removing.pop(row.path, None)
+            return True
 
     def close_at(self, path: str) -> None:
         """Close the store at a path if it is open."""
@@ -199,7 +261,7 @@ class OpenStores:
     def close_all(self, before: Callable[[bytes], None]) -> None:
         """Close every store, after a call of `before` with its id, and wait for those that are being opened. Raises the
         first error after closing all."""
-        self.by_destination.clear()
+        self.forget_found()
 
         def close(path: str) -> None:
             store = self._open.get(path)
@@ -209,7 +271,10 @@ class OpenStores:
 
         with self._lock:
             paths = list(self._exclusive)
+        count = len(self._open)
         errors = [error for _, _, error in shared().for_each(paths, close) if error is not None]
+        if count >= MEMORY_STORES:
+            give_memory_back()
         if errors:
             raise next((error for error in errors if not isinstance(error, (AnabranchError, OSError))), errors[0])
 
@@ -218,8 +283,9 @@ class OpenStores:
         store = self._open.get(path)
         if store is None:
             return
-        for destination in [d for d, known in list(self.by_destination.items()) if known is store]:
-            self.by_destination.pop(destination, None)
+        for destination in self._found_in.pop(path, set()):
+            if self.by_destination.get(destination) is store:
+                self.by_destination.pop(destination, None)
         try:
             store.close()
         except Exception:
@@ -231,37 +297,69 @@ class OpenStores:
         with suppress(AnabranchError):
             self._last_seqs[path] = self._open[path].last_seq
         with self._lock:
-            self._open.pop(path, None)
+            self._used_in.pop(path, None)
+            store = self._open.pop(path, None)
+            if store is not None:
+                self.descriptors -= getattr(store, "descriptors", STORE)
 
-    def _close_idle(self) -> None:
-        """Keep the number of open stores, and of what they have open, bounded: close those that nobody needs open, the
-        least recently used first."""
-        with self._lock:
-            count = len(self._open)
-        if count >= OPEN_STORES_MAX:
-            self._close_one()
-        while descriptors_held() + STORE > shares().stores and self._close_one():
+    def _make_way(self) -> None:
+        """For one more: keep the number of open stores, and of what they have open, bounded."""
+        while (
+            len(self._open) >= OPEN_STORES_MAX or descriptors_held() + STORE > shares().stores
+        ) and self._close_idle_one():
             pass
 
-    def _close_one(self) -> bool:
-        """Close the least recently used store that nobody needs open; returns whether there was one."""
-        with self._lock:
-            candidates = list(self._open.items())
-            locks = [self._exclusive[path] for path, _ in candidates]
-        self.by_destination.clear()
-        for (path, store), lock in zip(candidates, locks, strict=True):
-            if not lock.acquire(blocking=False):
-                continue  # it is being closed already
-            try:
-                if self._open.get(path) is store and self._retired(store):
-                    self._close(path)
+    def _close_idle_one(self) -> bool:
+        """Close a store that nobody needs open, of those that were not used lately; returns whether there was one. Of
+        one that hangs a thread of the background waits for the end."""
+        for path in self._candidates():
+            for _, closed, _ in shared().for_each([path], self._close_if_idle, CLOSE_SECONDS):
+                if closed:
                     return True
-            except (AnabranchError, OSError) as error:
-                log.warning("store %s failed while it was closed for being idle: %s", store.name, error)
-                return True
-            finally:
-                lock.release()
         return False
+
+    def _candidates(self) -> Iterator[str]:
+        """Stores to close: some that were not used lately, then all."""
+        if self._closings_left <= 0:
+            self._begin_period()
+        self._closings_left -= 1
+        while self._idle:
+            path = self._idle.pop()
+            if path in self._open and self._used_in.get(path) != self._period:
+                yield path
+        self._begin_period()
+        yield from self._by_age()
+
+    def _by_age(self) -> list[str]:
+        """The open stores, by the period of their latest use."""
+        with self._lock:
+            paths = random.sample(list(self._open), len(self._open))
+        return sorted(paths, key=lambda path: self._used_in.get(path, 0))
+
+    def _begin_period(self) -> None:
+        by_age = self._by_age()
+        with self._lock:
+            self.descriptors = sum(getattr(store, "descriptors", STORE) for store in self._open.values())
+            self._idle = by_age[: max(1, len(by_age) // 2)]
+            random.shuffle(self._idle)
+            self._closings_left = len(by_age) // 8
+            self._period += 1
+            self.forget_found()
+
+    def _close_if_idle(self, path: str) -> bool:
+        """Unless it is being closed or opened already."""
+        store, lock = self._open.get(path), self._exclusive.get(path)
+        if lock is None or not lock.acquire(blocking=False):
+            return False
+        try:
+            if store is None or self._open.get(path) is not store or not self._retired(store):
+                return False
+            self._close(path)
+        except (AnabranchError, OSError) as error:
+            log.warning("store %s failed while it was closed for being idle: %s", path, error)
+        finally:
+            lock.release()
+        return True
 
     @staticmethod
     def _retired(store: Store) -> bool:

@@ -20,7 +20,7 @@ from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeE
 from ..policies.options import dead_letter_name
 from .dead_letter import labelled
 from .places import Places
-from .transaction import Transaction
+from .transactions.transaction import Transaction
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-PATIENCE: Final = 3600.0
-"""Seconds beyond its time after which a campaign hangs."""
+PATIENCE: Final = 1200.0
+"""Seconds after which a share hangs, or a campaign whose time is over."""
 T = TypeVar("T")
 
 
@@ -56,8 +56,9 @@ class Share:
     def run(self, module: str, *arguments: str, every: int = 1) -> None:
         """The campaign `python -m module`, in a process of its own; its last line is told at the end."""
         command = [sys.executable, "-m", module, *arguments, *self.options(every)]
-        patience = PATIENCE + (0 if self.seconds == math.inf else self.seconds)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=None if self.whole else patience)
+        endless = self.whole and self.seconds == math.inf
+        patience = None if endless else PATIENCE + (self.seconds if self.whole else 0)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
         assert done.returncode == 0, done.stdout + done.stderr
         self.counts.append(done.stdout.strip().splitlines()[-1])
 

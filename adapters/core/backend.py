@@ -130,6 +130,11 @@ class Backend(Rows, Protocol):
 
     def __init__(self, name: str, directory: Path, options: Any, index_directory: Path | None = None) -> None: ...
 
+    @classmethod
+    def is_contained(cls, options: Any) -> bool:
+        """Whether all of a store lies in its directory: then a store of one destination goes with that destination."""
+        return False
+
     # `create` and `identify`, class methods, are those of an Adapter (adapters/base.py); `check_options` may be there.
 
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..base import Prepared, Subscription, SubscriptionKey
-from .delivery import Lease, Place
+from .delivery import SEQ, Lease, Place
 from .records import is_requeued
 from .states import DestinationState, SubscriptionState
 
@@ -89,6 +89,9 @@ class Change(Protocol):
 def apply_all(changes: Iterable[Change], table: Table) -> None:
     """In order, messages that follow each other to one destination with one call. The next change is asked for once
     the one before it is applied, unless both are messages."""
+    if type(changes) is list and len(changes) == 1:
+        changes[0].apply(table)
+        return
     sends: list[Send] = []
     for change in changes:
         if type(change) is Send:
@@ -108,7 +111,8 @@ def apply_all(changes: Iterable[Change], table: Table) -> None:
 class Send:
     """A message at the end of its destination."""
 
-    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "state")
+    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "size",
+                 "state")  # fmt: skip
 
     def __init__(
         self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
@@ -117,8 +121,9 @@ class Send:
         self.record = record
         """As records.py makes it; headers and body may be missing where the backend holds them already
         (Backend.stage)."""
-        self.record_bytes = len(record)
+        self.record_bytes = size = len(record)
         """How long it is when it is whole."""
+        self.size = size + SMALL_BYTES if state.declared else size + SMALL_BYTES + declaration_bytes(state)
         self.name = name
         """The message id."""
         self.order = order
@@ -130,25 +135,19 @@ class Send:
         self.own: Any = None
         """The backend's: where it has written it."""
 
-    @property
-    def size(self) -> int:
-        return len(self.record) + self.state_bytes
-
-    @property
-    def state_bytes(self) -> int:
-        """What it takes beside its record, with its destination's name if that is yet to be written."""
-        return SMALL_BYTES if self.state.declared else SMALL_BYTES + declaration_bytes(self.state)
-
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
+        if not self.state.declared:  # it may have been dropped, and be there anew, since its sender looked it up
+            self.state = plan.current(self.state)
         key = None
         if self.name is not None:
             key = (self.state.number, self.name)
             first = plan.seq_of(key)
             if first is not None and not is_requeued(self.record):
                 return first, True
-        plan.declare(self.state)
-        self.seq = seq = plan.next_seq()
+        if plan.removed or not self.state.declared:
+            plan.declare(self.state)
+        self.seq = plan.last_seq = seq = plan.last_seq + 1
         if key is not None:
             plan.ids[key] = seq
         if self.state.is_topic:
@@ -172,14 +171,12 @@ class Ack:
 
     __slots__ = ("number", "place", "seq", "state")
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState, seq: int, number: int, place: Place | None = None) -> None:
         self.state, self.seq, self.place = state, seq, place
         self.number = number
         """The subscription's; 0: for all."""
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
@@ -188,7 +185,8 @@ class Ack:
         table.ack(self.state, self.seq, self.number, self.place)
 
     def settle(self, delivery: Delivery) -> None:
-        for feed in self.state.feeds(self.number):
+        state = self.state
+        for feed in state.feeds(self.number) if state.is_topic else (state.feed,):
             feed.held.pop(self.seq, None)
 
     def states(self) -> Iterable[DestinationState]:
@@ -200,12 +198,10 @@ class AckRange:
 
     __slots__ = ("first", "last", "number", "state")
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.state, self.first, self.last, self.number = state, first, last, number
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
@@ -226,12 +222,10 @@ class Returned:
 
     __slots__ = ("count", "number", "seq", "state")
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState, seq: int, number: int, count: int) -> None:
         self.state, self.seq, self.number, self.count = state, seq, number, count
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
@@ -276,12 +270,10 @@ class Remove:
 
     __slots__ = ("state",)
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState) -> None:
         self.state = state
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> None:
         if plan.is_declared(self.state):
@@ -316,6 +308,8 @@ class Subscribe:
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
         """The subscription, and whether it was there already."""
+        if not self.state.declared:
+            self.state = plan.current(self.state)
         known = plan.subscriptions(self.state).get(self.subscription.key)
         if known is not None:
             return known, True
@@ -343,14 +337,12 @@ class Unsubscribe:
 
     __slots__ = ("key", "known", "state")
 
+    size: int = SMALL_BYTES
+
     def __init__(self, state: DestinationState, key: SubscriptionKey) -> None:
         self.state, self.key = state, key
         self.known: SubscriptionState | None = None
         """Set by the plan: that which ends."""
-
-    @property
-    def size(self) -> int:
-        return SMALL_BYTES
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
         """The subscription, if it was there."""
@@ -534,10 +526,12 @@ class Forget:
 
 def acks_of(leases: Iterable[Lease]) -> list[Change]:
     """What is held, as acks. What was leased for a topic as a whole is dead for all."""
-    return [
-        Ack(lease.feeds[0].state, lease.seq, 0 if lease.whole else lease.feeds[0].number, lease.place)
-        for lease in leases
-    ]
+    acks: list[Change] = []
+    for lease in leases:
+        feed, place = lease.feeds[0], lease.place
+        number = 0 if lease.whole or feed.subscription is None else feed.subscription.number
+        acks.append(Ack(feed.state, place[SEQ], number, place))
+    return acks
 
 
 def returned_of(leases: Iterable[Lease]) -> list[Change]:

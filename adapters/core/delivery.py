@@ -192,7 +192,10 @@ class Lease:
     @property
     def is_held(self) -> bool:
         """Whether it still counts: not so once the message is acked, given back, or its feeds are gone."""
-        return any(feed.held.get(self.place[SEQ]) is self for feed in self.feeds)
+        feeds, seq = self.feeds, self.place[SEQ]
+        if len(feeds) == 1:
+            return feeds[0].held.get(seq) is self
+        return any(feed.held.get(seq) is self for feed in feeds)
 
 
 class Taker:

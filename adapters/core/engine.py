@@ -78,7 +78,7 @@ class Engine:
         """Raise if closed, forked or failed."""
         if self.closed:
             raise ClosedError(f"store {self.name!r} is closed; open it again")
-        if self.forked:
+        if self._generation != fork_generation():
             raise ClosedError(f"store {self.name!r} was opened by the parent process; open it anew in a forked child")
         if self.failed is not None:
             raise self.failure()
@@ -147,10 +147,11 @@ class Engine:
         if plan.subscribed:
             self._changed = plan.number
         for change in plan.changes:
-            for state in change.states():
-                for feed in state.feeds():
-                    if feed.takers or feed.watches:
-                        feed.wake()
+            if type(change) is not Ack:
+                for state in change.states():
+                    for feed in state.feeds() if state.is_topic else (state.feed,):
+                        if feed.takers or feed.watches:
+                            feed.wake()
 
     def finish(self) -> None:
         """With the lock held: take in what is written. Every step may be done twice, so that an interruption leaves it
@@ -176,8 +177,10 @@ class Engine:
         return self.written is not None or bool(self._pending)
 
     def current(self, drained: bool = True) -> None:
-        """With the lock held: the store is usable and, if `drained`, all that has returned is applied."""
-        self.ensure_usable()
+        """With the lock held, after `check`: the store is usable and, if `drained`, all that has returned is
+        applied."""
+        if self.closed or self.failed is not None or self._guard is not None:
+            self.ensure_usable()
         if drained or self.interrupted or self.written is not None:
             self.drain()
 
@@ -207,7 +210,8 @@ class Engine:
         while pending:
             for _ in range(self._apply_some()):
                 pending.popleft()
-        self.pending_changes = sum(len(plan.changes) for plan in list(pending))
+        if self.pending_changes:
+            self.pending_changes = sum([len(plan.changes) for plan in list(pending)]) if pending else 0
 
     def undo(self, plan: Plan) -> None:
         """A plan has not taken effect, whose callers were told that this is not known: nobody else gives back what they
@@ -229,7 +233,8 @@ class Engine:
     def _apply_some(self) -> int:
         """Apply the first pending plans; returns how many. Numbers tell what was applied already by somebody who was
         interrupted before it could take it out."""
-        pending, changes, number = self._pending, list[Change](), self._applied
+        pending, number = self._pending, self._applied
+        changes: list[Change] = []
         count = 0
         for position in range(min(len(pending), TOGETHER_MAX)):
             plan = pending[position]
@@ -243,7 +248,8 @@ class Engine:
             return count
         self.interrupted = True
         for change in changes:
-            change.settle(self.delivery)
+            if type(change) is not Send:
+                change.settle(self.delivery)
         self.backend.apply(changes, number)
         self._finish(changes)
         self._applied = number

@@ -83,6 +83,8 @@ class Listener(Taker):
         engine.check()
         with engine.lock:
             engine.current()
+            if feed.subscription is None:  # its queue may have been dropped, and be there anew
+                feed = self._feed = engine.catalog.current(feed.state).feed
             if self.lease is None and self._credit > 0 and not self._ended:
                 feed.takers.setdefault(self)
                 engine.delivery.hand_over(feed, engine.backend)

@@ -68,17 +68,16 @@ class Plan:
 
     # What changes ask while they are planned
 
-    def next_seq(self) -> int:
-        """The seq of one more message."""
-        self.last_seq += 1
-        return self.last_seq
-
     def seq_of(self, key: Key) -> int | None:
         """Of the message that has been sent with this id."""
         known = self.ids.get(key)
         if known is None and not any(state.number == key[0] for state in self.removed):
             known = self._sequencer.window.get(key)
         return known
+
+    def current(self, state: DestinationState) -> DestinationState:
+        """Of the same destination, the one that is in the catalog."""
+        return self._sequencer.catalog.current(state)
 
     def is_declared(self, state: DestinationState) -> bool:
         """Whether a destination is there by then."""
@@ -134,6 +133,18 @@ class Sequencer:
         self.last_seq = 0
         self.number = 0
         """Of the last plan that was accepted."""
+
+    def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:
+        """At open; the catalog is filled. `ids`: of the duplicate window, oldest first."""
+        self.last_seq = last_seq
+        latest: dict[Key, int] = {}
+        for key, seq in ids:
+            latest.pop(key, None)  # requeued: it is among the latest
+            latest[key] = seq
+        self.window.add(latest)
+        for state in self.catalog.destinations.values():
+            if state.subscriptions:
+                self.subscribed[state.number] = state.subscriptions
 
     def plan(self, tickets: Iterable[Ticket]) -> Plan:
         """The plan of these tickets, behind all that was accepted."""

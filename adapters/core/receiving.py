@@ -35,13 +35,16 @@ class Receiving:
         self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
     ) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        feed = self.feed(destination, subscription, make=timeout != 0)
-        if feed is None:
-            return None
         while True:
+            feed = self.feed(destination, subscription, make=timeout != 0)
+            if feed is None:
+                return None
             taker = Taker()
             try:
-                if not self._lease(feed, taker, wait=timeout != 0) and not self._wait(feed, taker, deadline):
+                leased = self._lease(feed, taker, wait=timeout != 0)
+                if leased is None:
+                    continue
+                if not leased and not self._wait(feed, taker, deadline):
                     return None
                 lease = taker.lease
                 assert lease is not None
@@ -54,8 +57,9 @@ class Receiving:
                 raise
             self.let_go(lease)  # it was purged after it had been fetched
 
-    def _lease(self, feed: Feed, taker: Taker, wait: bool) -> bool:
-        """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already."""
+    def _lease(self, feed: Feed, taker: Taker, wait: bool) -> bool | None:
+        """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already. None
+        if its queue is to be looked up anew."""
         engine = self.engine
         engine.check()
         with engine.lock:
@@ -71,6 +75,8 @@ class Receiving:
             delivery.require_room(feed)
             if not feed.takers and delivery.lease(feed, rows, taker):
                 return True
+            if wait and engine.catalog.current(feed.state) is not feed.state:
+                return None  # it was dropped, and is there anew
             if wait:
                 taker.prepare()
                 feed.takers[taker] = None
@@ -106,8 +112,9 @@ class Receiving:
             feed.takers.pop(taker, None)
             if feed.takers:
                 feed.wake()  # who was woken and did not hand over passes it on
-            else:
-                engine.catalog.drop(feed.state)
+            elif not feed.state.declared and not engine.closed and not engine.forked:
+                with engine.lock:
+                    engine.catalog.drop(feed.state)
 
     def _cancel(self, feed: Feed, taker: Taker) -> None:
         """Whoever was interrupted gives back what it was given."""
@@ -168,9 +175,13 @@ class Receiving:
         self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
     ) -> Callable[[], None]:
         self.engine.ensure_usable()
-        feed = self.feed(destination, subscription, make=True)
-        assert feed is not None
-        return self.engine.delivery.watch(feed, wake)
+        while True:
+            feed = self.feed(destination, subscription, make=True)
+            assert feed is not None
+            end = self.engine.delivery.watch(feed, wake)
+            if self.engine.catalog.current(feed.state) is feed.state:
+                return end
+            end()  # it was dropped, and is there anew
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         engine = self.engine

@@ -92,6 +92,11 @@ def is_requeued(record: bytes) -> bool:
     return bool(_unpack(record)[1] & REQUEUED)
 
 
+def kept_head(record: bytes) -> bytes:
+    """What is needed of a record whose headers and body are elsewhere: all that this module tells but `decode`."""
+    return record[: HEAD.size + _unpack(record)[2]]
+
+
 def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
     """The message; leased if there is a `lease`, else it only knows its place."""
     priority, _, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)

@@ -105,8 +105,18 @@ class Catalog:
 
     def add(self, state: DestinationState) -> None:
         """It is there. Idempotent."""
-        self.by_number[state.number] = state
-        self.destinations[state.destination] = state
+        with self.lock:  # it may be about to be dropped
+            self.by_number[state.number] = state
+            self.destinations[state.destination] = state
+
+    def current(self, state: DestinationState) -> DestinationState:
+        """Of the same destination, the one that is in the catalog: this one, if it was dropped and is the only one."""
+        with self.lock:
+            found = self.destinations.get(state.destination)
+            if found is None:
+                self.add(state)
+                return state
+            return found
 
     def count(self, state: DestinationState, messages: int, size: int) -> None:
         """A destination holds so many messages, and bytes of them, more than before, or less. With the store's lock

@@ -13,25 +13,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-import msgspec
 from pydantic import BaseModel
 
 from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
-    CorruptionError,
-    OutcomeUnknownError,
     StoreFailedError,
     StoreLockedError,
     UnknownMessageError,
 )
-from .. import base
 from ..base import (
     DEFAULT_PRIORITY,
+    Change,
     Counts,
-    Done,
     Headers,
     Listener,
     Message,
@@ -49,32 +45,17 @@ from ..base import (
 )
 from ..files import disk_errors
 from ..headers import pack_id
-from ..room import Amount, Reservation, Room
-from ..subscriptions import checked, require_same, require_unclaimed, shown, unknown
+from ..subscriptions import require_same, require_unclaimed, shown, unknown
 from .backend import Backend, Found
-from .branches import branch_of, payload_of
-from .changes import (
-    Branch,
-    Change,
-    Commit,
-    Forget,
-    Prepare,
-    Remove,
-    Rollback,
-    Send,
-    Subscribe,
-    Unsubscribe,
-    acks_of,
-    returned_of,
-)
-from .delivery import CLAIMED, LEASED, Feed, Lease, claimed, order_of
+from .changes import Remove, Unsubscribe
+from .delivery import CLAIMED, LEASED, Feed, Lease, claimed
 from .engine import Engine
 from .purging import purge
 from .receiving import Receiving
-from .records import decode, encode, encode_outgoing, order_and_expiry
+from .records import decode
+from .sending import Sending
 from .settling import Settling
-from .states import DestinationState
-from .tickets import Ticket
+from .transactions import Transactions
 from .writers import Direct, Threaded, Writer
 
 log = logging.getLogger(__name__)
@@ -100,21 +81,18 @@ class CoreStore:
         self.descriptors = self.backend.descriptors
         self.store_id = b""
         self.owner: object = None
-        self._settings = self.backend.settings
         self._opened = False
         self._begin()
 
     def _begin(self) -> None:
         """The state of a store that is not open yet."""
-        settings = self._settings
         self._engine = engine = Engine(self.name, self.backend)
         own = self.backend.writer(engine)
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
+        self._sending = Sending(engine, self._writer)
         self._receiving = Receiving(self, engine)
-        self._settling = Settling(self, engine, self._writer, self._write)
-        self._room = Room(
-            self.name, settings.max_messages, settings.max_bytes, self._count_held, settings.max_bytes_option
-        )
+        self._settling = Settling(self, engine, self._writer, self._sending.write)
+        self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling)
 
     @classmethod
     def create(cls, name: str, directory: Path, options: Any) -> bytes:
@@ -126,6 +104,11 @@ class CoreStore:
     def identify(cls, directory: Path) -> bytes | None:
         """The id of the store in a directory, None if there is none."""
         return cls.backend_type.identify(directory)  # type: ignore[attr-defined,no-any-return]
+
+    @classmethod
+    def is_contained(cls, options: Any) -> bool:
+        """Whether all of a store lies in its directory."""
+        return cls.backend_type.is_contained(options)
 
     # Opening and closing
 
@@ -153,44 +136,9 @@ class CoreStore:
 
     def _load(self, found: Found) -> None:
         engine = self._engine
-        sequencer = engine.sequencer
-        sequencer.last_seq = found.last_seq
-        ids: dict[tuple[int, bytes], int] = {}
-        for key, seq in found.ids:
-            ids.pop(key, None)  # requeued: it is among the latest
-            ids[key] = seq
-        sequencer.window.add(ids)
-        for state in engine.catalog.destinations.values():
-            if state.subscriptions:
-                sequencer.subscribed[state.number] = state.subscriptions
+        engine.sequencer.load(found.last_seq, found.ids)
         engine.committed = dict.fromkeys(found.committed)
-        for transaction, payload in found.prepared:
-            try:
-                branch = branch_of(transaction, payload, engine.catalog, self._settings.priorities)
-            except msgspec.DecodeError as error:
-                reason = f"the prepared transaction {transaction.hex()} does not read: {error}"
-                raise CorruptionError(f"store {self.name!r}", 0, reason, "restore it from a backup") from None
-            self._claim_again(branch)
-            if self._room.limited:
-                branch.reservation = self._room.hold(sequencer.amount(branch.sends))
-            branch.promise = self._promise(branch)
-            sequencer.prepared[transaction] = branch
-
-    def _claim_again(self, branch: Branch) -> None:
-        """What it acks is claimed before anybody can receive (rule X6)."""
-        leases = []
-        for ack in branch.acks:
-            feeds = [
-                feed for feed in ack.state.feeds(ack.number)
-                if self.backend.row(ack.state, feed.subscription, ack.seq) is not None
-            ]  # fmt: skip
-            if feeds:  # else its subscription or destination was removed in spite of it
-                place = self.backend.row(ack.state, feeds[0].subscription, ack.seq)
-                assert place is not None
-                whole = ack.state.is_topic and not ack.number
-                ack.place = place
-                leases.append(self._engine.delivery.claim_again(feeds, place, whole))
-        branch.leases = leases
+        self._transactions.load(found.prepared)
 
     @property
     def last_seq(self) -> int:
@@ -249,55 +197,11 @@ class CoreStore:
         priority: int = DEFAULT_PRIORITY,
         expires_at_ms: int = 0,
     ) -> Receipt:
-        ticket = self._send_ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
+        sending = self._sending
+        ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
         self._writer.submit(ticket)
-        seq, duplicate = self._wait(ticket)[0]
+        seq, duplicate = sending.wait(ticket)[0]
         return Receipt(destination, seq, duplicate)
-
-    def _send_ticket(
-        self,
-        destination: Destination,
-        body: bytes,
-        headers: Headers | None,
-        message_id: str | None,
-        sync: bool | None,
-        priority: int,
-        expires_at_ms: int,
-    ) -> Ticket:
-        settings = self._settings
-        record, name = encode(
-            destination, body, headers, message_id, settings.message_bytes_max, priority, expires_at_ms
-        )
-        send = self._send(destination, record, name, priority, expires_at_ms)
-        ticket = Ticket([send], send.size, bool(sync))
-        if self._room.limited:
-            ticket.held = self._reserve([send])
-        self._engine.sends += 1
-        return ticket
-
-    def _send(
-        self, destination: Destination, record: bytes, name: bytes | None, priority: int, expires_at_ms: int
-    ) -> Send:
-        state = self._engine.catalog.destinations.get(destination) or self._state(destination)
-        return Send(state, record, name, order_of(priority, self._settings.priorities), expires_at_ms)
-
-    def _state(self, destination: Destination) -> DestinationState:
-        self._engine.ensure_usable()
-        return self._engine.catalog.state(destination)
-
-    def _outgoing(self, destination: Destination, message: Outgoing | bytes) -> Send:
-        limit = self._settings.message_bytes_max
-        if isinstance(message, Outgoing):
-            record, name = encode_outgoing(destination, message, limit)
-        else:
-            record, name = encode(destination, message, None, None, limit)
-        return self._send(destination, record, name, *order_and_expiry(record))
-
-    def _wait(self, ticket: Ticket) -> list[Any]:
-        """Until it is done; then help to apply it if too much waits for that."""
-        outcomes = self._writer.wait(ticket)
-        self._engine.help()
-        return outcomes
 
     def send_nowait(
         self,
@@ -309,48 +213,13 @@ class CoreStore:
         priority: int = DEFAULT_PRIORITY,
         expires_at_ms: int = 0,
     ) -> Future[Receipt]:
-        ticket = self._send_ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
-        future: Future[Receipt] = Future()
-        future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
-        ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
-        self._writer.submit_all([ticket])
-        self._writer.proceed()
-        self._engine.help()
-        return future
+        ticket = self._sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
+        return self._sending.send_nowait(destination, ticket)
 
     def send_many(
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
     ) -> list[Receipt]:
-        engine, size_max = self._engine, self._settings.ticket_bytes_max
-        tickets: list[list[Send]] = []
-        size = 0
-        for message in messages:  # all of them before any is queued: what is wrong with one refuses all
-            send = self._outgoing(destination, message)
-            if not tickets or size + send.size > size_max:
-                tickets.append([])
-                size = 0
-            tickets[-1].append(send)
-            size += send.size
-        engine.ensure_usable()
-        reservation = self._reserve([send for part in tickets for send in part]) if self._room.limited else None
-        queued = [Ticket(part, sum(send.size for send in part), bool(sync)) for part in tickets]
-        for ticket in queued:
-            ticket.held = reservation
-        del reservation
-        self._writer.submit_all(queued)
-        engine.sends += sum(len(part) for part in tickets)
-        return [Receipt(destination, *done) for ticket in queued for done in self._wait(ticket)]
-
-    def _sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send]:
-        return [self._outgoing(destination, message) for destination, message in sends]
-
-    def _reserve(self, sends: Sequence[Send]) -> Reservation:
-        """Room for these. Raises StoreFullError, and then nothing is reserved."""
-        return self._room.reserve(self._engine.sequencer.amount(sends))
-
-    def _count_held(self) -> Amount:
-        catalog = self._engine.catalog
-        return self._engine.asked(lambda: (catalog.messages, catalog.bytes))
+        return self._sending.send_many(destination, messages, sync)
 
     # Receiving
 
@@ -428,38 +297,24 @@ class CoreStore:
         self._engine.ensure_usable()
         return self._settling.settle(tokens, how)
 
-    def _write(self, changes: Sequence[Change], sync: bool = False, unsynced: bool = False) -> list[Any]:
-        ticket = Ticket(changes, sum(change.size for change in changes), sync, unsynced)
-        self._writer.submit(ticket)
-        return self._wait(ticket)
-
     # Durable subscriptions
 
     def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
         engine = self._engine
         engine.ensure_usable()
-        change = self._change(base.Change(subscription, True, bool(retroactive)))
-        ((known, there),) = self._write([change])
+        change = self._sending.change(Change(subscription, True, bool(retroactive)))
+        ((known, there),) = self._sending.write([change])
         engine.asked(lambda: None)  # at once, so that who receives need not look for it
         if there:
             require_same(known.subscription, subscription)
         return not there
-
-    def _change(self, change: base.Change) -> Subscribe | Unsubscribe:
-        """Raises DestinationError, TypeError, SubscriptionError."""
-        subscription = checked(change.subscription)
-        state = self._state(subscription.topic)
-        if not change.subscribe:
-            return Unsubscribe(state, subscription.key)
-        plain = subscription._replace(no_local=bool(subscription.no_local))
-        return Subscribe(state, self._engine.catalog.next_number(), plain, change.retroactive)
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
         engine = self._engine
         known = self._receiving.subscription(topic, subscription)
         held, count = engine.asked(lambda: (claimed(known.feed), known.count))
         require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)
-        ((ended, _),) = self._write([Unsubscribe(known.topic, subscription)])
+        ((ended, _),) = self._sending.write([Unsubscribe(known.topic, subscription)])
         engine.asked(lambda: None)
         if ended is None:
             raise unknown(topic, subscription)
@@ -480,39 +335,22 @@ class CoreStore:
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool | None = None,
-        changes: Sequence[base.Change] = (),
+        changes: Sequence[Change] = (),
     ) -> list[Receipt]:
-        first, reservation = self._commit(sends, changes)
-        outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), reservation)
-        self._engine.sends += len(sends)
-        return _receipts(sends, outcomes[len(changes) :])
+        return self._transactions.commit(sends, acks, sync, changes)
 
     def commit_nowait(
         self,
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool | None = None,
-        changes: Sequence[base.Change] = (),
+        changes: Sequence[Change] = (),
     ) -> Future[list[Receipt]]:
-        first, reservation = self._commit(sends, changes)
-        self._engine.sends += len(sends)
-        return self._settling.ack_nowait(
-            acks, CLAIMED, first, bool(sync), reservation, lambda outcomes: _receipts(sends, outcomes[len(changes) :])
-        )
-
-    def _commit(
-        self, sends: Sequence[tuple[Destination, Outgoing]], changes: Sequence[base.Change]
-    ) -> tuple[list[Change], object]:
-        """What comes before the acks, and the room that it needs."""
-        self._engine.ensure_usable()
-        first: list[Change] = [self._change(change) for change in changes]
-        sending = self._sends(sends)
-        return [*first, *sending], self._reserve(sending) if self._room.limited else None
+        return self._transactions.commit_nowait(sends, acks, sync, changes)
 
     def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
         self._engine.ensure_usable()
-        sending = self._sends(sends)
-        return self._reserve(sending) if self._room.limited else None
+        return self._sending.reserve(self._sending.sends(sends))
 
     def prepare(
         self,
@@ -522,108 +360,24 @@ class CoreStore:
         acks: Sequence[Message],
         sync: bool,
         room: object = None,
-        changes: Sequence[base.Change] = (),
+        changes: Sequence[Change] = (),
     ) -> Pending[None]:
-        engine = self._engine
-        engine.ensure_usable()
-        self.backend.require_owned()
-        first: list[Change] = [self._change(change) for change in changes]
-        first += self._sends(sends)
-        leases = engine.delivery.take(self, acks, CLAIMED, CLAIMED)
-        branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
-        branch.reservation, branch.leases = room, leases
-        self.backend.stage(branch)
-        branch.payload = payload_of(participants, branch.changes)
-        branch.promise = self._promise(branch)
-        try:
-            step = self._step(Prepare(branch), lambda outcome: None, sync)
-        except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
-            self.backend.unstage(transaction)
-            raise
-
-        def refused() -> None:
-            branch.reservation = None  # the error's traceback may hold the branch for long
-            self.backend.unstage(transaction)
-
-        step.refused = refused
-        return step
-
-    def _promise(self, branch: Branch) -> int:
-        """Bytes to keep free for its outcome, which takes at most so many. None where that is more than can be kept: on
-        a full disk such a one waits for room."""
-        size = branch.outcome_size
-        return size if size <= self._settings.promise_max else 0
-
-    def _step(
-        self,
-        change: Prepare | Commit | Rollback,
-        result: Callable[[Any], T],
-        sync: bool = False,
-        unsynced: bool = False,
-    ) -> Step[T]:
-        ticket = Ticket([change], change.size, sync, unsynced)
-        if type(change) is Prepare:
-            ticket.promise = change.branch.promise
-        else:
-            # The branch lets go of its room once it is settled, the ticket once its messages are counted as held:
-            # between the two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
-            ticket.held = change.branch.reservation
-        self._writer.submit(ticket)
-        return Step(self._writer, self._wait, ticket, result)
+        return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
-        branch = self._prepared(transaction)
-        if branch is None:
-            return Done([])
-        self.backend.before_outcome(branch, True)
-        engine, sends = self._engine, branch.sends
-        first = len(branch.changes) - len(sends) - len(branch.acks)
-
-        def receipts(outcomes: list[Any] | None) -> list[Receipt]:
-            if outcomes is None:  # another thread had committed it before
-                return []
-            engine.sends += len(sends)
-            engine.acks += len(branch.acks)
-            done = outcomes[first : first + len(sends)]
-            return [Receipt(send.state.destination, *one) for send, one in zip(sends, done, strict=True)]
-
-        return self._step(Commit(branch), receipts, unsynced=True)
+        return self._transactions.commit_prepared(transaction)
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
-        branch = self._prepared(transaction)
-        if branch is None:
-            self.backend.unstage(transaction)
-            return Done(False)
-        self.backend.before_outcome(branch, False)
-        branch.returned = returned_of(branch.leases)
-
-        def rolled_back(outcome: bool) -> bool:
-            self._engine.asked(lambda: None)  # what it frees is free once it is applied
-            return outcome
-
-        return self._step(Rollback(branch), rolled_back, unsynced=True)
-
-    def _prepared(self, transaction: bytes) -> Branch | None:
-        """The branch, if it is prepared once all that is queued is written: its prepare may have been queued by a
-        thread that was interrupted before it could wait."""
-        self._engine.ensure_usable()
-        prepared = self._engine.sequencer.prepared
-        if transaction not in prepared:
-            self._writer.flush()
-        return prepared.get(transaction)
+        return self._transactions.rollback_prepared(transaction)
 
     def recover_prepared(self) -> Sequence[Prepared]:
-        self._engine.ensure_usable()
-        branches = list(self._engine.sequencer.prepared.values())
-        return [branch.summary for branch in sorted(branches, key=lambda branch: branch.transaction)]
+        return self._transactions.recover_prepared()
 
     def committed(self) -> Sequence[bytes]:
         return self._engine.asked(lambda: sorted(self._engine.committed))
 
     def forget(self, transactions: Sequence[bytes]) -> None:
-        known = self._engine.asked(lambda: [one for one in transactions if one in self._engine.committed])
-        if known:
-            self._write([Forget(known)], unsynced=True)
+        self._transactions.forget(transactions)
 
     def sync(self) -> None:
         self._engine.ensure_usable()
@@ -635,12 +389,12 @@ class CoreStore:
         engine = self._engine
         if subscription is not None:
             known = self._receiving.subscription(destination, subscription)
-            return purge(engine, known.topic, (known.feed,), self._write)[0]
+            return purge(engine, known.topic, (known.feed,), self._sending.write)[0]
         state = engine.catalog.destinations.get(destination)
         if state is None:
             engine.ensure_usable()
             return 0
-        free, gone = purge(engine, state, state.feeds(), self._write)
+        free, gone = purge(engine, state, state.feeds(), self._sending.write)
         return gone if state.is_topic else free
 
     def delete(self, destination: Destination) -> int:
@@ -651,7 +405,7 @@ class CoreStore:
             return 0
         held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.count))
         require_unclaimed(str(destination), "deleted", held)
-        self._write([Remove(state)])
+        self._sending.write([Remove(state)])
         engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
         return count
 
@@ -769,33 +523,3 @@ class CoreStore:
 def _counts(held: int, feeds: Sequence[Feed]) -> Counts:
     leased = sum(len(feed.held) for feed in feeds)
     return Counts(max(held - leased, 0), leased)
-
-
-def _receipts(sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any]) -> list[Receipt]:
-    """Of sends; acks come behind them."""
-    return [Receipt(destination, *done) for (destination, _), done in zip(sends, outcomes, strict=False)]
-
-
-class Step(Generic[T]):
-    """A Pending: a change that is queued."""
-
-    def __init__(
-        self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]
-    ) -> None:
-        self._writer, self._wait, self._ticket, self._result = writer, wait, ticket, result
-        self.refused: Callable[[], None] | None = None
-        """Called if it certainly has no effect."""
-
-    def proceed(self) -> None:
-        self._writer.proceed()
-
-    def wait(self) -> T:
-        try:
-            outcomes = self._wait(self._ticket)
-        except OutcomeUnknownError:
-            raise
-        except AnabranchError:
-            if self.refused is not None:
-                self.refused()
-            raise
-        return self._result(outcomes[0])

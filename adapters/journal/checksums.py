@@ -1,4 +1,4 @@
-"""A checksum of each page of the index's file, in a file beside it: LMDB 0.9 keeps none.
+"""A checksum of each page of the index's file, in a file beside it: LMDB 0.9 keeps none (rule X8).
 
     <index>.sums   header, then the CRC-32C of each page of the index's file, 0 where the page does not count
 
@@ -51,7 +51,7 @@ from ..lmdb_format import (
     read_tree,
     require_page,
 )
-from ..wal.files import File
+from ..wal.file import File
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from ..core.changes import Branch, Send, Table
 from ..core.delivery import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from .memory_limit import DESTINATION_COST, MemoryLimit, nothing
-from .message_chunks import BITS, MASKS, MESSAGES_MAX, Chunk, Lane, indexes, memory_of
+from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, Chunk, Lane, indexes, memory_of
 from .messages import DestinationMessages, Spot
 from .swap_files import Address, SwapFiles
 
@@ -49,7 +49,7 @@ class MemoryTable(Table):
             count = size = 0
             messages: DestinationMessages | None = state.own
             if messages is not None:
-                of = list(messages.chunks())
+                of = [chunk for chunk in messages.chunks() if not self._is_dropped(chunk)]
                 count = sum(chunk.live.bit_count() for chunk in of)
                 size = sum(chunk.bytes_of(chunk.live) for chunk in of)
                 for known in messages.subscriptions.values():
@@ -67,7 +67,16 @@ class MemoryTable(Table):
                 self._swap.release(address)
         memory.unfinished = None
 
+    def _is_dropped(self, chunk: Chunk) -> bool:
+        """Whether nothing of it lives, so that it is dropped."""
+        if chunk.is_dead and (chunk.sealed or chunk.addresses):
+            self._drop(chunk)
+            return True
+        return False
+
     def put(self, sends: Sequence[Send]) -> None:
+        if len(sends) == 1 and self._append(sends[0]):
+            return
         state = sends[0].state
         position = self.position() if self.position is not None else None
         if state.is_topic:
@@ -80,6 +89,30 @@ class MemoryTable(Table):
             orders.setdefault(send.order, []).append(send)
         for order, some in orders.items():
             self._add(state.own.lane(order), some, position)
+
+    def _append(self, send: Send) -> bool:
+        """Add one to an open chunk, if there is nothing special about it: what most sends do, in few steps."""
+        state, record = send.state, send.record
+        lane = state.own.lanes.get(send.order)
+        if lane is None or not lane.chunks or self.ahead or self.position is not None or send.expires_at_ms:
+            return False
+        chunk, memory = lane.chunks[-1], self._memory
+        if (
+            chunk.sealed or chunk.expiries is not None or chunk.last >= send.seq or chunk not in memory.kept
+            or not takes(len(chunk.offsets), chunk.total_bytes, len(record), memory.chunk_bytes)
+        ):  # fmt: skip
+            return False
+        if state.is_topic and not send.entitled:
+            return True  # nobody will ever ask for it
+        memory.unfinished = chunk.mend
+        more = chunk.append(send.seq, record)
+        chunk.charge += more
+        memory.used += more
+        self._catalog.count(state, 1, len(record))
+        for known in send.entitled:
+            known.count += 1
+        memory.unfinished = None
+        return True
 
     def _add(self, lane: Lane, sends: Sequence[Send], position: int | None) -> None:
         """At the end of a lane, but for those that are there already."""
@@ -164,9 +197,7 @@ class MemoryTable(Table):
         """Nothing more comes into it."""
         self._memory.unfinished = chunk.seal
         chunk.seal()
-        if chunk.is_dead:
-            self._drop(chunk)
-        else:
+        if not self._is_dropped(chunk):
             self._memory.count(chunk)
         self._memory.unfinished = None
 
@@ -178,7 +209,7 @@ class MemoryTable(Table):
         if spot is None:
             return
         chunk, index = spot
-        if state.is_topic or chunk.counts:
+        if state.is_topic:
             self._done(messages, chunk, BITS[index], number)
             return
         bit = BITS[index]
@@ -194,6 +225,9 @@ class MemoryTable(Table):
             chunk.resident -= less
             chunk.charge -= less
             memory.used -= less
+        if chunk.counts and chunk.counts.pop((0, index), None) is not None:
+            chunk.charge -= COUNT_COST
+            memory.used -= COUNT_COST
         self._catalog.count(state, -1, -size)
         if (chunk.sealed or chunk.addresses) and chunk.dead == MASKS[len(chunk.offsets)]:
             self._drop(chunk)
@@ -216,9 +250,7 @@ class MemoryTable(Table):
             for key in [key for key in chunk.counts if key[0] == number and kept >> key[1] & 1]:
                 chunk.counts.pop(key, None)
         self._kill(messages, chunk, mask & ~kept)
-        if (chunk.sealed or chunk.addresses) and chunk.is_dead:
-            self._drop(chunk)
-        else:
+        if not self._is_dropped(chunk):
             self._memory.count(chunk)
         self._memory.unfinished = None
 
@@ -244,11 +276,10 @@ class MemoryTable(Table):
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         messages: DestinationMessages | None = state.own
-        for chunk in messages.chunks() if messages is not None else ():
-            if chunk.first > last or chunk.last < first:
-                continue
-            assert messages is not None
-            self._done(messages, chunk, chunk.between(first, last), number)
+        if messages is not None:
+            for lane in list(messages.lanes.values()):
+                for chunk in lane.between(first, last):
+                    self._done(messages, chunk, chunk.between(first, last), number)
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
         messages: DestinationMessages | None = state.own

@@ -23,8 +23,8 @@ from ..core.states import Catalog, DestinationState, SubscriptionState
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
 from .directory import StoreDirectory, TransientDirectory
-from .memory_limit import DESTINATION_COST, MemoryLimit, nothing
-from .message_chunks import ADDRESS_COST, CHUNK_COST, indexes, memory_of
+from .memory_limit import DESTINATION_COST, MemoryLimit
+from .message_chunks import ADDRESS_COST, CHUNK_COST, NUMBERS_COST, indexes, memory_of
 from .messages import place_of
 from .swap_files import SwapFiles
 
@@ -32,8 +32,10 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 256 * 1024
 """So much is read under the lock at once, or one message."""
-NUMBERS_MAX: Final = 128
-"""At most so many bytes of memory a message takes beside its record, and what its change is said to take."""
+NUMBERS_MAX: Final = NUMBERS_COST + 16
+"""At most so many bytes an open chunk keeps of each message, when it expires included."""
+CHANGE_COST: Final = 128
+"""At most so many bytes of memory a change takes beside what it says itself."""
 
 
 class MemoryBackend(Backend):
@@ -72,6 +74,10 @@ class MemoryBackend(Backend):
     @classmethod
     def create(cls, name: str, directory: Path, options: MemoryOptions) -> bytes:
         return StoreDirectory(name, directory, options.file_mode).create()
+
+    @classmethod
+    def is_contained(cls, options: MemoryOptions) -> bool:
+        return True
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
@@ -115,15 +121,19 @@ class MemoryBackend(Backend):
     # Writing: there is room
 
     def write(self, plan: Plan) -> None:
+        self._finish_all()
+        self._last_seq = plan.last_seq
+        size = CHANGE_COST * len(plan.changes) + (CHUNK_COST + DESTINATION_COST) * (1 + len(plan.declared))
+        for ticket in plan.tickets:
+            size += ticket.size
+        if plan.prepared or not self._memory.fits(size):
+            self._make_room(plan.changes)
+
+    def _finish_all(self) -> None:
+        """Nothing is pending: what was written ahead is some interrupted write's."""
         if self._memory.unfinished is not None or self._table.ahead:
             self._table.ahead = {}
             self._table.finish()
-        self._last_seq = plan.last_seq
-        size = NUMBERS_MAX * len(plan.changes) + CHUNK_COST + DESTINATION_COST
-        for ticket in plan.tickets:
-            size += ticket.size
-        if not self._memory.fits(size):
-            self._make_room(plan.changes)
 
     def _make_room(self, changes: Sequence[Change]) -> None:
         """Raises StoreFullError and StoreFailedError, and then nothing was written; not for what only frees room, nor
@@ -134,38 +144,42 @@ class MemoryBackend(Backend):
         if not sends and not others and not prepared:
             return
         memory = self._memory
-        records = sum(memory_of(len(send.record)) + NUMBERS_MAX // 4 for send in sends)
-        more = records + others + CHUNK_COST * (1 + len(sends) // 64)
+        records = sum(memory_of(len(send.record)) + NUMBERS_MAX for send in sends)
+        chunks = len({(send.state.number, send.order) for send in sends}) + len(sends) // 64
+        more = records + others + CHUNK_COST * chunks
+        commits = [change.branch.transaction for change in changes if type(change) is Commit]
+        less = sum(self._table.prepared.get(transaction, 0) for transaction in commits)  # it is in memory already
         try:
-            memory.make_room(more + prepared)
-            if not memory.fits(more):
-                more = others + self._write_ahead(sends)
-                if not memory.fits(more):
+            memory.make_room(more + prepared - less)
+            if not memory.fits(more - less):
+                self._write_ahead(sends)
+                more = others + (CHUNK_COST + ADDRESS_COST) * len(self._table.ahead) + NUMBERS_MAX * len(sends)
+                if not memory.fits(more - less) and not commits:
                     raise memory.full()
         except (StoreFullError, StoreFailedError) as error:
-            if not any(type(change) is Commit for change in changes):
-                self._table.ahead = {}
-                memory.unfinished = nothing  # what was written ahead goes
+            for address, _ in self._table.ahead.values():  # all of them go into memory, or none is sent
+                self._swap.release(address)
+            self._table.ahead = {}
+            if not commits:
                 raise
             log.warning("%s", error)
 
-    def _write_ahead(self, sends: Sequence[Send]) -> int:
-        """Write sends into the swap, so that they take no memory. Returns how many bytes of it they take nevertheless,
-        at most."""
-        groups: dict[tuple[int, int], list[list[Send]]] = {}
+    def _write_ahead(self, sends: Sequence[Send]) -> None:
+        """Write sends into the swap, as the chunks that they are going to be, so that they take no memory."""
+        groups: list[list[Send]] = []
+        last: dict[tuple[int, int], tuple[list[Send], int]] = {}
         for send in sends:
-            of = groups.setdefault((send.state.number, send.order), [[]])
-            size = sum(len(one.record) for one in of[-1])
-            if not takes(len(of[-1]), size, len(send.record), self._memory.chunk_bytes):
-                of.append([])
-            of[-1].append(send)
-        more = 0
-        for group in (group for of in groups.values() for group in of):
+            key = (send.state.number, send.order)
+            group, size = last.get(key, ([], 0))
+            if not group or not takes(len(group), size, len(send.record), self._memory.chunk_bytes):
+                group, size = [], 0
+                groups.append(group)
+            group.append(send)
+            last[key] = group, size + len(send.record)
+        for group in groups:
             address = self._memory.write([send.record for send in group])
             self._table.ahead[group[0].seq] = (address, group)
-            more += CHUNK_COST + ADDRESS_COST + NUMBERS_MAX // 4 * len(group)
         self._memory.unfinished = None
-        return more
 
     def took_effect(self, plan: Plan) -> bool:
         raise AssertionError("nothing here has an unknown outcome")
@@ -239,7 +253,8 @@ class MemoryBackend(Backend):
 
     def _page(self, places: Sequence[Place], at: int) -> list[bytes | None]:
         """As many from the one at `at` as are read at once. The lock is not held longer."""
-        memory, page, size = self._memory, list[bytes | None](), 0
+        memory, size = self._memory, 0
+        page: list[bytes | None] = []
         with self._host.lock:
             if memory.unfinished is not None:
                 self._table.finish()
@@ -265,11 +280,9 @@ class MemoryBackend(Backend):
 
     def stats(self) -> BackendStats:
         memory = self._memory
-        if memory.unfinished is not None:
-            self._table.finish()
-        return BackendStats(memory_bytes=memory.used + memory.prepared, swap_bytes=self._swap.bytes)
+        self._finish_all()
+        return BackendStats(memory_bytes=memory.used + memory.prepared, swap_bytes=self._swap.total_bytes)
 
     def check(self) -> Iterator[str]:
-        if self._memory.unfinished is not None:
-            self._table.finish()
+        self._finish_all()
         yield from check.violations(self._catalog, self._memory, self._swap)

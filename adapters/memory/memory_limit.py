@@ -24,7 +24,7 @@ from .swap_files import Address, SwapFiles
 
 CHUNK_BYTES_MIN: Final = 16 * KIB
 CHUNK_BYTES_MAX: Final = 256 * KIB
-DESTINATION_COST: Final = 2000
+DESTINATION_COST: Final = 2500
 """Bytes of memory that a destination or a subscription takes, empty."""
 WORTH: Final = 1 * KIB
 """Bytes of records; swapping less than that frees nothing to speak of."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from .packed_numbers import Numbers, bytes_of, packed, packed_ascending, packed_sizes
+from .packed_numbers import Numbers, Sizes, bytes_of, packed, packed_ascending
 from .swap_files import Address
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ MESSAGES_MAX: Final = 1024
 """Of one chunk."""
 MASKS: Final = tuple((1 << n) - 1 for n in range(MESSAGES_MAX + 1))
 BITS: Final = tuple(1 << n for n in range(MESSAGES_MAX))
-CHUNK_COST: Final = 1100
+CHUNK_COST: Final = 1000
 """Bytes of memory that a chunk takes beside its records, with the most compact of its arrays."""
 ADDRESS_COST: Final = 250
 """Likewise, each of its entries in the swap."""
+COUNT_COST: Final = 128
+"""Likewise, how often one message has come back."""
 NUMBERS_COST: Final = 12
 """Bytes that an open chunk keeps of each message: offset and size."""
 
@@ -80,6 +82,11 @@ class Lane:
                 yield chunk, index
             at += 1
 
+    def between(self, first: int, last: int) -> list[Chunk]:
+        """The chunks that may have messages between two seqs, both included."""
+        start = max(0, bisect_right(self.chunks, first, key=_first) - 1)
+        return self.chunks[start : bisect_right(self.chunks, last, key=_first)]
+
     def drop(self, chunk: Chunk) -> None:
         """Idempotent."""
         at = bisect_left(self.chunks, chunk.first, key=_first)
@@ -101,7 +108,7 @@ class Chunk:
         """The seq of its first message."""
         self.offsets: Sequence[int] = array("Q")
         """Of each message: its seq, less `first`. A message is there once it is in here: all else comes before."""
-        self.sizes: Sequence[int] = array("I")
+        self.sizes: array[int] | Sizes = array("I")
         """Of each message: bytes of its record."""
         self.records: list[bytes | None] = []
         """Those in memory: of the message at `out`, and so on. None for a dead one."""
@@ -170,7 +177,7 @@ class Chunk:
         """Bytes of memory that it takes."""
         return (
             CHUNK_COST + self.resident + self._array_bytes + ADDRESS_COST * len(self.addresses) + 64 * len(self.acked)
-            + 128 * len(self.counts)
+            + COUNT_COST * len(self.counts)
         )  # fmt: skip
 
     def bytes_of(self, mask: int) -> int:
@@ -189,7 +196,8 @@ class Chunk:
         """Add messages at index `first`, the end. `expiries` is empty if none of them expires. May be done again
         after `mend`."""
         sizes = [len(record) for record in records]
-        self.sizes.extend(sizes)  # type: ignore[attr-defined]
+        assert isinstance(self.sizes, array)
+        self.sizes.extend(sizes)
         self.records += records
         more = NUMBERS_COST
         if expiries or self.expiries is not None:
@@ -203,6 +211,19 @@ class Chunk:
         self.resident += sum([memory_of(size) for size in sizes])
         self.offsets.extend(offsets)  # type: ignore[attr-defined]
 
+    def append(self, seq: int, record: bytes) -> int:
+        """The same of one that never expires, where none does and none has a position; returns how many bytes of memory
+        it takes."""
+        size = len(record)
+        more = memory_of(size)
+        self.sizes.append(size)  # type: ignore[union-attr]
+        self.records.append(record)
+        self._array_bytes += NUMBERS_COST
+        self.total_bytes += size
+        self.resident += more
+        self.offsets.append(seq - self.first)  # type: ignore[attr-defined]
+        return more + NUMBERS_COST
+
     def mend(self) -> None:
         """Make what `extend`, or the death of a message, has left half done whole again. Idempotent."""
         length = len(self.offsets)
@@ -210,7 +231,7 @@ class Chunk:
             for numbers in (self.sizes, self.expiries, self.positions):
                 if isinstance(numbers, array):
                     del numbers[length:]
-        self.total_bytes = sum(self.sizes[:length])
+        self.total_bytes = sum(self.sizes[index] for index in range(length))
         del self.records[length - self.out :]
         for index in indexes(self.dead >> self.out):
             if index < len(self.records):
@@ -224,7 +245,8 @@ class Chunk:
     def seal(self) -> None:
         """No more messages are added. Idempotent."""
         self.offsets = packed_ascending(self.offsets)
-        self.sizes = packed_sizes(self.sizes)
+        if isinstance(self.sizes, array):
+            self.sizes = Sizes(self.sizes)
         if isinstance(self.expiries, array):
             self.expiries = packed(self.expiries)
         if isinstance(self.positions, array):

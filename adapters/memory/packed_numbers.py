@@ -42,6 +42,27 @@ class Few:
         return self.numbers[at] if at < len(self.which) and self.which[at] == index else 0
 
 
+class Sizes:
+    """Numbers below 1 << 32, by what each is more than the smallest: nothing, if they are all the same."""
+
+    __slots__ = ("_least", "_length", "offsets")
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._length = len(numbers)
+        self._least = least = min(numbers)
+        spread = max(numbers) - least
+        self.offsets: array[int] | None = None
+        if spread:
+            code = "B" if spread < 1 << 8 else "H" if spread < 1 << 16 else "I"
+            self.offsets = array(code, [number - least for number in numbers])
+
+    def __getitem__(self, index: int) -> int:
+        return self._least + self.offsets[index] if self.offsets is not None else self._least
+
+    def __len__(self) -> int:
+        return self._length
+
+
 def packed(numbers: Sequence[int]) -> Numbers:
     """The same numbers, 0 among them standing for none."""
     some = [number for number in numbers if number]
@@ -61,18 +82,14 @@ def packed_ascending(offsets: Sequence[int]) -> Sequence[int]:
     return array("H" if last < 1 << 16 else "I" if last < 1 << 32 else "Q", offsets)
 
 
-def packed_sizes(sizes: Sequence[int]) -> Sequence[int]:
-    """The same numbers, which are not negative."""
-    most = max(sizes)
-    return array("H" if most < 1 << 16 else "I" if most < 1 << 32 else "Q", sizes)
-
-
 def bytes_of(numbers: object) -> int:
     """Bytes of memory, beside what an empty one takes."""
     if isinstance(numbers, array):
         return len(numbers) * numbers.itemsize
     if isinstance(numbers, Near):
         return 160 + bytes_of(numbers.offsets)
+    if isinstance(numbers, Sizes):
+        return bytes_of(numbers.offsets)
     if isinstance(numbers, Few):
         return 240 + bytes_of(numbers.which) + bytes_of(numbers.numbers)
     return 0

@@ -5,8 +5,8 @@
 Nothing here is meant to outlive the store: what an earlier process left is removed at open, all of it at close, and a
 file as soon as nothing in it is needed. No file is open between two calls.
 
-W1  An entry is given out by `write` once it is written whole; the next one begins behind it, never over it.
-W2  A file is there as long as it has entries that were not released.
+F1  An entry is given out by `write` once it is written whole; the next one begins behind it, never over it.
+F2  A file is there as long as it has entries that were not released.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SwapFiles:
         self._current: SwapFile | None = None
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Of all files."""
         return sum(file.end for file in list(self._files.values()))
 
@@ -166,7 +166,7 @@ def _damaged(address: Address, reason: str) -> ReadError:
 
 
 def _write_all(path: Path, offset: int, pieces: list[bytes], file_mode: int) -> None:
-    """Raises OSError; what was written until then lies beyond the file's end (W1)."""
+    """Raises OSError; what was written until then lies beyond the file's end (F1)."""
     left = sum(map(len, pieces))
     with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT, file_mode), "wb", buffering=0) as file:
         views = [memoryview(piece) for piece in pieces if piece]

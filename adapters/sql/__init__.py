@@ -8,8 +8,20 @@
     store.id     the store's id, the same as in the table STORE
     store.db     SQLite's, where no url is given
 
+The store itself is the core's (adapters/core), this package its backend:
+
+    backend.py           opening and closing, one database transaction for each write, what became of a cut-off COMMIT
+    writing.py           which statements a write runs;  effects.py: what it changes of the counts kept in memory
+    reading.py           where messages are, and what is in them;  columns.py: a message as a row;  loading.py: at open
+    schema.py            the tables;  create_tables.py, schema_script.py: how they come to be
+    statements.py        every statement by its name;  dialects.py: what differs between databases
+    connections.py       URL and engine;  pool.py: keeps connections alive;  database.py: what its errors mean
+    lease.py             for a database that several nodes own in turn
+    native_two_phase.py  PostgreSQL's own prepared transactions
+    duplicates.py        rows of the duplicate window;  checking.py: Store.check
+
 The tables are described in docs/sql.md. What many callers ask for at the same time shares one database transaction
-(writer.py); a call returns once that is committed: on SQLite with `synchronous=FULL`, on PostgreSQL with
+(core/writers.py); a call returns once that is committed: on SQLite with `synchronous=FULL`, on PostgreSQL with
 `synchronous_commit = on`. So whatever has returned survives a kill of the process, of the server, and a power failure,
 as far as the database's own disks do. A branch of a transaction over several stores is a row of XALOG until its
 outcome. While the database cannot be reached calls raise StoreFailedError; when it is back, the next call finds it.

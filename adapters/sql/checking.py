@@ -1,77 +1,66 @@
-"""What must hold between the tables, and between them and the state in memory (Store.check)."""
+"""What must hold between the tables, and between them and what the store knows in memory (Store.check)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from .database import Database
-from .state import State
+from ..core.states import Catalog
+from .native_two_phase import staged_rows
+from .statements import Statements
 
-PAGE = 5000
 
-
-def violations(state: State, database: Database) -> list[str]:
-    """Each violation, in words. While nothing is written. Raises StoreFailedError."""
-    with state.lock:
-        return database.read(lambda connection: list(_Check(state, connection).found()))
+def violations(
+    connection: Connection,
+    catalog: Catalog,
+    statements: Statements,
+    branches: Mapping[bytes, int],
+    last_seq: int,
+) -> list[str]:
+    """Each violation, in words. While nothing is written. Raises SQLAlchemyError."""
+    check = _Check(connection, catalog, statements)
+    return [*check.counts(branches.values()), *check.subscriptions(), *check.store(branches, last_seq), *check.holds()]
 
 
 class _Check:
-    def __init__(self, state: State, connection: Connection) -> None:
-        self._state, self._connection = state, connection
+    def __init__(self, connection: Connection, catalog: Catalog, statements: Statements) -> None:
+        self._connection, self._catalog, self._statements = connection, catalog, statements
 
     def _all(self, name: str, **parameters: Any) -> Any:
-        return self._connection.execute(self._state.statements[name], parameters).all()
+        return self._connection.execute(self._statements[name], parameters).all()
 
-    def found(self) -> list[str]:
-        problems: list[str] = []
-        self._counts(problems)
-        self._subscriptions(problems)
-        self._store(problems)
-        self._holds(problems)
-        return problems
-
-    def _counts(self, problems: list[str]) -> None:
-        state = self._state
+    def counts(self, branches: Collection[int]) -> Iterator[str]:
+        """Of the destinations."""
         found: dict[int, list[Any]] = defaultdict(list)
         for number, *rest in self._all("select.counts"):
             found[number].append(rest)
         staged = sum(row[1] for row in found.pop(0, []))
-        if staged > sum(len(branch.sends) for branch in state.prepared.values() if branch.stage):
-            problems.append(f"MESSAGES holds {staged} messages of destination 0, more than are prepared")
-        problems += [
-            f"MESSAGES holds messages of destination {number}, which is not there"
-            for number in sorted(found.keys() - state.by_number.keys())
-        ]
-        for number, known in state.by_number.items():
+        known = sum(self._all("select.staged", **staged_rows(row))[0][0] for row in branches)
+        if staged > known:
+            yield f"MESSAGES holds {staged} messages of destination 0, of which {known} are prepared"
+        for number in sorted(found.keys() - self._catalog.by_number.keys()):
+            yield f"MESSAGES holds messages of destination {number}, which is not there"
+        for number, state in list(self._catalog.by_number.items()):
             rows = found.get(number, [])
-            for what, column, value in (
-                ("messages", 1, known.count),
-                ("bytes", 2, known.size),
-                ("that expire", 3, known.expiring),
-            ):
+            for what, column, value in (("messages", 1, state.count), ("bytes", 2, state.bytes)):
                 there = sum(int(row[column]) for row in rows)
                 if there != value:
-                    problems.append(f"{known.destination} counts {value} {what}; MESSAGES holds {there}")
-        total = sum(int(row[1]) for rows in found.values() for row in rows)
-        if total != state.messages:
-            problems.append(f"the store counts {state.messages} messages; MESSAGES holds {total}")
+                    yield f"{state.destination} counts {value} {what}; MESSAGES holds {there}"
 
-    def _subscriptions(self, problems: list[str]) -> None:
-        state = self._state
-        rows = {row[0]: row for row in self._all("select.durables")}
-        if rows.keys() != state.durables.keys():
-            problems.append(f"DURABLES holds the numbers {sorted(rows)}; the store knows {sorted(state.durables)}")
-        for number, durable in state.durables.items():
-            destination = durable.feed.owner.number
-            there = self._all("select.count.durable", destination=destination, durable=number, start=durable.start)[0][
-                0
-            ]
-            if there != durable.count:
-                problems.append(f"{durable.subscription} counts {durable.count} to ack; the tables say {there}")
+    def subscriptions(self) -> Iterator[str]:
+        """What they have to ack, and the tables that hang on them."""
+        rows = {row[0] for row in self._all("select.durables")}
+        known = self._catalog.subscriptions
+        if rows != known.keys():
+            yield f"DURABLES holds the numbers {sorted(rows)}; the store knows {sorted(known)}"
+        for number, one in list(known.items()):
+            parameters = {"destination": one.topic.number, "durable": number, "start": one.start + 1}
+            there = self._all("select.count.durable", **parameters)[0][0]
+            if there != one.count:
+                yield f"{one.subscription} counts {one.count} to ack; the tables say {there}"
         for name, what in (
             ("select.orphans.acks", "ACKS has rows of what is not there, or lies before the subscription's start"),
             ("select.orphans.redeliveries", "REDELIVERIES has rows of what is not there"),
@@ -79,22 +68,22 @@ class _Check:
         ):
             orphans = self._all(name, most=10)
             if orphans:
-                problems.append(f"{what}: {[tuple(row) for row in orphans]}")
+                yield f"{what}: {[tuple(row) for row in orphans]}"
         for (seq,) in self._all("select.finished", most=10):
-            problems.append(f"message {seq} of a topic was acked by all, and is still in MESSAGES")
+            yield f"message {seq} of a topic was acked by all, and is still in MESSAGES"
 
-    def _store(self, problems: list[str]) -> None:
-        state = self._state
+    def store(self, branches: Mapping[bytes, int], last_seq: int) -> Iterator[str]:
+        """Ids, and what is prepared."""
         highest = self._all("select.last")[0][0] or 0
-        if highest > state.last_seq and not state.wrapped:
-            problems.append(f"MESSAGES has the id {highest}, beyond the highest that was given out, {state.last_seq}")
+        if highest > last_seq:
+            yield f"MESSAGES has the id {highest}, beyond the highest that was given out, {last_seq}"
         rows = {bytes.fromhex(row[1]) for row in self._all("select.xalog")}
-        if rows != state.prepared.keys():
-            problems.append(f"XALOG holds {len(rows)} prepared transactions, the store knows {len(state.prepared)}")
+        if rows != branches.keys():
+            yield f"XALOG holds {len(rows)} prepared transactions, the store knows {len(branches)}"
 
-    def _holds(self, problems: list[str]) -> None:
-        state = self._state
-        for key, (feed, _) in list(state.delivery.held.items()):
-            seq = key - feed.base
-            if state.row(seq) is None:
-                problems.append(f"message {seq} of {feed.owner.destination} is held and is not in MESSAGES")
+    def holds(self) -> Iterator[str]:
+        """What is held is there."""
+        for feed in self._catalog.feeds():
+            for seq in list(feed.held):
+                if not self._all("select.place", message=seq):
+                    yield f"message {seq} of {feed.state.destination} is held and is not in MESSAGES"

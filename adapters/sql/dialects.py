@@ -14,7 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ..files import OUT_OF_FILES, open_file
-from .keeping import KeptPool
+from .pool import KeptPool
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"

@@ -1,4 +1,4 @@
-"""At open: the state as the tables say."""
+"""At open: what is in the tables."""
 
 from __future__ import annotations
 
@@ -10,131 +10,120 @@ from sqlalchemy.engine import Connection
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, PlacementError
 from ..base import Progress, Subscription
-from ..delivery import Feed, feeds_of
-from .applying import load_counts
-from .branches import Branch, branch_of
-from .destinations import DestinationState, Durable
-from .messages import unescaped
-from .room import Room
-from .state import State
+from ..core import Found
+from ..core.states import Catalog
+from ..duplicates import Key
+from .columns import unescaped
+from .effects import load_counts
+from .statements import Statements
 
 
 class Loader:
-    """Fills a state that is new. Raises SQLAlchemyError, CorruptionError, PlacementError."""
+    """Fills a catalog that is new. Raises SQLAlchemyError, CorruptionError, PlacementError."""
 
-    def __init__(self, state: State, connection: Connection, store_id: bytes, where: str) -> None:
+    def __init__(
+        self, connection: Connection, statements: Statements, catalog: Catalog, priorities: bool, where: str
+    ) -> None:
         """`where`: what a damage is said to be in."""
-        self._state, self._connection, self._store_id, self._where = state, connection, store_id, where
+        self._connection, self._statements, self._catalog = connection, statements, catalog
+        self._priorities, self._where = priorities, where
+        self.batch = 0
+        """STORE.BATCH."""
+        self.next_expiry = 0
+        """The earliest time (ms) at which a message expires; 0: none does."""
+        self.ids: list[tuple[int, Key]] = []
+        """Of the duplicate window: the numbers of the rows, oldest first."""
+        self.last_id = 0
+        """The highest number of a row in DUPLICATES."""
+        self.branches: dict[bytes, int] = {}
+        """What is prepared: transaction -> ID of its row in XALOG."""
 
     def _all(self, name: str, **parameters: Any) -> Sequence[Any]:
-        return self._connection.execute(self._state.statements[name], parameters).all()
+        return self._connection.execute(self._statements[name], parameters).all()
 
-    def load(self, progress: Progress | None) -> None:
-        state = self._state
-        rows = self._all("select.store", owner=self._store_id.hex())
+    def load(self, owner: str, progress: Progress | None) -> Found:
+        """What is there beside destinations and subscriptions. `owner` is the store's id in hex."""
+        rows = self._all("select.store", owner=owner)
         if not rows:  # they were looked at before this, but nothing was in them
             raise PlacementError(
                 f"the tables in {self._where} have just been taken over by another store; give this one another "
                 "schema_prefix or database"
             )
-        row = rows[0]
-        state.batch, state.last_seq, state.last_number = row[1], row[2], row[3]
+        _, self.batch, last_seq, last_number = rows[0]
         self._destinations()
-        self._durables()
+        self._subscriptions()
         self._counts(progress)
-        self._duplicates()
-        state.last_seq = max(state.last_seq, self._all("select.last")[0][0] or 0)
-        state.committed = dict.fromkeys(bytes.fromhex(xid) for (xid,) in self._all("select.committed"))
-        state.next_expiry = self._all("select.expiry")[0][0] or 0
+        catalog = self._catalog
+        catalog.last_number = max(catalog.last_number, last_number)
+        self.next_expiry = self._all("select.expiry")[0][0] or 0
+        return Found(
+            last_seq=max(last_seq, self._all("select.last")[0][0] or 0),
+            ids=self._duplicates(),
+            prepared=self._prepared(),
+            committed=[bytes.fromhex(xid) for (xid,) in self._all("select.committed")],
+        )
 
     def _destinations(self) -> None:
-        state = self._state
         for number, kind, name in self._all("select.destinations"):
-            destination = DestinationState(Destination(Kind(kind), name), number)
-            state.destinations[destination.destination] = destination
-            state.by_number[number] = destination
-            state.last_number = max(state.last_number, number)
+            self._catalog.load(number, Destination(Kind(kind), name))
 
-    def _durables(self) -> None:
-        state = self._state
+    def _subscriptions(self) -> None:
         redelivered = {number for (number,) in self._all("select.redelivered.durables")}
         for number, client, name, topic, selector, no_local, destination, start in self._all("select.durables"):
-            owner = state.by_number.get(destination)
-            if owner is None or owner.destination.name != topic:
+            state = self._catalog.by_number.get(destination)
+            if state is None or state.destination.name != topic:
                 raise self._damage(f"the subscription {number} in DURABLES is of topic {topic!r}, which is not there")
             subscription = Subscription(
-                owner.destination, unescaped(name), unescaped(client),
+                state.destination, unescaped(name), unescaped(client),
                 None if selector is None else unescaped(selector), bool(no_local),
             )  # fmt: skip
-            durable = Durable(subscription, number, start, Feed(owner, number, subscription.key))
-            durable.redelivered = number in redelivered
-            owner.durables[subscription.key] = state.durables[number] = durable
-            state.last_number = max(state.last_number, number)
+            known = self._catalog.load_subscription(number, state, subscription, max(start - 1, 0))
+            known.own = number in redelivered
 
     def _counts(self, progress: Progress | None) -> None:
-        state = self._state
-        found: dict[int, list[tuple[int, ...]]] = {}
+        found: dict[int, list[Any]] = {}
         for number, *counts in self._all("select.counts"):
-            if not number:
-                continue  # staged by a branch: it is nowhere yet
-            found.setdefault(number, []).append(tuple(counts))
+            if number:  # else staged by a branch: it is nowhere yet
+                found.setdefault(number, []).append(counts)
         for place, (number, rows) in enumerate(found.items()):
-            owner = state.by_number.get(number)
-            if owner is None:
+            state = self._catalog.by_number.get(number)
+            if state is None:
                 raise self._damage(f"MESSAGES holds messages of destination {number}, which is not there")
-            load_counts(state, owner, rows)
-            for durable in owner.durables.values():
-                durable.count = self._all(
-                    "select.count.durable", destination=number, durable=durable.number, start=durable.start
+            load_counts(self._catalog, state, rows, self._priorities)
+            for known in state.subscriptions.values():
+                known.count = self._all(
+                    "select.count.durable", destination=number, durable=known.number, start=known.start + 1
                 )[0][0]
             if progress is not None:
                 progress("counting messages", place + 1, len(found))
 
-    def _duplicates(self) -> None:
-        state = self._state
-        rows = self._all("select.duplicates")
-        kept = rows[len(rows) - state.window.limit :] if state.window.limit else ()
-        if rows:
-            state.window.number = rows[-1][0]
-        state.window.add(
-            (number, (state.by_number[destination].destination, unescaped(message_id)), seq)
-            for number, destination, message_id, seq in kept
-            if destination in state.by_number
-        )
+    def _duplicates(self) -> list[tuple[Key, int]]:
+        ids = []
+        for number, destination, message_id, seq in self._all("select.duplicates"):
+            self.last_id = number
+            if destination in self._catalog.by_number:
+                key = (destination, unescaped(message_id).encode())
+                self.ids.append((number, key))
+                ids.append((key, seq))
+        return ids
 
-    def prepared(self, room: Room) -> None:
-        """What is prepared: its acks are claimed again (rule X6), its room is reserved."""
-        state = self._state
-        for number, xid, content in self._all("select.xalog"):
+    def _prepared(self) -> list[tuple[bytes, bytes]]:
+        prepared = []
+        for row, xid, content in self._all("select.xalog"):
             if content is None:
-                content = b"".join(row[0] for row in self._all("select.chunks", message=number))
-            branch = branch_of(bytes.fromhex(xid), bytes(content), state.note_of)
-            branch.id = number
-            branch.reservation = room.hold((len(branch.sends), sum(sending.size for sending in branch.sends)))
-            self._claim(branch)
-            state.prepared[branch.transaction] = branch
-            state.last_seq = max(state.last_seq, number)
-
-    def _claim(self, branch: Branch) -> None:
-        state = self._state
-        kept = []
-        for note, seq in branch.acks:
-            feeds = feeds_of(note)
-            place = state.place(feeds[0], seq)
-            if place is None:
-                continue  # its subscription or destination was removed in spite of it
-            for feed in feeds:
-                state.places[feed.base + seq] = place
-            kept.append((note, seq))
-        branch.acks = kept
-        state.delivery.claim_again(kept)
+                content = b"".join(bytes(part) for (part,) in self._all("select.chunks", message=row))
+            transaction = bytes.fromhex(xid)
+            self.branches[transaction] = row
+            prepared.append((transaction, bytes(content)))
+        return prepared
 
     def _damage(self, what: str) -> CorruptionError:
         error = CorruptionError(self._where, 0, what, "restore the tables from a backup")
         held: dict[str, int | None] = {}
         for number, _, count, *_ in self._all("select.counts"):  # one row for each priority
-            if number in self._state.by_number:
-                name = str(self._state.by_number[number].destination)
+            state = self._catalog.by_number.get(number)
+            if state is not None:
+                name = str(state.destination)
                 held[name] = (held.get(name) or 0) + count
         error.name_held(held, "these tables")
         return error

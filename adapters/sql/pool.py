@@ -1,144 +1,357 @@
-"""The engine of a store: where its database is, and the pool of connections to it (keeping.py)."""
+"""A pool that keeps its connections: SQLAlchemy's Pool with what its own QueuePool has no options for.
+
+It keeps `least` connections open, opens more as they are asked for up to `most`, and closes those beyond the least that
+nobody needed for a while; on each that idles it runs a statement now and then, so that no firewall forgets it; it
+drops those that do not answer and makes up for them. Locks are C locks held by `with` alone: QueuePool's conditions
+can be left locked by a Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+import threading
+import time
 import weakref
+from collections import deque
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import create_engine
-from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.pool import NullPool
+from sqlalchemy import exc
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
-from ...policies.errors import ConfigError, MissingExtraError
-from ...policies.options import SqlOptions
-from . import dialects
-from .keeping import KeptPool
-from .statements import keepalive_statement
+from ..background import shared
 
-EXTRAS: Final = {"psycopg": "postgres"}
-"""The extra that brings a driver."""
-_SECRET: Final = ("password", "passwd", "pwd", "secret", "token", "key")
-_MASK: Final = "***"
+log = logging.getLogger(__name__)
+
+TRUST: Final = 1.0
+"""Seconds for which a connection that was in use is believed to work still; after that it is asked first."""
+TICK_MAX: Final = 1.0
+SLICE: Final = 0.1
+"""Seconds; a wake-up that an interrupted thread failed to give is made up for after it."""
 
 
-def database_url(options: SqlOptions, directory: Path) -> URL:
-    """The URL, with the password that is given beside it; SQLite in the store's directory if there is none. Show it by
-    `shown_url` alone. Raises ConfigError, which shows nothing of a URL that does not read."""
-    if options.url is None:
-        return URL.create("sqlite", database=str(directory / dialects.SQLITE_FILE))
+class _Slot:
+    """One connection's place among the most that there may be. Given back, or lost with the last who knew it: one who
+    was interrupted, say."""
+
+    __slots__ = ("__weakref__",)
+
+
+class KeptPool(Pool):
+    """Safe for all threads. A forked child neither uses nor closes its parent's connections (`leave`)."""
+
+    def __init__(
+        self,
+        creator: Any,
+        least: int = 0,
+        most: int = -1,
+        timeout: float = 30.0,
+        idle_timeout: float = 120.0,
+        keepalive_interval: float = 60.0,
+        keepalive_statement: str = "",
+        response_timeout: float = 0.0,
+        words_of: Callable[[BaseException], str] = str,
+        **more: Any,
+    ) -> None:
+        """Seconds all. `most` -1: as many as are asked for. `keepalive_statement` "": none is run. `response_timeout`:
+        a connection that has been in one user's hands for longer is cut off; 0: never. `words_of` gives what an error
+        of the driver's says."""
+        Pool.__init__(self, creator, **more)
+        self._settings: dict[str, Any] = {
+            "least": least, "most": most, "timeout": timeout, "idle_timeout": idle_timeout,
+            "keepalive_interval": keepalive_interval, "keepalive_statement": keepalive_statement,
+            "response_timeout": response_timeout, "words_of": words_of,
+        }  # fmt: skip
+        self._least, self._most, self._timeout = least, most, timeout
+        self._idle_timeout, self._response_timeout = idle_timeout, response_timeout
+        self._interval, self._statement, self._words_of = keepalive_interval, keepalive_statement, words_of
+        self._wrong = False
+        """Whether it was told already that the database takes the statement for wrong."""
+        # Guards all below. Re-entrant: a connection that nobody holds any more comes back wherever the collector runs,
+        # perhaps in a thread that is in here, and so may a signal handler.
+        self._lock = threading.RLock()
+        self._idle: deque[ConnectionPoolEntry] = deque()  # used last: at the right, and taken first
+        # In use, since when. Weak: one whose user was interrupted before it had it is closed when nobody knows it.
+        self._out: weakref.WeakKeyDictionary[ConnectionPoolEntry, float] = weakref.WeakKeyDictionary()
+        self._slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
+        self._waiters: deque[threading.Lock] = deque()
+        self._kept = self._disposed = self._down = False
+        self._round: threading.Thread | None = None
+
+    # What Pool asks of its kinds
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            with self._lock:
+                record = self._idle.pop() if self._idle else None
+                slot = None
+                if record is None and (self._most < 0 or len(self._slots) < self._most):
+                    slot = _Slot()
+                    self._slots.add(slot)
+                elif record is None:
+                    gate = threading.Lock()
+                    gate.acquire()
+                    self._waiters.append(gate)
+                else:
+                    self._out[record] = time.monotonic()
+            if record is not None:
+                self._doubted(record)
+                return record
+            if slot is not None:
+                return self._made(slot)
+            left = deadline - time.monotonic()
+            if left <= 0 or not gate.acquire(timeout=min(left, SLICE)):
+                with self._lock:
+                    if gate in self._waiters:
+                        self._waiters.remove(gate)
+            if time.monotonic() >= deadline and not self._idle:
+                raise exc.TimeoutError(
+                    f"all {self._most} connections were in use for {self._timeout:g} seconds; "
+                    "give the store more (pool_max) or fewer threads"
+                )
+
+    def _made(self, slot: _Slot) -> ConnectionPoolEntry:
+        try:
+            record = self._create_connection()
+        except BaseException:
+            self._slots.discard(slot)  # now, not when the frames are gone that the error's traceback keeps
+            raise
+        _about(record).update(slot=slot, used=time.monotonic(), asked=0.0)
+        with self._lock:
+            self._out[record] = time.monotonic()
+            kept, self._kept = self._kept, True
+        if not kept:
+            self._tick(weakref.ref(self))
+        return record
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        _about(record)["used"] = time.monotonic()
+        self._put(record)
+
+    def _put(self, record: ConnectionPoolEntry) -> None:
+        with self._lock:
+            self._out.pop(record, None)
+            dropped = self._disposed or record.dbapi_connection is None
+            if not dropped:
+                self._idle.append(record)
+            gate = self._waiters.popleft() if self._waiters else None
+        if dropped:
+            self._give_up(record)
+        if gate is not None:
+            gate.release()
+
+    def recreate(self) -> KeptPool:
+        return self.__class__(
+            self._creator, recycle=self._recycle, echo=self.echo, logging_name=self._orig_logging_name,
+            reset_on_return=self._reset_on_return, pre_ping=self._pre_ping, _dispatch=self.dispatch,
+            dialect=self._dialect, **self._settings,
+        )  # fmt: skip
+
+    def dispose(self) -> None:
+        """Close those that are idle now, and the others when they come back."""
+        with self._lock:
+            self._disposed = True
+            idle = list(self._idle)
+            self._idle.clear()
+        for record in idle:
+            self._give_up(record)
+
+    def status(self) -> str:
+        return f"{len(self._slots)} connections, {len(self._idle)} of them idle; {self._least} to {self._most} are kept"
+
+    def counts(self) -> tuple[int, int]:
+        """How many connections there are, and how many of them idle."""
+        with self._lock:
+            return len(self._slots), len(self._idle)
+
+    # Looking after them
+
+    def _doubted(self, record: ConnectionPoolEntry) -> None:
+        """One that has idled for a while may be dead: it is then made anew on its way out, and so are the others."""
+        if time.monotonic() - _about(record)["used"] < TRUST or record.dbapi_connection is None:
+            return
+        if not self._answers(record):
+            record.invalidate()
+            self.drop_idle()
+
+    def _answers(self, record: ConnectionPoolEntry, statement: str = "") -> bool:
+        connection: Any = record.dbapi_connection
+        try:
+            if statement:
+                self._keep_alive(connection, statement)
+            else:
+                self._dialect._do_ping_w_event(connection)
+        except Exception as error:
+            log.info("a connection to the database is dropped, it does not answer: %s", type(error).__name__)
+            return False
+        return connection is not None and not getattr(connection, "closed", False)
+
+    def _keep_alive(self, connection: Any, statement: str) -> None:
+        """Run the statement. One that the database takes for wrong has been answered too: that is told, once."""
+        dialect: Any = self._dialect
+        driver = dialect.loaded_dbapi
+        cursor = connection.cursor()
+        try:
+            cursor.execute(statement)
+        except (driver.OperationalError, driver.InterfaceError):
+            raise
+        except driver.Error as error:
+            if not self._wrong:
+                self._wrong = True
+                log.error(
+                    "keepalive_statement %r is wrong, the database says: %s; its connections are kept, mend the "
+                    "statement and open the store again", statement, self._words_of(error),
+                )  # fmt: skip
+        finally:
+            cursor.close()
+        connection.rollback()
+
+    def drop_idle(self) -> None:
+        """Close those that idle: one of them has told that none is good any more. Those in use stay."""
+        with self._lock:
+            idle = list(self._idle)
+            self._idle.clear()
+        for record in idle:
+            self._give_up(record)
+
+    def _give_up(self, record: ConnectionPoolEntry) -> None:
+        slot: _Slot = _about(record)["slot"]
+        self._slots.discard(slot)
+        record.close()
+
+    @staticmethod
+    def _tick(reference: weakref.ref[KeptPool]) -> None:
+        """Now and then, for as long as the pool is in use. What may wait for the database has a thread of its own:
+        those that all stores share must not wait with it."""
+        pool = reference()
+        if pool is None or pool._disposed:
+            return
+        pool._cut_off()
+        if pool._is_due() and (pool._round is None or not pool._round.is_alive()):
+            pool._round = threading.Thread(target=pool._look_after, name="anabranch-connections", daemon=True)
+            pool._round.start()
+        shared().schedule(pool._pause(), partial(KeptPool._tick, reference))
+
+    def _pause(self) -> float:
+        times = [self._idle_timeout, self._response_timeout or TICK_MAX]
+        times += [self._interval] if self._statement else []
+        return min(TICK_MAX, max(0.01, min(times) / 4))
+
+    def _is_due(self) -> bool:
+        with self._lock:
+            return len(self._slots) < self._least or any(self._due(record) for record in self._idle)
+
+    def _due(self, record: ConnectionPoolEntry) -> str:
+        """What is to be done with an idle one: "" nothing, "ask", "close"."""
+        about, now = _about(record), time.monotonic()
+        if now - about["used"] >= self._idle_timeout and len(self._slots) > self._least:
+            return "close"
+        if self._statement and now - max(about["used"], about["asked"]) >= self._interval:
+            return "ask"
+        return ""
+
+    def _look_after(self) -> None:
+        self._see_to_idle()
+        self._refill()
+
+    def _see_to_idle(self) -> None:
+        asked, closed = [], []
+        with self._lock:
+            for record in list(self._idle):  # the longest idle first
+                due = self._due(record)
+                if not due:
+                    continue
+                self._idle.remove(record)
+                if due == "close":
+                    closed.append(record)
+                    self._slots.discard(_about(record)["slot"])  # the next one counts without it
+                else:
+                    asked.append(record)
+                    self._out[record] = time.monotonic()
+        for record in closed:
+            record.close()
+        for record in asked:
+            if not self._answers(record, self._statement):
+                record.invalidate()
+                self.drop_idle()
+            else:
+                _about(record)["asked"] = time.monotonic()
+            self._put_first(record)
+
+    def _put_first(self, record: ConnectionPoolEntry) -> None:
+        """Back to where it was: it has not been of use."""
+        self._put(record)
+        with self._lock:
+            if self._idle and self._idle[-1] is record:
+                self._idle.rotate(1)
+
+    def _refill(self) -> None:
+        while True:
+            with self._lock:
+                if self._disposed or len(self._slots) >= self._least:
+                    self._down = False
+                    return
+                slot = _Slot()
+                self._slots.add(slot)
+            try:
+                record = self._made(slot)
+            except Exception as error:
+                if not self._down:  # once an outage
+                    log.warning("the database does not take connections, tried again: %s", type(error).__name__)
+                self._down = True
+                return
+            self._put(record)
+            del record, slot
+
+    def _cut_off(self) -> None:
+        """Those whose users have waited too long get an error: nobody hangs on a database that is unresponsive."""
+        if not self._response_timeout:
+            return
+        overdue = time.monotonic() - self._response_timeout
+        with self._lock:
+            late = [record for record in self._in_use() if self._out.get(record, overdue) < overdue]
+            for record in late:
+                self._out[record] = time.monotonic()
+        for record in late:
+            log.error("the database has not answered for %g seconds: the connection is cut off", self._response_timeout)
+            _shut_down(record.dbapi_connection)
+
+    def cut_off_all(self) -> None:
+        """All that are in use are cut off, whatever they are at: their users get errors, at once."""
+        with self._lock:
+            records = self._in_use()
+        for record in records:
+            _shut_down(record.dbapi_connection)
+
+    def _in_use(self) -> list[ConnectionPoolEntry]:
+        """In one step each, as one may come back in between, by this very thread."""
+        return [record for known in self._out.keyrefs() if (record := known()) is not None]
+
+    def leave(self) -> None:
+        """In a forked child: forget the connections without closing them, which would end them for the parent too."""
+        _left.append((list(self._idle), self._in_use()))
+        self._lock = threading.RLock()
+        self._idle, self._out, self._disposed = deque(), weakref.WeakKeyDictionary(), True
+
+
+_left: Final[list[Any]] = []
+"""What a forked child keeps, so that it is never closed."""
+
+
+def _about(record: ConnectionPoolEntry) -> dict[Any, Any]:
+    info = record.record_info
+    assert info is not None
+    return info
+
+
+def _shut_down(connection: Any) -> None:
+    """Whoever waits for this connection's socket finds it at its end. No lock, no waiting."""
     try:
-        url = make_url(options.url.get_secret_value())
-    except (ArgumentError, ValueError):
-        raise ConfigError(
-            ["the url of an sql store is not one (it is not shown here, as it may hold a password); "
-             "it is written like postgresql+psycopg://user@host:5432/database"]
-        ) from None  # fmt: skip
-    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise ConfigError(
-            ["an SQLite database in memory loses everything; leave the url out, or use the kind `memory`"]
-        )
-    return url if options.password is None else url.set(password=options.password.get_secret_value())
-
-
-def shown_url(url: URL) -> str:
-    """The URL as it may be shown: neither the password, nor what its query may hold."""
-    return url.set(query={}).render_as_string(hide_password=True)
-
-
-def scrubbed(text: str, url: URL) -> str:
-    """A driver's words without the secrets of the URL, should it echo one."""
-    for secret in (str(url.password or ""), *_secrets(url).values()):
-        text = text.replace(secret, _MASK) if secret else text
-    return text
-
-
-def _secrets(url: URL) -> dict[str, str]:
-    """What is secret in the URL's query. SQLAlchemy hides the password alone."""
-    query = {name: values[-1] for name, values in url.normalized_query.items()}
-    return {name: value for name, value in query.items() if any(part in name.lower() for part in _SECRET)}
-
-
-def words_of(error: BaseException, url: URL) -> str:
-    """The driver's words, on one line, without the secrets of the URL."""
-    original = getattr(error, "orig", None) or error
-    words = " ".join(str(original).split()) or type(original).__name__
-    return scrubbed(words, url)
-
-
-def open_engine(options: SqlOptions, directory: Path) -> Engine:
-    """The engine of a store in this directory. Connects to nothing yet. Raises ConfigError, MissingExtraError.
-
-    A forked child does not close its parent's connections.
-    """
-    url = database_url(options, directory)
-    pool: dict[str, Any] = {"least": 1, "idle_timeout": options.pool_idle_timeout}
-    if url.get_backend_name() != "sqlite":
-        pool = {
-            "least": options.pool_min,
-            "most": options.pool_max,
-            "pool_timeout": options.pool_timeout,
-            "idle_timeout": options.pool_idle_timeout,
-            "keepalive_interval": options.keepalive_interval,
-            "keepalive_statement": keepalive_statement(options),
-            "words_of": partial(words_of, url=url),
-            "response_timeout": options.response_timeout,
-        }
-    engine = _engine(url, options, poolclass=KeptPool, **pool)
-    _engines.add(engine)
-    return engine
-
-
-def open_single(options: SqlOptions, directory: Path) -> Engine:
-    """An engine that has no pool: each connection is one of its own, closed by who opened it."""
-    return _engine(database_url(options, directory), options, poolclass=NullPool)
-
-
-def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
-    secrets = _secrets(url)
-    arguments = {**dialects.connect_args(url), **secrets}
-    try:
-        shown = url.difference_update_query(secrets)
-        engine = create_engine(shown, hide_parameters=True, connect_args=arguments, **pool)
-    except NoSuchModuleError:
-        raise ConfigError([f"SQLAlchemy knows no databases of the kind {url.drivername!r}: {shown_url(url)}"]) from None
-    except ModuleNotFoundError as error:
-        driver = url.get_driver_name() or str(error.name)
-        extra = EXTRAS.get(driver)
-        way = f"pip install 'anabranch[{extra}]'" if extra else f"install the driver {error.name}"
-        raise MissingExtraError(f"{shown_url(url)} needs {error.name}, which is not installed: {way}") from None
-    except (ArgumentError, TypeError, ValueError) as error:
-        raise ConfigError([f"{shown_url(url)}: {scrubbed(str(error), url)}"]) from None
-    dialects.configure(engine)
-    if url.get_backend_name() == "sqlite" and "." in options.schema_prefix:
-        raise ConfigError(
-            [f"schema_prefix {options.schema_prefix!r}: SQLite has no schemas; give the beginning of a name, like mq_"]
-        )
-    if options.lease_expiration is not None:
-        if url.get_backend_name() not in dialects.LEASED:
-            raise ConfigError(
-                [f"lease_expiration: {shown_url(url)}: leases are kept on {' and '.join(dialects.LEASED)}"]
-            )
-        dialects.end_idle_transactions(engine, options.lease_expiration)
-    return engine
-
-
-def cut_off(engine: Engine) -> None:
-    """Who waits for the database on a connection of this pool gets an error, at once."""
-    if isinstance(engine.pool, KeptPool):
-        engine.pool.cut_off_all()
-
-
-_engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for engine in _engines:
-        if isinstance(engine.pool, KeptPool):
-            engine.pool.leave()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+        with socket.socket(fileno=os.dup(connection.fileno())) as its:
+            its.shutdown(socket.SHUT_RDWR)
+    except Exception:  # closed meanwhile, or no driver of this kind
+        pass

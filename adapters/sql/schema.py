@@ -31,7 +31,8 @@ TABLES: Final = (
 )  # fmt: skip
 
 _Big: Final = BigInteger().with_variant(Integer, "sqlite")
-"""64 bits everywhere; SQLite makes it the row's own number."""
+"""64 bits everywhere, numbers of destinations too, since asking for one takes a number; SQLite makes it the row's own
+number."""
 
 
 def _key(name: str, kind: Any = _Big) -> Column[Any]:
@@ -94,7 +95,7 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         "messages",
         _key("id"),
         _column("queuename", Text),
-        _column("destination", Integer),
+        _column("destination", BigInteger),
         _column("priority", SmallInteger),
         _column("deliverycount", Integer),
         _column("expirationtime", BigInteger),
@@ -111,10 +112,10 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         f"{messages.name}_expiry", messages.c.expirationtime, messages.c.id,
         sqlite_where=expiring, postgresql_where=expiring,
     )  # fmt: skip
-    acks = table("acks", _key("durable", Integer), _key("id", BigInteger))
+    acks = table("acks", _key("durable", BigInteger), _key("id", BigInteger))
     Index(f"{acks.name}_message", acks.c.id)
     redeliveries = table(
-        "redeliveries", _key("durable", Integer), _key("id", BigInteger), _column("deliverycount", Integer)
+        "redeliveries", _key("durable", BigInteger), _key("id", BigInteger), _column("deliverycount", Integer)
     )
     Index(f"{redeliveries.name}_message", redeliveries.c.id)
     return Schema(
@@ -122,18 +123,16 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         prefix=prefix,
         messages=messages,
         chunks=table("chunks", _key("id", BigInteger), _key("part", Integer), _column("content", LargeBinary)),
-        destinations=table(
-            "destinations", _key("number", Integer), _column("kind", SmallInteger), _column("name", Text)
-        ),
+        destinations=table("destinations", _key("number"), _column("kind", SmallInteger), _column("name", Text)),
         durables=table(
             "durables",
-            _key("number", Integer),
+            _key("number"),
             _column("clientid", Text),
             _column("durablename", Text),
             _column("topicname", Text),
             _column("selector", Text, nullable=True),
             _column("nolocal", SmallInteger),
-            _column("destination", Integer),
+            _column("destination", BigInteger),
             _column("startid", BigInteger),
         ),
         acks=acks,
@@ -143,7 +142,7 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         duplicates=table(
             "duplicates",
             _key("number"),
-            _column("destination", Integer),
+            _column("destination", BigInteger),
             _column("messageid", Text),
             _column("id", BigInteger),
         ),

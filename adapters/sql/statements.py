@@ -49,7 +49,7 @@ def _insert(table: Table) -> Executable:
 def _reading(s: Schema) -> dict[str, Executable]:
     m = s.messages.c
     place = (m.id, m.priority, m.expirationtime, m.size, m.parts, m.deliverycount)
-    row = (*place, m.sentat, m.messageid, m.headers)
+    row = (*place, m.sentat, m.messageid, m.headers)  # columns.py knows this order
     small = case((m.size <= p("inline"), m.content), else_=None)
     there = m.destination == p("destination")
     of_priority = m.priority == p("priority")
@@ -60,8 +60,8 @@ def _reading(s: Schema) -> dict[str, Executable]:
         return select(*row, small).where(there, *conditions, behind).order_by(m.id).limit(p("most"))
 
     later = or_(m.expirationtime > p("after"), and_(m.expirationtime == p("after"), m.id > p("after_id")))
-    expiring = func.sum(case((m.expirationtime > 0, 1), else_=0))
-    counts = (m.priority, func.count(), func.sum(m.size), expiring, func.max(m.id))
+    counts = (m.priority, func.count(), func.sum(m.size), func.max(m.id))
+    in_range = and_(m.destination == p("topic"), m.id >= p("first"), m.id <= p("last"))
     r = s.redeliveries.c
     entitled = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.startid <= s.acks.c.id)
     dangling = ~exists().where(m.id == s.acks.c.id) | ~entitled
@@ -79,30 +79,34 @@ def _reading(s: Schema) -> dict[str, Executable]:
         .order_by(m.id)
         .limit(p("most")),
         "select.message": select(*row, m.content).where(m.id == p("message")),
+        "select.place": select(*place, m.destination).where(m.id == p("message")),
         "select.chunks": select(s.chunks.c.content).where(s.chunks.c.id == p("message")).order_by(s.chunks.c.part),
         "select.messages": page(),
         "select.messages.priority": page(of_priority),
         "select.messages.durable": page(unacked),
         "select.messages.durable.priority": page(unacked, of_priority),
-        "select.expired": select(m.destination, *place)
+        "select.expired": select(*place, m.destination)
         .where(m.expirationtime > 0, m.expirationtime <= p("now"), later)
         .order_by(m.expirationtime, m.id)
         .limit(p("most")),
         "select.expiry": select(func.min(m.expirationtime)).where(m.expirationtime > 0),
-        "select.spent": select(m.destination, m.id)
+        "select.limited": select(m.destination, m.id)
         .where(m.deliverycount >= p("least"), m.id > p("after"))
         .order_by(m.id)
         .limit(p("most")),
-        "select.spent.durable": select(r.durable, r.id)
+        "select.limited.durable": select(r.durable, r.id)
         .where(r.deliverycount >= p("least"), r.durable == p("durable"), r.id > p("after"))
         .order_by(r.id)
         .limit(p("most")),
-        "select.redelivered": select(r.deliverycount).where(r.durable == p("durable"), r.id == p("message")),
+        "select.redelivered": select(r.id, r.deliverycount).where(
+            r.durable == p("durable"), r.id >= p("first"), r.id <= p("last")
+        ),
         "select.redelivered.durables": select(r.durable).distinct(),
         "select.counts": select(m.destination, *counts).group_by(m.destination, m.priority),
         "select.counts.destination": select(*counts).where(there).group_by(m.priority),
+        "select.counts.range": select(*counts).where(in_range).group_by(m.priority),
+        "select.counts.finished": select(*counts).where(in_range, ~_waits(s)).group_by(m.priority),
         "select.count.durable": select(func.count()).where(there, m.id >= p("start"), unacked),
-        "select.ids": select(m.id).where(m.id >= p("first")).order_by(m.id).limit(p("most")),
         "select.staged": select(func.count()).where(m.id >= p("first"), m.id <= p("last")),
         "select.last": select(func.max(m.id)),
         "select.acked": select(s.acks.c.durable).where(s.acks.c.id == p("message")),
@@ -124,8 +128,6 @@ def _writing(s: Schema) -> dict[str, Executable]:
     found: dict[str, Executable] = {
         "insert.message": _insert(s.messages),
         "insert.chunk": _insert(s.chunks),
-        "insert.ack": _insert(s.acks),
-        "insert.redelivery": _insert(s.redeliveries),
         "update.delivered": update(s.messages).where(m.id == p("message")).values(deliverycount=p("count")),
         "delete.redelivery": delete(s.redeliveries).where(
             s.redeliveries.c.durable == p("subscription"), s.redeliveries.c.id == p("message")
@@ -142,11 +144,10 @@ def _writing(s: Schema) -> dict[str, Executable]:
         "update.staged.chunks": update(s.chunks).where(s.chunks.c.id == p("staged")).values(id=p("seq")),
         "delete.staged": delete(s.messages).where(m.id >= p("first"), m.id <= p("last")),
         "delete.staged.chunks": delete(s.chunks).where(s.chunks.c.id >= p("first"), s.chunks.c.id <= p("last")),
-        "update.durables.wrapped": update(s.durables).values(startid=0),
     }
     # What is dead takes what hangs on it along. One by one, of a range, and what the last subscription has acked.
     in_range = and_(m.destination == p("topic"), m.id >= p("first"), m.id <= p("last"))
-    finished = and_(m.destination == p("topic"), ~_waits(s))
+    finished = and_(in_range, ~_waits(s))
     of_topic = select(durables.number).where(durables.destination == p("topic"))
     for what, table in (("chunks", s.chunks), ("acks", s.acks), ("redeliveries", s.redeliveries)):
         ids = table.c.id
@@ -159,15 +160,23 @@ def _writing(s: Schema) -> dict[str, Executable]:
     # After the messages: what says that they are finished must not go before.
     for what, table in (("acks", s.acks), ("redeliveries", s.redeliveries)):
         orphan = ~exists().where(m.id == table.c.id)
-        found[f"delete.finished.{what}"] = delete(table).where(table.c.durable.in_(of_topic), orphan)
+        found[f"delete.finished.{what}"] = delete(table).where(
+            table.c.durable.in_(of_topic), table.c.id >= p("first"), table.c.id <= p("last"), orphan
+        )
+    # What an interrupted caller does twice must change nothing the second time.
     unacked = ~exists().where(acks.durable == p("subscription"), acks.id == m.id)
-    found["insert.acks.range"] = insert(s.acks).from_select(
-        ["durable", "id"],
-        select(p("subscription", type_=acks.durable.type), m.id).where(in_range, unacked),
-    )
-    found["insert.acks.wrapped"] = insert(s.acks).from_select(
-        ["durable", "id"],
-        select(durables.number, m.id).where(durables.destination == m.destination, m.id < durables.startid),
+    subscription = p("subscription", type_=acks.durable.type)
+    for name, which in (("insert.ack", m.id == p("message")), ("insert.acks.range", in_range)):
+        found[name] = (
+            insert(s.acks)
+            .from_select(["durable", "id"], select(subscription, m.id).where(which, unacked))
+            .execution_options(preserve_rowcount=True)
+        )
+    found["insert.redelivery"] = insert(s.redeliveries).from_select(
+        ["durable", "id", "deliverycount"],
+        select(subscription, m.id, p("count", type_=s.redeliveries.c.deliverycount.type)).where(
+            m.id == p("message"), unacked
+        ),
     )
     return found
 

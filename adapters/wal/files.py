@@ -3,6 +3,7 @@
     <number>.seg      a published segment: its header is whole, its name is durable
     pool-<n>.free     a released or prepared file of a segment's full size, zero-filled or with void content, waiting to
                       become a segment
+    watermark         says which segment is the newest (watermark.py)
     *.tmp             unfinished; removed at open
 
 A segment is published by writing its header, fsync, rename, directory fsync (rule J1), and released by rename to the
@@ -20,45 +21,16 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, make_directory, new_directory, open_file, write_all
+from ..files import FILE_MODE, make_directory, new_directory, write_all
+from .file import FILL_MAX, File, zero_fill
 from .format import HEADER_BYTES, SegmentHeader
+from .watermark import Watermark, WatermarkFile
 
 log = logging.getLogger(__name__)
-
-FILL_MIN: Final = 64 * 1024
-FILL_MAX: Final = 1024 * 1024
-"""Zero-fill goes ahead of the appends in chunks from FILL_MIN, doubling up to FILL_MAX (rule M1)."""
 
 SEGMENT_SUFFIX: Final = ".seg"
 POOL_SUFFIX: Final = ".free"
 UNFINISHED_SUFFIX: Final = ".tmp"
-
-
-class File:
-    """An open file that closes itself when its last user lets go of it.
-
-    A reader that holds one reads that file whatever becomes of its name: no descriptor is ever closed, and its number
-    used for another file, under a reader's feet.
-    """
-
-    __slots__ = ("__weakref__", "_close", "fd")
-
-    def __init__(self, path: Path, flags: int, file_mode: int = FILE_MODE) -> None:
-        self._close = os.close  # os may be gone when the interpreter goes
-        self.fd = open_file(path, flags, file_mode)
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            self._close(self.fd)
-
-
-def zero_fill(fd: int, start: int, end: int) -> None:
-    """Write zeros, so that later appends there allocate nothing and their fdatasync need not touch the inode."""
-    zeros = bytes(FILL_MAX)
-    while start < end:
-        size = min(FILL_MAX, end - start)
-        write_all(fd, memoryview(zeros)[:size], start)
-        start += size
 
 
 class SegmentFiles:
@@ -82,12 +54,12 @@ class SegmentFiles:
         self.directory = directory
         self.segment_bytes = segment_bytes
         """Of a segment, unless one ticket needs a larger one."""
-        self._file_mode = file_mode
+        self.file_mode = file_mode
         self.pool: list[tuple[Path, int]] = []
         """Files to use again and their sizes."""
         self._short: list[Path] = []
         """Files called as those of the pool are, and too short for it."""
-        self._count_sync = count_sync
+        self.count_sync = count_sync
         self._pool_numbers = itertools.count(1)
 
     def path(self, number: int) -> Path:
@@ -152,9 +124,9 @@ class SegmentFiles:
             pooled = self.pool.pop()
             source, flags = pooled[0], os.O_RDWR
         try:
-            file = File(source, flags, self._file_mode)
+            file = File(source, flags, self.file_mode)
             write_all(file.fd, header.encode(), 0)
-            self._count_sync()
+            self.count_sync()
             os.fsync(file.fd)
             allocated = os.fstat(file.fd).st_size
             names = self.names()
@@ -174,7 +146,7 @@ class SegmentFiles:
         size = self.segment_bytes
         target = self._pool_path()
         unfinished = target.with_suffix(UNFINISHED_SUFFIX)
-        file = File(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, self._file_mode)
+        file = File(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, self.file_mode)
         try:
             zero_fill(file.fd, 0, size)
             os.fsync(file.fd)
@@ -196,7 +168,7 @@ class SegmentFiles:
         for number, capacity in segments:
             path = self.path(number)
             if archive is not None:
-                make_directory(archive, self._file_mode)
+                make_directory(archive, self.file_mode)
                 shutil.move(path, archive / path.name)
             elif (
                 capacity == self.segment_bytes
@@ -219,7 +191,7 @@ class SegmentFiles:
 
     def sync_names(self, names: File) -> None:
         """Make what was renamed or removed durable."""
-        self._count_sync()
+        self.count_sync()
         os.fsync(names.fd)
 
     def _pool_path(self) -> Path:
@@ -257,4 +229,5 @@ def create_log(directory: Path, log_id: bytes, segment_bytes: int, file_mode: in
         log_id=log_id, number=1, nonce=int.from_bytes(os.urandom(8), "little"), base_lsn=1, durable_lsn=0,
         prev_number=0, prev_end=0, prev_lsn=0, counter=0, snapshot_number=0, snapshot_offset=0, capacity=segment_bytes,
     )  # fmt: skip
+    WatermarkFile(directory, log_id, file_mode=file_mode).write(Watermark(header.number, 0, header.nonce))
     SegmentFiles(directory, segment_bytes, file_mode=file_mode).publish(header, lambda: None)

@@ -57,10 +57,14 @@ class Log(GroupCommit):
 
     def start(self, table: SegmentTable, tail: Tail, durable_lsn: int, last_number: int) -> None:
         """Take over from recovery. `last_number` is the highest segment number ever seen (rule I1)."""
-        self._writer.start(table, tail, last_number)
         self._syncer.durable_lsn = self._marked_lsn = durable_lsn
+        self._writer.start(table, tail, last_number)
         self._generation = fork_generation()
         self._closed = self._ended = False
+
+    def resume(self) -> None:
+        """After an orderly end: go on in the last segment."""
+        self._writer.vouch()
 
     def begin_segment(self, base_lsn: int) -> None:
         """After a crash: go on in a fresh segment, with LSNs never seen before (rules I1, J5). Raises OSError."""
@@ -277,6 +281,7 @@ class Log(GroupCommit):
                 self._in_flight = batch = self._encoder.encode(self._writer.tail, [], durable)
                 self._finish(batch)
                 self._marked_lsn = durable
+                self._writer.vouch()
             finally:
                 self._leader = 0
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from google_crc32c import extend as crc32c
 
 from . import format as f
-from .files import File
+from .file import File
 from .segment import Segment
 
 WINDOW: Final = 1 << 20

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from ...policies.errors import CorruptionError
 from ..files import write_all
 from . import format as f
-from .files import File, SegmentFiles
+from .file import File
+from .files import SegmentFiles
 from .log import Log
 from .reader import BatchReader, Record, read_at, records_of
 from .segment import Segment
@@ -66,6 +67,7 @@ def take_over(found: Survey, wal: Log, counter: int = 0) -> None:
     if resume_in(found):
         last.file = File(last.path, os.O_RDWR)
         last.allocated = max(os.fstat(last.file.fd).st_size, found.end.offset)  # an empty one may have been cut short
+        wal.resume()
     else:
         wal.begin_segment(found.highest_lsn + 1)
     if found.void:

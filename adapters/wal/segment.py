@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..descriptors import read_files
 from ..files import is_out_of_files
-from .files import File
+from .file import File
 from .format import HEADER_BYTES, SegmentHeader
 
 

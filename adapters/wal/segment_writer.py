@@ -1,4 +1,4 @@
-"""Room for what is written next: space allocated ahead, the next segment, the file after that (rules J1, J10, M1)."""
+"""Room for what is written next: space allocated ahead, the next segment, the file after that (rules J1, J10, D5)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from ...policies.errors import CorruptionError
 from ..background import shared
 from ..files import FULL
 from . import format as f
-from .files import FILL_MAX, FILL_MIN, SegmentFiles, zero_fill
+from .file import FILL_MAX, FILL_MIN, allocate, zero_fill
+from .files import SegmentFiles
 from .segment import Segment, SegmentTable
 from .syncing import Syncer
 from .ticket import Encoder, LogOptions, Tail
+from .watermark import Watermark, WatermarkFile
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class SegmentWriter:
         """Nothing more may be written to the tail's segment: the header of the next one may be seen already."""
         self._name, self._log_id = name, log_id
         self._files, self._options, self._encoder, self._syncer = files, options, encoder, syncer
+        self._watermark = WatermarkFile(files.directory, log_id, files.count_sync, files.file_mode)
         self._table_lock = threading.Lock()
         self._prepare_lock = threading.Lock()
         self.prepared_ahead = False
@@ -46,6 +49,7 @@ class SegmentWriter:
         """Take over from recovery."""
         self.table, self.tail, self.last_number = table, tail, last_number
         self._stopped = False
+        self._watermark.read()
 
     def let_go(self) -> None:
         """Wait until nothing makes files any more, and keep none open."""
@@ -101,7 +105,7 @@ class SegmentWriter:
                 self._files.prepare()
 
     def _allocate(self, segment: Segment, end: int) -> None:
-        """Zero-fill ahead of the appends, in chunks that grow (rule M1)."""
+        """Zero-fill ahead of the appends, in chunks that grow (rule D5)."""
         if end <= segment.allocated or segment.file is None:
             return
         if segment.allocated < self.tail.offset:
@@ -110,7 +114,11 @@ class SegmentWriter:
         chunk = min(max(segment.allocated, FILL_MIN), FILL_MAX)
         target = min(segment.capacity, max(end, segment.allocated + chunk))
         try:
-            zero_fill(segment.file.fd, segment.allocated, target)
+            if end - segment.allocated > FILL_MAX:
+                target = end
+                allocate(segment.file.fd, segment.allocated, end)
+            else:
+                zero_fill(segment.file.fd, segment.allocated, target)
         except OSError as error:
             target = min(target, os.fstat(segment.file.fd).st_size)  # the disk had room for less than a chunk
             if error.errno not in FULL or target < end:
@@ -153,6 +161,12 @@ class SegmentWriter:
             self.table = SegmentTable((*kept, segment))
         self.tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.counter)
         self.must_roll = self.prepared_ahead = False
+        self.vouch()
+
+    def vouch(self) -> None:
+        """Say in a second place that the segment being written is there, and what is durable (rule J7)."""
+        segment = self.tail.segment
+        self._watermark.write(Watermark(segment.number, self._syncer.durable_lsn, segment.nonce))
 
     def _seal(self) -> None:
         self.must_roll = True

@@ -15,6 +15,7 @@ from . import format as f
 from .files import SegmentFiles
 from .reader import BatchReader, Record, read_at, records_of
 from .segment import Segment, SegmentTable
+from .watermark import Watermark, WatermarkFile
 
 log = logging.getLogger(__name__)
 
@@ -110,12 +111,16 @@ def survey(
         if header.log_id != log_id:
             reason = f"this segment belongs to store {header.log_id.hex()}, not to {log_id.hex()}"
             raise CorruptionError(str(files.path(header.number)), 20, reason)
+    mark = WatermarkFile(files.directory, log_id).read() or Watermark(0, 0, 0)
+    newest = headers[max(headers)]
+    if newest.number < mark.segment or (newest.number == mark.segment and newest.nonce != mark.nonce):
+        raise _gone(files, mark.segment)
     chain = _chain(headers, files)
-    watermark = max([h.durable_lsn for h in headers.values()] + ([checkpoint.lsn] if checkpoint else []))
+    watermark = max([h.durable_lsn for h in headers.values()] + [mark.lsn, checkpoint.lsn if checkpoint else 0])
     start = _start(chain, headers, checkpoint, watermark, files)
     found = _find_end(chain, start, watermark, checkpoint)
-    newest = headers[chain[found.end.link].number]
-    snapshot_at = found.snapshot or (newest.snapshot_number, newest.snapshot_offset)
+    last = headers[chain[found.end.link].number]
+    snapshot_at = found.snapshot or (last.snapshot_number, last.snapshot_offset)
     snapshot = None
     if checkpoint is not None:
         snapshot_at = max(snapshot_at, checkpoint.snapshot)

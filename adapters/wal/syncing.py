@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from ..descriptors import shares, unsynced_files
-from .files import File
+from .file import File
 from .ticket import Tail
 
 UNSYNCED_FILES_MAX = 32

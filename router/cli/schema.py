@@ -97,7 +97,7 @@ def print_script(
     """
     options, directory = _options(config_path, store_name, url, prefix)
     script, tables = _script(), _tables(options)
-    from ...adapters.sql.pool import database_url
+    from ...adapters.sql.connections import database_url
 
     given = dialect is None or url is not None or config_path is not None
     kind = database_url(options, directory).get_backend_name() if given else dialect
@@ -218,9 +218,9 @@ def _connected(
     tables = _tables(options)
     from sqlalchemy.exc import SQLAlchemyError
 
+    from ...adapters.sql.connections import open_single
     from ...adapters.sql.database import Database
     from ...adapters.sql.dialects import WRITES
-    from ...adapters.sql.pool import open_single
 
     engine = open_single(options, directory)
     try:
@@ -233,7 +233,7 @@ def _connected(
 
 
 def _shown(connection: Connection) -> str:
-    from ...adapters.sql.pool import shown_url
+    from ...adapters.sql.connections import shown_url
 
     return shown_url(connection.engine.url)
 
@@ -246,6 +246,6 @@ def _tables(options: SqlOptions) -> Schema:
 
 
 def _script() -> Any:
-    from ...adapters.sql import script  # says which extra brings what it needs
+    from ...adapters.sql import schema_script  # says which extra brings what it needs
 
-    return script
+    return schema_script

@@ -10,8 +10,9 @@ import click
 from .output import config_option, echo_json, json_option, opened
 
 if TYPE_CHECKING:
-    from ..doubt import Heuristic, InDoubt
     from ..router import Router
+    from ..transactions.outcomes import Heuristic, InDoubt
+    from ..transactions.states import Outcome
 
 
 @click.command()
@@ -113,7 +114,7 @@ def _print(router: Router, waiting: list[InDoubt], by_hand: list[Heuristic]) -> 
         click.echo(f"  {known.transaction}  {known.outcome}{name}")
 
 
-def _decide(router: Router, text: str, outcome: str) -> dict[str, Any]:
+def _decide(router: Router, text: str, outcome: Outcome) -> dict[str, Any]:
     from ...policies.errors import TransactionError
 
     waiting = router.in_doubt()

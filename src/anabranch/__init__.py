@@ -42,12 +42,13 @@ from .policies.errors import (
     UnknownMessageError,
     UnknownSubscriptionError,
 )
-from .router.doubt import Heuristic, InDoubt
+from .router.dbapi import Connection, ProgrammingError
 from .router.queue import Queue
 from .router.router import Router, RouterStats, open
 from .router.topic import Subscriber, Topic
-from .router.tpc import Connection, ProgrammingError
-from .router.transaction import Savepoint, Transaction
+from .router.transactions.outcomes import Heuristic, InDoubt
+from .router.transactions.states import Outcome, TransactionState
+from .router.transactions.transaction import Savepoint, Transaction
 from .router.xid import Xid
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -71,6 +72,7 @@ __all__ = [
     "MessageTooLargeError",
     "NoRouteError",
     "OutOfDescriptorsError",
+    "Outcome",
     "OutcomeUnknownError",
     "Outgoing",
     "PlacementError",
@@ -97,6 +99,7 @@ __all__ = [
     "TransactionError",
     "TransactionInDoubt",
     "TransactionOptions",
+    "TransactionState",
     "UnknownMessageError",
     "UnknownSubscriptionError",
     "Xid",

@@ -64,7 +64,7 @@ class PreparingContract:
         assert_whole(store)
 
     def test_its_acks_are_nobody_elses(self, disk: Disk, store: Store, place: str) -> None:
-        """Rule X6: neither received, settled, purged nor deleted by anybody."""
+        """Rules X6 and T10: neither received, settled, purged nor deleted by anybody."""
         store.send_many(A, [b"1", b"2", b"3"])
         message = claim(store)
         prepare(store, 1, (), [message])
@@ -391,7 +391,7 @@ class PreparingContract:
     # Duplicates
 
     def test_a_message_id_that_was_sent_meanwhile(self, disk: Disk, store: Store, place: str) -> None:
-        """Invariant 3: stored once, whoever comes first."""
+        """Invariant 3, rule X7: stored once, whoever comes first."""
         name = prepare(store, 1, [(A, Outgoing(b"prepared", None, "id")), *to(A, b"other")])
         plain = store.send(A, b"plain", None, "id")
         assert not plain.duplicate

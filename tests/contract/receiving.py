@@ -145,6 +145,7 @@ class ReceivingContract:
         assert [m.body for m in look] == [b"3", b"4", b"5"]
 
     def test_browse_leaves_out_what_is_acked_meanwhile(self, store: Store) -> None:
+        """Rule X1: it holds on to nothing between two messages."""
         store.send_many(A, [str(n).encode() for n in range(1200)])
         look = store.browse(A)
         assert next(look).body == b"0"

@@ -15,6 +15,7 @@ from anabranch.adapters.core.states import Catalog, DestinationState
 from anabranch.adapters.core.tickets import Ticket
 from anabranch.policies.destination import Destination
 
+from ..memory.disk import MemoryDisk
 from ..model import FAST
 from ..thirdparty.disk import OneFileDisk
 
@@ -41,5 +42,15 @@ def onefile() -> Iterator[OneFileDisk]:
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
         OneFileDisk(Path(path)) as disk,
+    ):
+        yield disk
+
+
+@contextmanager
+def memory() -> Iterator[MemoryDisk]:
+    """Where stores lie to which whoever calls writes himself."""
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
+        MemoryDisk(Path(path)) as disk,
     ):
         yield disk

@@ -28,7 +28,7 @@ def test_others_get_their_turn_in_between() -> None:
             message = store.receive(B)
             assert message is not None
             message.ack()
-            return store._write(changes)
+            return store._sending.write(changes)
 
         assert purge(engine, state, state.feeds(), write) == (count, count)
         assert writes == [PAGE * PAGES, PAGE * PAGES, 5]

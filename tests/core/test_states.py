@@ -9,8 +9,8 @@ from anabranch.adapters.base import Subscription
 from anabranch.adapters.core.states import Catalog
 from anabranch.policies.destination import Destination
 
-from ..contract.disk import A, T
-from .made import onefile
+from ..contract.disk import A, T, assert_whole, bodies
+from .made import memory, onefile, send_to, ticket_of
 
 
 def test_a_number_is_given_once() -> None:
@@ -50,3 +50,19 @@ def test_removed_destinations_leave_nothing_behind() -> None:
             assert store.receive(Destination.parse(f"nothing.{n}"), timeout=0.0001) is None
         assert (len(catalog.destinations), len(catalog.by_number)) == (0, 0)
         assert list(store.destinations()) == []
+
+
+def test_a_send_to_what_was_dropped_meanwhile_goes_where_others_look() -> None:
+    """Its sender has looked its queue up; then it is dropped, since it is empty, and another sender makes it anew."""
+    with memory() as disk:
+        store = disk.create()
+        catalog, writer = store._engine.catalog, store._writer
+        dropped = catalog.state(A)
+        ticket = ticket_of(send_to(dropped, b"1"))
+        catalog.drop(dropped)
+        store.send(A, b"2")
+        assert catalog.destinations[A] is not dropped
+        writer.submit(ticket)
+        writer.wait(ticket)
+        assert (bodies(store), store.depth(A)) == ([b"2", b"1"], 2)
+        assert_whole(store)

@@ -26,7 +26,9 @@ from anabranch.adapters.wal import syncing
 T = TypeVar("T")
 R = TypeVar("R")
 
-CALLS = ("open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir")
+CALLS = (
+    "open", "pwrite", "pread", "fsync", "fdatasync", "rename", "unlink", "truncate", "mkdir", "posix_fallocate",
+)  # fmt: skip
 KINDS = ("eio", "enospc", "short", "crash")
 
 

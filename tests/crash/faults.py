@@ -1,4 +1,4 @@
-"""One system call of a scripted workload fails, or is the last one: for every call, one after the other.
+"""One system call of a scripted workload fails, or is the last one: for every call, one after the other (rules I1, J3).
 
     python -m tests.crash.faults [--kind eio] [--only 17] [--share 1/10] [--seconds 60]
 

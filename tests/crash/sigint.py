@@ -1,4 +1,4 @@
-"""Storms of Ctrl-C: the main thread works and is interrupted thousands of times, others work beside it (rule G2).
+"""Storms of Ctrl-C: the main thread works and is interrupted thousands of times, others work beside it (G1, G2).
 
     python -m tests.crash.sigint --threads 8 --signals 3000 [--seconds 60]
 
@@ -305,7 +305,9 @@ def storm(
     took, total = time.monotonic() - started, sum(len(party.sent) for party in parties)
     wrong = failures + [f"{thread.name} hangs" for thread in others if thread.is_alive()]
     deadline = time.monotonic() + HANGS_AFTER
-    while router.coordinator._active or router.in_doubt():  # what was interrupted, another thread brings to its end
+    while (
+        router.coordinator.table.running() or router.in_doubt()
+    ):  # what was interrupted, another thread brings to its end
         if time.monotonic() > deadline:
             wrong.append(f"in doubt: {router.in_doubt()}")
             break

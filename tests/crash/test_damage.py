@@ -19,11 +19,14 @@ from pathlib import Path
 import pytest
 
 import anabranch
+from anabranch.adapters.journal import JournalStore
 
+from ..contract.disk import eventually
 from ..shares import Share
 from .damage import STATES, campaign
-from .damaging import Trial, outcomes
+from .damaging import Trial, answers, outcomes
 from .ledger import body_of, identity_of
+from .sigkill import reaped
 
 Damage = Callable[[bytes, random.Random], bytes]
 SENT = 260
@@ -172,6 +175,83 @@ def test_an_index_deleted_comes_back_whole(stores: dict[str, Path], tmp_path: Pa
     for index in (tmp_path / "data").rglob("index.mdb"):
         index.unlink()
     assert look(tmp_path / "data", stores["left"].read_text().split()) == "right"
+
+
+def worked_and_marked(directory: Path, kill: bool) -> None:
+    """Messages over several segments, and a mark at their end; prepared transactions of two stores. To be called in a
+    process of its own."""
+    with anabranch.open(two(directory)) as router:
+        for number in range(75):
+            router.queue("a").send(body_of(f"s.{number}", 3000))
+        for number in range(3):
+            tx = router.transaction(anabranch.Xid(1, f"x{number}"))
+            tx.send("a", body_of(f"held.a{number}"))
+            tx.send("b", body_of(f"held.b{number}"))
+            tx.prepare()
+        logs = [store._log for store in router.places.open_stores() if isinstance(store, JournalStore)]
+        decisions = router.coordinator.log._log
+        assert decisions is not None
+        for log in (*logs, decisions):
+            eventually(lambda log=log: log._marked_lsn == log.tail.lsn)  # type: ignore[misc]
+            with log._lead:  # nor is the mark's second place being written
+                pass
+        if kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_child(run: Callable[[], str]) -> str:
+    """What it returns in a process of its own, or how that ended."""
+    ((ended, answer),) = answers([run])
+    return ended or answer
+
+
+def two(directory: Path) -> anabranch.Config:
+    return anabranch.Config(
+        directory,
+        [anabranch.StoreConfig("b", ["b"], journal=options()), anabranch.StoreConfig("all", [">"], journal=options())],
+    )
+
+
+def wiped(segment: Path) -> None:
+    """All its records are zeros."""
+    data = segment.read_bytes()
+    segment.write_bytes(data[:4096] + bytes(len(data) - 4096))
+
+
+def shown(directory: Path) -> str:
+    """How many messages there are and how many transactions wait, or the error."""
+    try:
+        with anabranch.open(two(directory)) as router:
+            return f"{len(router.queue('a'))} {len(router.recover())}"
+    except anabranch.AnabranchError as error:
+        return f"named: {error}"
+
+
+@pytest.mark.parametrize("lost", [Path.unlink, wiped], ids=["gone", "wiped"])
+@pytest.mark.parametrize("state", ["closed", "killed"])
+@pytest.mark.parametrize("log", ["stores/all", "decisions"])
+def test_a_lost_newest_segment_is_never_silence(
+    tmp_path: Path, log: str, state: str, lost: Callable[[Path], None]
+) -> None:
+    """Not even together with the index (rule J7)."""
+    directory = tmp_path / "data"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            worked_and_marked(directory, kill=state == "killed")
+        finally:
+            os._exit(0)
+    assert reaped(pid, 180) == (0 if state == "closed" else -signal.SIGKILL)
+    shutil.copytree(directory, tmp_path / "whole")
+    assert in_child(lambda: shown(tmp_path / "whole")) == "75 3"
+    shutil.copytree(directory, tmp_path / "no index")
+    for damaged_copy in (directory, tmp_path / "no index"):
+        lost(max((damaged_copy / log / "journal").glob("*.seg")))
+    for index in (tmp_path / "no index").rglob("index.mdb"):
+        index.unlink()
+    for damaged_copy in (directory, tmp_path / "no index"):
+        found = in_child(lambda copy=damaged_copy: shown(copy))  # type: ignore[misc]
+        assert found.startswith("named:"), found
 
 
 @pytest.mark.weight(4)

@@ -66,7 +66,7 @@ class Scene:
                 store.backend._log.flush()  # else a worker may carry on with a batch between two looks
 
     def _busy(self) -> bool:
-        if self.router.coordinator._active or any(d.xid is None or d.outcome for d in self.router.in_doubt()):
+        if self.router.coordinator.table.running() or any(d.xid is None or d.outcome for d in self.router.in_doubt()):
             return True
         return not self.router.recover() and any(store.leased for store in self.router.stats().stores.values())
 

@@ -51,8 +51,8 @@ class QueueMapping:
             for message in self.router.queue(destination).browse():
                 found[destination.name] = message.body
         if self._manager is not None and self._manager.active:
-            for part in self._manager._transaction._parts.values():
-                found.update({destination.name: message.body for destination, message in part.sends})
+            for participant in self._manager._transaction._participants.values():
+                found.update({destination.name: message.body for destination, message in participant.sends})
         ours = {name: body for name, body in found.items() if name.startswith(self._prefix)}
         return {name.rpartition(".")[2]: json.loads(body) for name, body in ours.items()}
 

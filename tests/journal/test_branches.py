@@ -355,7 +355,8 @@ class TestDamage:
         assert drain(store) == [b"1", b"2"]
 
     def test_a_torn_commit_leaves_it_prepared(self, disk: JournalDisk) -> None:
-        """A commit is not synced: a power failure may take it. What it gave out as a seq is then given anew."""
+        """Rules T8, T9: a commit is not synced, and a power failure may take it whole. The seq that it gave out is then
+        given anew."""
         store = quiet(disk.create())
         store.send(A, b"1")
         name = prepare(store, 1, [*to(B, b"b"), *to(A, b"2")], [claim(store)])

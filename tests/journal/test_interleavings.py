@@ -90,7 +90,7 @@ def test_a_refused_purge_leaves_every_message_once(disk: JournalDisk, monkeypatc
 
 
 def test_a_restored_index_leaves_holds_and_what_was_fetched_alone(disk: JournalDisk) -> None:
-    """The replay meets the removal of the destination once more; what is held now came after it (D3)."""
+    """The replay meets the removal of the destination once more; what is held now came after it (H3)."""
     store = disk.create(checkpoint_interval=3600.0)
     store.send(A, b"old")
     store.delete(A)

@@ -156,6 +156,7 @@ class TestGaps:
 
 class TestIdentity:
     def test_a_segment_of_another_store(self, disk: JournalDisk) -> None:
+        """Rules I4 and J1."""
         one, two = sent(disk), sent(disk)
         shutil.copy(segments_of(one)[1], segments_of(two)[1])
         with pytest.raises(CorruptionError, match=one.store_id.hex()) as caught:
@@ -163,6 +164,7 @@ class TestIdentity:
         assert caught.value.path == str(segments_of(two)[1])
 
     def test_an_id_file_of_another_store(self, disk: JournalDisk) -> None:
+        """Rule I4."""
         one, two = sent(disk), sent(disk)
         shutil.copy(directory_of(one) / "store.id", directory_of(two) / "store.id")
         with pytest.raises(CorruptionError, match="belongs to store"):
@@ -251,7 +253,7 @@ class TestIndex:
 
     def test_an_index_ahead_of_its_journal(self, disk: JournalDisk) -> None:
         """A journal put back from an older backup: the index names messages that are not there. Each is an error that
-        names its file, until the index is taken away: then what is there opens."""
+        names its file, until the index and the watermark are taken away: then what is there opens."""
         store = disk.create()
         store.send_many(A, [b"x"] * 10)
         store.close()
@@ -275,7 +277,10 @@ class TestIndex:
             if name.endswith(".seg"):
                 (directory_of(store) / name).write_bytes(data)
         (directory_of(store) / "index.mdb").unlink()
-        again = disk.reopen(store)
+        with pytest.raises(CorruptionError, match="records 12 to 211 were known to be on disk"):
+            disk.open(directory_of(store))
+        (directory_of(store) / "journal" / "watermark").unlink()
+        again = disk.open(directory_of(store))
         assert bodies(again) == [b"x"] * 10
         assert_whole(again)
 

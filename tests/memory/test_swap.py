@@ -354,6 +354,24 @@ def test_a_disk_that_cannot_be_written(disk: MemoryDisk) -> None:
     assert_whole(store)
 
 
+def test_what_is_damaged_can_be_removed_message_by_message(disk: MemoryDisk) -> None:
+    """Nothing of a swapped message has to be read to ack it, or to end what it waits for."""
+    store = small(disk)
+    store.subscribe(DESK)
+    store.subscribe(BOOK)
+    store.send_many(T, [body(n) for n in range(2000)])
+    held = [take(store, T, 0, DESK.key) for _ in range(1000)]
+    for path in swap_files(store):
+        path.write_bytes(b"")
+    store.ack(held[::2])
+    assert (store.depth(T), store.depth(T, DESK.key), store.depth(T, BOOK.key)) == (2000, 1500, 2000)
+    assert store.purge(T, BOOK.key) == 2000
+    assert (store.depth(T), store.depth(T, DESK.key)) == (1500, 1500)
+    assert store.unsubscribe(T, DESK.key) == 1500
+    assert (swap_files(store), store.stats().messages) == ([], 0)
+    assert_whole(store)
+
+
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
 def test_damage_is_told_and_skips_nothing(disk: MemoryDisk, how: str) -> None:
     store = small(disk)

@@ -15,15 +15,17 @@ FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 def check(machine: type[RuleBasedStateMachine], share: Share, few: int, many: int) -> None:
     """Run the machine: so few examples, always the same, or so many, others each time."""
-    examples = share.count(few, many)
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=not share.whole,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-    share.counts.append(f"{examples} examples")
+    rounds = 0
+    for _ in share.of(range(share.count(few, many) // few)):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=few,
+                stateful_step_count=40,
+                deadline=None,
+                derandomize=not share.whole,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        rounds += 1
+    share.counts.append(f"{rounds * few} examples")

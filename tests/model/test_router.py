@@ -200,7 +200,7 @@ class RouterMachine(RuleBasedStateMachine):
             self.router.rollback(xid)
         else:
             (waiting,) = (waiting for waiting in self.router.in_doubt() if waiting.xid == xid)
-            self.router.resolve(waiting.transaction, how.partition(" ")[2])
+            self.router.resolve(waiting.transaction, "commit" if how.endswith("commit") else "rollback")
             self.router.forget(waiting.transaction)
         if how.endswith("commit"):
             self.committed(begun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 from anabranch.adapters.kahadb import usage_trace
 from anabranch.policies.partitioning import Workload, from_events, generate
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+"""A Java that lives for seconds only loses by compiling well: it is most of what these tests cost."""
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEGMENT_BYTES = 64 << 10

@@ -32,7 +32,7 @@ OPTIONS = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")
 
 @pytest.mark.parametrize("clock", ["ts", "seq"])
 def test_the_toy_maker_as_activemq_keeps_it(toymaker: pa.Table, clock: str) -> None:
-    """Target A6, and the split that the real broker was measured with: 6 files, 3.1 MB, or one that costs no more."""
+    """The split that the real broker was measured with: 6 files, 3.1 MB, or one that costs no more."""
     options = RecommendOptions(
         model="kahadb",
         segment_bytes=512 << 10,

@@ -15,7 +15,18 @@ from anabranch.policies.partitioning.jvm import gateway
 
 from ..contract.disk import eventually
 
-_START = "from anabranch.policies.partitioning.jvm import gateway\nwith gateway({}): pass"
+_START = """
+from anabranch.policies.partitioning import jvm
+connection = jvm._connection
+
+def waiting(*arguments):
+    print("started", flush=True)
+    return connection(*arguments)
+
+jvm._connection = waiting
+with jvm.gateway({}):
+    pass
+"""
 _RECOMMEND = """
 from anabranch.policies.partitioning import RecommendOptions, Workload, generate, recommend
 from pyspark import SparkContext
@@ -54,8 +65,10 @@ def test_interrupted_while_it_starts_it_leaves_nothing_behind(tmp_path: Path, mo
     fake_spark(tmp_path, f"echo $$ > '{fifo}'", "exec sleep 1000")
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    process = subprocess.Popen([sys.executable, "-c", _START], stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", _START], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     pid = int(fifo.read_text())
+    # Struck before, in the middle of Popen, it would know no process to kill: that one ends when its input does.
+    assert process.stdout is not None and process.stdout.readline() == b"started\n"
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=300)
     assert b"KeyboardInterrupt" in said

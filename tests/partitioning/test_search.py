@@ -45,7 +45,7 @@ def optimum(operations: Operations, summary: Summary) -> float:
 
 @pytest.mark.parametrize("model", ["anabranch", "kahadb"])
 def test_within_half_a_percent_of_the_optimum(shaped: tuple[str, pa.Table], model: str) -> None:
-    """Target A1, on the six shapes."""
+    """On the six shapes."""
     _, table = shaped
     operations = build(table, model=model)  # type: ignore[arg-type]
     best = optimum(operations, summarise(operations, SEGMENT_BYTES))
@@ -74,7 +74,7 @@ def random_workload(seed: int) -> Workload:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_within_half_a_percent_on_random_workloads(seed: int) -> None:
-    """Target A1, on random ones."""
+    """On random ones."""
     table = generate(random_workload(seed))
     model = ("anabranch", "kahadb")[seed % 2]
     operations = build(table, model=model)  # type: ignore[arg-type]

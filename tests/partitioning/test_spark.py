@@ -89,7 +89,7 @@ def test_bad_traces(spark: Any) -> None:
 def test_a_workload_by_spark_is_the_same_trace(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from anabranch.policies.partitioning import Workload
 
-    workload = Workload.load(EXAMPLES / "toymaker_workload.yaml").model_copy(update={"duration": 30 * 86400.0})
+    workload = Workload.load(EXAMPLES / "toymaker_workload.yaml").model_copy(update={"duration": 10 * 86400.0})
     assert chunk_count(workload) > 1
     here = generate(workload)
     there = generate_with_spark(spark, workload, 3).toArrow().sort_by("seq")

@@ -10,7 +10,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.wal import log
-from anabranch.router import forgetting, settling
+from anabranch.router.transactions import decision_cleanup, resolver
 
 from ..model import FAST
 from .disk import Faults, config
@@ -41,7 +41,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 @pytest.fixture
 def synced(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
     """Prepares and decisions wait for the disk, nothing else is synced or forgotten in between."""
-    monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
+    monkeypatch.setattr(resolver, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(decision_cleanup, "FORGET_SECONDS", 3600)
     monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
     return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)

@@ -18,7 +18,8 @@ from anabranch.policies.errors import (
     TransactionError,
     TransactionInDoubt,
 )
-from anabranch.router import decision_log, forgetting, settling
+from anabranch.router import decision_log
+from anabranch.router.transactions import decision_cleanup, resolver
 
 from ..contract.disk import eventually
 from .disk import NEVER, OPTIONS, Faults, bodies, config, crashed, drain, take
@@ -216,7 +217,7 @@ class TestDamage:
             assert state(router) == AFTER
 
     @pytest.mark.parametrize("outcome", ["commit", "rollback"])
-    def test_a_deleted_one(self, tmp_path: Path, outcome: str) -> None:
+    def test_a_deleted_one(self, tmp_path: Path, outcome: anabranch.Outcome) -> None:
         configuration = config(tmp_path)
         transaction = held(configuration)
         shutil.rmtree(tmp_path / "decisions")
@@ -258,7 +259,7 @@ class TestDamage:
 
     def test_an_older_copy_of_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It lacks what was decided since: of a time that it does not know, nothing is taken for rolled back (T3)."""
-        monkeypatch.setattr(settling, "RETRY_SECONDS", 3600)
+        monkeypatch.setattr(resolver, "RETRY_SECONDS", 3600)
         configuration = config(tmp_path / "data")
         decisions = configuration.directory / "decisions"
         with anabranch.open(configuration) as router:
@@ -306,7 +307,7 @@ class TestAnyCommitWins:
     def test_nobody_can_say_otherwise(
         self, synced: anabranch.Config, faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(settling, "RETRY_SECONDS", 3600)
+        monkeypatch.setattr(resolver, "RETRY_SECONDS", 3600)
         with anabranch.open(self.half(synced, faults, tmp_path / "copy")) as router:
             (waiting,) = router.in_doubt()
             assert waiting.stores == ("b",)
@@ -383,7 +384,7 @@ class TestSegments:
     ) -> None:
         """Rule T5: what is held, in doubt or said by hand is carried on, and pins no file."""
         monkeypatch.setattr(decision_log, "SEGMENT_BYTES", 64 * 1024)
-        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 0.05)
+        monkeypatch.setattr(decision_cleanup, "FORGET_SECONDS", 0.05)
         configuration = config(synced.directory, sync=NEVER)
         by_hand = held(configuration)
         shutil.rmtree(configuration.directory / "decisions")

@@ -1,4 +1,4 @@
-"""File descriptors that run out: what is refused, what goes on, and that stores never have so many open (rule M1)."""
+"""File descriptors that run out: what is refused, what goes on, and that stores never have so many open (rule D5)."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class TestOutcomes:
             with pytest.raises(TransactionError, match=rf"the outcome of transaction 7:global:branch is {outcome}"):
                 getattr(cross, other)(XID)
             assert len(drain(cross, "a.in")) == (1 if outcome == "commit" else 2)
-            cross.coordinator.forgetting.run()
+            cross.coordinator.cleanup.run()
             with pytest.raises(TransactionError, match="no transaction 7:global:branch is prepared here"):
                 cross.commit(XID)
 
@@ -171,7 +171,7 @@ class TestOutcomes:
             assert len(said) == 1
             there = [f"{number}".encode() in found for found in bodies(cross, "a.q", "b.q")]
             assert there == [said == {"commit"}] * 2
-            cross.coordinator.forgetting.run()
+            cross.coordinator.cleanup.run()
 
 
 class TestNames:
@@ -186,7 +186,7 @@ class TestNames:
             cross.transaction(XID)
         cross.transaction(anabranch.Xid(7, "global", "other branch")).rollback()
         cross.commit(XID)
-        cross.coordinator.forgetting.run()
+        cross.coordinator.cleanup.run()
         with cross.transaction(XID) as again:
             again.send("a.q,b.q", b"y")
         assert bodies(cross, "a.q", "b.q") == [[b"x", b"y"]] * 2
@@ -359,7 +359,7 @@ class TestFailures:
 
 class TestByHand:
     @pytest.mark.parametrize("outcome", ["commit", "rollback"])
-    def test_an_outcome_by_hand_is_recorded(self, tmp_path: Path, outcome: str) -> None:
+    def test_an_outcome_by_hand_is_recorded(self, tmp_path: Path, outcome: anabranch.Outcome) -> None:
         configuration = config(tmp_path)
         with anabranch.open(configuration) as router:
             prepare(router)
@@ -405,7 +405,7 @@ class TestByHand:
         prepare(cross)
         (waiting,) = cross.in_doubt()
         with pytest.raises(ValueError, match="an outcome is 'commit' or 'rollback', not 'maybe'"):
-            cross.resolve(waiting.transaction, "maybe")
+            cross.resolve(waiting.transaction, "maybe")  # type: ignore[arg-type]
         wrong: list[Any] = ["", "xyz", "00", None, waiting.transaction + "00"]
         for transaction in wrong:
             for call in (lambda t: cross.resolve(t, "commit"), cross.forget):

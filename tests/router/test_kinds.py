@@ -17,7 +17,7 @@ from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.sql import SqlStore
 from anabranch.policies.options import SqlOptions
 
-from ..sql.disk import TableSets
+from ..sql.disk import TableSets, lead_of
 from ..sql.server import PostgresServer
 from ..thirdparty.disk import SITE
 from .disk import SYNCED, contents, copied, take
@@ -89,7 +89,7 @@ class World:
                     for lock in (store.backend._reclaimer._lock, store.backend._log._lead, store._engine.lock):
                         stack.enter_context(lock)
                 elif isinstance(store, SqlStore):
-                    stack.enter_context(store._writer._lead)
+                    stack.enter_context(lead_of(store))
             decisions = router.coordinator.log
             if decisions._reclaimer is not None:
                 stack.enter_context(decisions._reclaimer._lock)

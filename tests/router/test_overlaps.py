@@ -16,9 +16,9 @@ import anabranch
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.wal import log
 from anabranch.policies.errors import StoreFailedError, TransactionError, TransactionInDoubt
-from anabranch.router import forgetting, settling
-from anabranch.router.decision_log import Decision
-from anabranch.router.parts import Work
+from anabranch.router.transactions import decision_cleanup, resolver
+from anabranch.router.transactions.global_transaction import GlobalTransaction
+from anabranch.router.transactions.states import IN_DOUBT
 
 from ..contract.disk import eventually
 from .disk import Faults, bodies, config, take
@@ -30,8 +30,8 @@ SOON = 120.0
 @pytest.fixture
 def synced(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> anabranch.Config:
     """Prepares and decisions wait for the disk, nothing else happens in between. Use after `faults`."""
-    monkeypatch.setattr(settling, "RETRY_SECONDS", 3600)
-    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
+    monkeypatch.setattr(resolver, "RETRY_SECONDS", 3600)
+    monkeypatch.setattr(decision_cleanup, "FORGET_SECONDS", 3600)
     monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
     return config(tmp_path / "data", sync=anabranch.Sync.ALWAYS)
 
@@ -49,8 +49,8 @@ class TestClosed:
             router.send("a.x,b.x", b"before")
             prepare = router.coordinator._prepare
 
-            def slow(work: Work) -> None:
-                prepare(work)
+            def slow(*arguments: Any) -> None:
+                prepare(*arguments)
                 prepared.set()
                 assert go_on.wait(SOON)
 
@@ -104,6 +104,10 @@ class Hooked(dict[bytes, Any]):
         self._look()
         return 0
 
+    def get(self, key: object, default: object = None) -> Any:
+        self._look()
+        return default
+
     def _look(self) -> None:
         act, self._act = self._act, None
         if act is not None:
@@ -121,7 +125,7 @@ class TestReadAgain:
         decisions.damage = StoreFailedError("it is being read")
         decisions.externals = Hooked(cross.reopen_decisions)
         for store in cross.places.open_stores():
-            cross.coordinator.settling.settle(store)
+            cross.coordinator.resolver.recover(store)
         cross.commit(XID)
         assert bodies(cross, "a.x", "b.x") == [[b"held"], [b"held"]]
 
@@ -131,7 +135,7 @@ class TestReadAgain:
         tx.prepare()
         cross.coordinator.log.externals = Hooked(cross.reopen_decisions)
         for store in cross.places.open_stores():
-            cross.coordinator.settling.settle(store)
+            cross.coordinator.resolver.recover(store)
         cross.commit(XID)
         assert bodies(cross, "a.x", "b.x") == [[b"held"], [b"held"]]
 
@@ -146,7 +150,7 @@ class TestReadAgain:
             faults.mend()
             router.coordinator.log.close()
             for store in router.places.open_stores():
-                router.coordinator.settling.settle(store)
+                router.coordinator.resolver.recover(store)
             router.reopen_decisions()
             assert bodies(router, "a.x", "b.x") == [[b"1", b"2"], [b"1", b"2"]]
 
@@ -169,7 +173,7 @@ class TestReadAgain:
         def settle() -> None:
             while not stop.is_set():
                 for store in cross.places.open_stores():
-                    cross.coordinator.settling.settle(store)
+                    cross.coordinator.resolver.recover(store)
 
         threads = [threading.Thread(target=send, args=(worker,)) for worker in (0, 1)]
         threads += [threading.Thread(target=settle)]
@@ -242,8 +246,9 @@ def test_an_outcome_waits_for_no_store_of_others(cross: anabranch.Router) -> Non
     assert isinstance(other, JournalStore)
     path = cross.places._layout.recorded(other.backend._directory.path)
     cross.places._stores.close_at(path)
-    unfinished = Decision(bytes(32), True, [other.store_id])
-    cross.coordinator.settling.expect(unfinished, unfinished.participants)
+    unfinished = GlobalTransaction.recovered(bytes(32), [other.store_id], IN_DOUBT)
+    unfinished.decide(True)
+    cross.coordinator.table.add(unfinished)
     done = threading.Event()
 
     def say() -> None:
@@ -274,6 +279,6 @@ def test_what_is_being_rolled_back_is_not_committed_by_hand(synced: anabranch.Co
         with pytest.raises(TransactionError, match="never decided"):
             router.resolve(waiting.transaction, "commit")
         faults.mend()
-        router.coordinator.settling.settle_open()
+        router.coordinator.resolver.recover_open()
         assert router.in_doubt() == []
         assert bodies(router, "a.x", "b.x") == [[b"before"], [b"before"]]

@@ -42,8 +42,8 @@ class TestRecord:
         rows = [DestinationRow(kind, name, b"i" * 16, ">") for kind in (0, 1) for name in ("a", "ü" * 512)]
         placement.record_store(store)
         for row in rows:
-            placement.record_destination(row)
-        placement.record_destination(rows[0])
+            placement.record_destinations([row])
+        placement.record_destinations([rows[0]])
         placement.close()
         placement.close()
         again = Placement(path)
@@ -121,10 +121,11 @@ class TestReconcile:
         with anabranch.open(advised) as router:
             assert held(router) == {
                 "queue://orders.eu": [b"1", b"2"], "queue://orders.*": [b"3"], "queue://other": [b"4"],
-                "queue://empty": [],
             }  # fmt: skip
             router.queue("orders.us").send(b"6")
             assert router.stats().stores["orders"].messages == 1
+            router.queue("empty").send(b"7")  # where it was it had nothing: it begins anew
+            assert held(router)["queue://empty"] == [b"7"]
 
     def test_an_empty_destination_may_move(self, tmp_path: Path) -> None:
         with anabranch.open(config(tmp_path, ("rest", [">"]))) as router:
@@ -316,7 +317,7 @@ class TestLostRecord:
         placement.open()
         (one,) = [row for row in placement.stores.values() if row.name == "one"]
         (two,) = [row for row in placement.stores.values() if row.name == "two"]
-        placement.record_destination(DestinationRow(0, "b", one.store_id, ">"))
+        placement.record_destinations([DestinationRow(0, "b", one.store_id, ">")])
         placement.forget_store(two.store_id)
         placement.close()
         with pytest.raises(PlacementError, match=r"queue://b: 1 message.* in store 'two'.*recorded in store 'one'"):

@@ -1,4 +1,4 @@
-"""placement.mdb damaged: an error of ours each time, and the remedy that it names works."""
+"""placement.mdb damaged: an error of ours each time, and the remedy that it names works (rule X5)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ for at in dice.sample(used, 500):
         refused += 1
         continue
     assert (placement.stores, placement.destinations) == (whole.stores, whole.destinations), at
-    placement.record_destination(more)
+    placement.record_destinations([more])
     placement.close()
     placement.open()
     assert placement.destinations == {**whole.destinations, more.destination: more}, at
@@ -61,7 +61,7 @@ def filled(path: Path, destinations: int) -> Placement:
         placement.record_store(StoreRow(bytes([number]) * 16, f"stores/{number}", "journal", f"s{number}"))
     rows = [DestinationRow(0, f"queue.{n}" + "x" * n, bytes([n % 2]) * 16, ">") for n in range(destinations)]
     for row in rows:
-        placement.record_destination(row)
+        placement.record_destinations([row])
     for row in rows[::3]:
         placement.forget_destination(row.destination)
     placement.close()

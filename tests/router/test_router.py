@@ -25,6 +25,7 @@ from anabranch.policies.errors import (
     UnknownMessageError,
 )
 from anabranch.router import stores as stores_module
+from anabranch.router.placement import StoreRow
 
 from ..contract.disk import PATIENCE
 from .disk import bodies, contents, said_in_a_child
@@ -543,6 +544,25 @@ class TestIdleStores:
                 router.queue(f"each.{n}").send(b"x")
                 assert [store.name for store in router.places.open_stores()] == [f"each:queue://each.{n}"]
         assert seen == [f"{n}".encode() for n in range(1500)]
+
+    def test_one_more_than_may_be_open_costs_little(
+        self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of stores that are used in turn few are closed just before they are used again."""
+        monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 32)
+        loaded: list[str] = []
+        real = stores_module.OpenStores.load
+
+        def load(stores: stores_module.OpenStores, row: StoreRow) -> Any:
+            loaded.append(row.path)
+            return real(stores, row)
+
+        monkeypatch.setattr(stores_module.OpenStores, "load", load)
+        for _ in range(10):
+            for n in range(33):
+                router.queue(f"each.{n}").send(b"x")
+        assert len(router.places.open_stores()) <= 32
+        assert len(loaded) < 33 + 9 * 33 // 2
 
     def test_one_that_is_used_stays_open(self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 3)

@@ -15,6 +15,7 @@ import anabranch
 from anabranch.adapters.background import LEADERS, WORKERS
 from anabranch.adapters.locking import DirectoryLock
 from anabranch.adapters.locking import _watch as lock_watch
+from anabranch.router import stores as stores_module
 
 from ..contract.disk import Parallel, eventually
 
@@ -62,6 +63,7 @@ def router(disk: Disk, tmp_path: Path) -> Iterator[anabranch.Router]:
         for n in range(HUNG)
     ]
     stores += [
+        anabranch.StoreConfig("each", ["each.>"], per_destination=True, journal=dead),
         anabranch.StoreConfig("good", ["good.>"], journal=dead),
         anabranch.StoreConfig("dead", ["dead"], journal=anabranch.JournalOptions(sync=anabranch.Sync.NEVER)),
     ]
@@ -200,6 +202,16 @@ def test_the_others_are_closed(
         closing.result()
     for future in futures:
         future.result(SOON)
+
+
+def test_other_stores_are_opened(
+    router: anabranch.Router, hung: list[anabranch.Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though as many are open as may be, and those that would have to be closed hang."""
+    monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", len(router.places.open_stores()))
+    for n in range(3):
+        assert not router.queue(f"each.{n}").send(b"x").duplicate
+        assert len(router.queue(f"each.{n}")) == 1
 
 
 def test_a_lost_lock_is_noticed(router: anabranch.Router, disk: Disk, tmp_path: Path) -> None:

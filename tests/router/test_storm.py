@@ -14,7 +14,7 @@ import pytest
 
 import anabranch
 from anabranch.policies.errors import AnabranchError, TransactionInDoubt
-from anabranch.router import forgetting, settling
+from anabranch.router.transactions import decision_cleanup, resolver
 
 from ..contract.disk import PATIENCE, eventually
 from ..shares import Share
@@ -102,8 +102,8 @@ def trouble(router: anabranch.Router, faults: Faults, said: Outcomes, times: Ite
 def test_stores_and_log_fail_by_turns(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, sync: anabranch.Sync, share: Share
 ) -> None:
-    monkeypatch.setattr(settling, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(forgetting, "FORGET_SECONDS", 0.02)
+    monkeypatch.setattr(resolver, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(decision_cleanup, "FORGET_SECONDS", 0.02)
     said, stop = Outcomes(), threading.Event()
     options = anabranch.JournalOptions(segment_size=64 * 1024, sync=sync)
     configuration = config(tmp_path / "data", options, sync=anabranch.Sync.ALWAYS)

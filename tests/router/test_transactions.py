@@ -19,8 +19,8 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.router import forgetting
 from anabranch.router import stores as stores_module
+from anabranch.router.transactions import decision_cleanup
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 from .disk import NEVER, OPTIONS, SYNCED, bodies, config, drain, in_time, said_in_a_child, take, with_time_enough
@@ -526,7 +526,7 @@ class TestSyncs:
     @pytest.fixture(autouse=True)
     def nothing_in_the_background(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
-        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
+        monkeypatch.setattr(decision_cleanup, "FORGET_SECONDS", 3600)
 
     def counts(self, router: anabranch.Router) -> list[int]:
         stats = router.stats()

@@ -16,8 +16,8 @@ import pytest
 import anabranch
 from anabranch.adapters.wal import log
 from anabranch.policies.errors import StoreFailedError, StoreFullError, StoreLockedError
-from anabranch.router import forgetting
 from anabranch.router import stores as stores_module
+from anabranch.router.transactions import decision_cleanup
 
 from ..contract.disk import eventually
 from .disk import OPTIONS, SYNCED, Faults, bodies, config, copied, drain, take
@@ -246,7 +246,7 @@ class TestSecondPhase:
             eventually(lambda: [waiting.stores for waiting in router.in_doubt()] == [("a",)])
             for _ in range(3):
                 router.send("b.more,c.more", b"x")
-            router.coordinator.forgetting.run()
+            router.coordinator.cleanup.run()
             a = next(store.store_id for store in router.places.open_stores() if store.name == "a")
             kept = router.coordinator.log.decisions.values()
             assert [a in decision.participants for decision in kept] == [True, True], (
@@ -255,7 +255,7 @@ class TestSecondPhase:
             router.reopen("a")
             assert summary(router) == AFTER
             assert router.in_doubt() == []
-            router.coordinator.forgetting.run()
+            router.coordinator.cleanup.run()
             assert router.coordinator.log.decisions == {}
 
     def test_receipts_are_not_taken_by_who_looks_for_what_waits(
@@ -264,13 +264,16 @@ class TestSecondPhase:
         """A retry of another transaction comes between the decision and its being carried out."""
         with anabranch.open(synced) as router:
             tx = begin(router)
-            carry_out = router.coordinator._carry_out
+            resolver = router.coordinator.resolver
+            carry_out = resolver.carry_out
 
             def after_a_retry(*arguments: Any) -> Any:
-                router.coordinator.settling.settle_open()
+                monkeypatch.undo()
+                resolver.resolve_all()
+                resolver.recover_open()
                 return carry_out(*arguments)
 
-            monkeypatch.setattr(router.coordinator, "_carry_out", after_a_retry)
+            monkeypatch.setattr(resolver, "carry_out", after_a_retry)
             assert all(receipt.seq for receipt in tx.commit())
             assert summary(router) == AFTER
             assert router.in_doubt() == []
@@ -282,7 +285,7 @@ class TestForgetting:
     def test_decisions_go_once_they_are_durable_everywhere(
         self, synced: anabranch.Config, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 0.05)
+        monkeypatch.setattr(decision_cleanup, "FORGET_SECONDS", 0.05)
         with anabranch.open(synced) as router:
             for _ in range(5):
                 router.send("a.q,b.q", b"x")
@@ -294,11 +297,11 @@ class TestForgetting:
         with anabranch.open(synced) as router:
             router.send("a.q,b.q", b"x")
             faults.fail("fdatasync", "/stores/b/")
-            router.coordinator.forgetting.run()
+            router.coordinator.cleanup.run()
             assert len(router.coordinator.log.decisions) == 1
             faults.mend()
             router.reopen("b")
-            router.coordinator.forgetting.run()
+            router.coordinator.cleanup.run()
             assert router.coordinator.log.decisions == {}
             assert bodies(router, "a.q", "b.q") == [[b"x"], [b"x"]]
 
@@ -310,8 +313,8 @@ class TestForgetting:
 
     def test_a_thousand_do_not_wait(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Invariant 10."""
-        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
-        monkeypatch.setattr(forgetting, "FORGET_MAX", 100)
+        monkeypatch.setattr(decision_cleanup, "FORGET_SECONDS", 3600)
+        monkeypatch.setattr(decision_cleanup, "FORGET_MAX", 100)
         with anabranch.open(config(tmp_path)) as router:
             for _ in range(150):
                 router.send("a.q,b.q", b"x")
@@ -357,7 +360,7 @@ class TestKilled:
 
     @pytest.mark.parametrize("options", [OPTIONS, SYNCED], ids=["never", "always"])
     def test_a_commit(self, tmp_path: Path, options: anabranch.JournalOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(forgetting, "FORGET_SECONDS", 3600)
+        monkeypatch.setattr(decision_cleanup, "FORGET_SECONDS", 3600)
         monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
         configuration = config(tmp_path / "data", options, sync=anabranch.Sync.ALWAYS)
         decided = False

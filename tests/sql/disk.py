@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from anabranch.adapters.base import Store
+from anabranch.adapters.core.writers import Threaded
 from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.sql.backend import SqlBackend
 from anabranch.adapters.sql.schema import schema
 from anabranch.policies.errors import StoreFailedError
 from anabranch.policies.options import SqlOptions
@@ -58,7 +61,7 @@ class SqliteDisk(Disk):
         assert isinstance(store, SqlStore)
         source, target = directory_of(store), self._path / f"store-{next(self._numbers)}"
         target.mkdir()
-        with store._writer._lead:
+        with lead_of(store):
             for name in ("store.id", "store.db", "store.db-wal"):
                 if (source / name).exists():
                     (target / name).write_bytes((source / name).read_bytes())
@@ -69,7 +72,19 @@ class SqliteDisk(Disk):
 def directory_of(store: Store) -> Path:
     """Where an SQL store lies."""
     assert isinstance(store, SqlStore)
-    return store._directory.path
+    return store.directory
+
+
+def lead_of(store: Store) -> threading.Lock:
+    """While somebody holds it nothing is written."""
+    assert isinstance(store, SqlStore) and isinstance(store._writer, Threaded)
+    return store._writer._lead
+
+
+def backend_of(store: Store) -> SqlBackend:
+    """The tables of an SQL store."""
+    assert isinstance(store, SqlStore) and isinstance(store.backend, SqlBackend)
+    return store.backend
 
 
 class TableSets:
@@ -138,7 +153,7 @@ class PostgresDisk(SqliteDisk):
         self._taken.append(prefix)
         target.mkdir()
         (target / "store.id").write_bytes((source / "store.id").read_bytes())
-        with store._writer._lead:
+        with lead_of(store):
             self._sets.copy(store.options.schema_prefix, prefix)
         self._given[target] = {**self._given[source], "schema_prefix": prefix, **options}
         return self.open(target)
@@ -158,8 +173,8 @@ class NativeDisk(PostgresDisk):
     def crash(self, store: Store, **options: Any) -> SqlStore:
         assert isinstance(store, SqlStore)
         source, target = directory_of(store), self._path / f"store-{next(self._numbers)}"
-        with store._writer._lead:
-            store._writer.fail(StoreFailedError("it has crashed"))
+        with lead_of(store):
+            store._engine.fail(StoreFailedError("it has crashed"))
         target.mkdir()
         (target / "store.id").write_bytes((source / "store.id").read_bytes())
         self._given[target] = {**self._given[source], **options}

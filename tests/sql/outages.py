@@ -37,7 +37,7 @@ STOPS: Final[dict[str, tuple[Callable[[PostgresServer], None], Callable[[Postgre
 }
 """How it goes, and how it comes back. One that stood still goes on with what it had been told before."""
 Answer = TypeVar("Answer")
-RESPONSE: Final = 0.4
+RESPONSE: Final = 1.0
 """Seconds after which a server that stands still is given up."""
 SETTLED: Final = 120.0
 """Seconds after which what is in doubt has to be settled once the server is back, and all are at work again."""

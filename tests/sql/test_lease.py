@@ -14,8 +14,8 @@ from sqlalchemy import event, insert, select, update
 from sqlalchemy.engine import Engine
 
 from anabranch.adapters.sql import dialects, lease
+from anabranch.adapters.sql.connections import open_single
 from anabranch.adapters.sql.lease import Lease
-from anabranch.adapters.sql.pool import open_single
 from anabranch.adapters.sql.schema import Schema, schema
 from anabranch.policies.errors import StoreFailedError, StoreLockedError
 from anabranch.policies.options import SqlOptions

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.engine.default import DefaultDialect
 
 from anabranch.adapters.base import Outgoing
-from anabranch.adapters.sql import SqlStore, native, tables
+from anabranch.adapters.sql import SqlStore, create_tables, native_two_phase
 from anabranch.policies.errors import ConfigError, StoreFailedError
 from anabranch.policies.options import SqlOptions
 
@@ -196,7 +196,7 @@ def test_bodies_are_written_once(place: Place) -> None:
 
 def test_nobody_waits_for_what_is_prepared(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is done with the same queues meanwhile, also by the next process, which asks for another order."""
-    monkeypatch.setattr(tables, "LOCKED_SECONDS", 0.1)
+    monkeypatch.setattr(create_tables, "LOCKED_SECONDS", 0.1)
     store = place.open(response_timeout=PATIENCE)
     store.send_many(A, [b"1", b"2", b"3"])
     prepare(store)
@@ -287,7 +287,7 @@ def test_what_a_failed_prepare_has_left_is_removed_when_the_server_is_back(
     place: Place, acted_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself: nobody has to ask."""
-    monkeypatch.setattr(native, "RETRY", 0.05)
+    monkeypatch.setattr(native_two_phase, "RETRY", 0.05)
     store = place.open()
     store.send(A, b"1")
     place.wire.cut_at(b"PREPARE TRANSACTION", acted_on=acted_on, stay=True)

@@ -19,6 +19,7 @@ from anabranch.adapters.sql import SqlStore
 from anabranch.policies.errors import PlacementError, StoreFailedError, StoreLockedError
 
 from ..contract.disk import PATIENCE, A, Parallel, bodies, eventually, take
+from .disk import backend_of
 from .node import QUEUE, Node, options
 from .server import PostgresServer
 
@@ -106,7 +107,8 @@ def test_two_that_both_believe_they_have_it_cannot_both_write(nodes: Nodes) -> N
     leased = take(first)
     nodes.expire()
     second = nodes.opened("second")
-    assert first._lease is not None and first._lease.held
+    lease = backend_of(first)._lease
+    assert lease is not None and lease.held
     assert take(second).body == b"1", "leases end with their node"
     for call in (
         lambda: first.send(A, b"x"),

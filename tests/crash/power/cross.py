@@ -17,8 +17,8 @@ from pathlib import Path
 
 import anabranch
 from anabranch.router import decision_log
-from anabranch.router import forgetting as forgetting_module
 from anabranch.router.router import Router
+from anabranch.router.transactions import decision_cleanup
 
 from ..ledger import Held, Marks, Operation, acks_of, sends_of, whole_lines
 from .worker import Worker, Workload, config
@@ -40,7 +40,7 @@ class Partner(Worker):
 
 def opened(setup: anabranch.Config) -> anabranch.Router:
     """A router that forgets decisions soon, and whose decision log has small segments."""
-    vars(forgetting_module)["FORGET_SECONDS"] = 0.05
+    vars(decision_cleanup)["FORGET_SECONDS"] = 0.05
     vars(decision_log)["SEGMENT_BYTES"] = 64 * 1024
     router = Router(setup)
     vars(decision_log)["SEGMENT_BYTES"] = DECISIONS_BYTES  # less than options may say

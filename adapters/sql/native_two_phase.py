@@ -6,6 +6,9 @@ that is prepared there (PREPARE TRANSACTION). The commit moves it to its place, 
     commit      COMMIT PREPARED; then the batch as always, which gives the messages their ids
     rollback    ROLLBACK PREPARED; then the batch as always
 
+A branch has a range of ids below 0 (BRANCH_BITS), whether it is prepared natively or not: the first is that of its row
+in XALOG, and of that row's CHUNKS, the others those of what it sends until it is committed.
+
 N1  The row of XALOG makes a branch, and is written last: without one, what is prepared natively is nobody's and is
     rolled back, by who prepared it or by the next open. With one, what is sent is there.
 N2  The prepared transaction has locked nothing that others wait for: rows of its own, under ids that nobody else takes,
@@ -35,11 +38,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.errors import AnabranchError, ConfigError
 from ..background import shared
+from ..core.changes import Branch, Send
+from ..core.records import kept_head
 from . import dialects
-from .branches import Branch
+from .columns import chunk_rows, message_row
+from .connections import shown_url
 from .database import Database, is_cut_off
-from .messages import STAGE_BITS, Sending, Staged, chunks, message_values
-from .pool import shown_url
 from .statements import Statements
 
 log = logging.getLogger(__name__)
@@ -55,6 +59,8 @@ PATIENCE: Final = 5.0
 PAUSE: Final = 0.02
 RETRY: Final = 1.0
 """Seconds until what could not be removed is tried again."""
+BRANCH_BITS: Final = 24
+"""A branch that is prepared natively sends less than 2 to the power of this."""
 _STARTS: Final = 1 << 38
 _31_BITS: Final = 0x7FFFFFFF
 
@@ -90,6 +96,31 @@ def require(database: Database) -> None:
         )
 
 
+class BranchRows:
+    """Gives each branch that is prepared the ID of its row in XALOG. Starts at random, since a process before this one
+    may have left something of branches that nobody knows of. Threads: all."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(secrets.randbelow(_STARTS) + 1)
+        self.taken: dict[bytes, int] = {}
+        """By transaction: those of branches that are prepared."""
+
+    def next(self) -> int:
+        """An ID that no row has."""
+        taken = list(self.taken.values())
+        return next(row for number in self._numbers if (row := -(number << BRANCH_BITS)) not in taken)
+
+
+def is_staged(branch: Branch) -> bool:
+    """Whether what it sends is in MESSAGES already, so that their records need not be whole."""
+    return any(len(send.record) != send.record_bytes for send in branch.sends)
+
+
+def staged_rows(row: int) -> dict[str, int]:
+    """Between which IDs what a branch has staged is; `row` is that of its row in XALOG."""
+    return {"first": row - (1 << BRANCH_BITS) + 1, "last": row - 1}
+
+
 class Native:
     """Of one store that is open on PostgreSQL, whether or not it prepares more. Threads: all."""
 
@@ -100,21 +131,20 @@ class Native:
         messages: Table,
         store_id: bytes,
         chunk_size: int,
-        branches: Iterable[Branch],
     ) -> None:
-        """`branches`: those that are prepared already. Raises StoreFailedError."""
+        """Raises StoreFailedError."""
         self._database, self._statements, self._chunk_size = database, statements, chunk_size
         preparer = database.engine.dialect.identifier_preparer
         named = {"name": preparer.format_table(messages)}
         table = database.read(lambda connection: connection.execute(_oid, named).scalar_one())
         self._beginning = f"anabranch:{store_id.hex()}:{table}:"
         self._store = _number_of(self._beginning)
-        self._taken = {branch.stage for branch in branches}
-        self._numbers = itertools.count(secrets.randbelow(_STARTS) + 1)
         self._loose: dict[bytes, None] = {}
         """Prepared natively or about to be, by us, without an outcome."""
         self._left: dict[bytes, None] = {}
         """To be removed, when the database is there again."""
+        self._found: set[bytes] = set()
+        """What a process before us has prepared natively of branches that have no outcome yet."""
         self._removing = threading.RLock()
         self._closed = False
 
@@ -123,20 +153,30 @@ class Native:
 
     # What branches do
 
-    def stage(self, transaction: bytes, sends: Sequence[Sending]) -> tuple[int, Sequence[Staged]] | None:
-        """What a branch sends, prepared natively: the branch's number and the messages, without their bodies. None if
-        the server has no place for one more. Raises StoreFailedError or StoreFullError, and then there is nothing."""
-        if len(sends) >> STAGE_BITS:
-            return None
+    def stage(self, branch: Branch, row: int) -> None:
+        """Prepare what a branch sends natively, and cut the records down to what its commit needs. It stays as it is if
+        there is nothing to be cut, or the server has no place for one more. Raises StoreFailedError or StoreFullError,
+        and then there is nothing."""
+        transaction, sends = branch.transaction, branch.sends
+        heads = [kept_head(send.record) for send in sends]
+        if len(sends) >= 1 << BRANCH_BITS or all(map(_same_length, heads, sends)):
+            return
         if transaction in self._left:
             self._remove_left(transaction)
-        number = next(number for number in self._numbers if number not in self._taken)
-        staged, rows, parts = self._rows(number, sends)
+        rows, parts = self._rows(sends, row)
         self._loose[transaction] = None
+        if not self._prepare_again(transaction, rows, parts):
+            return
+        branch.own = row
+        for send, head in zip(sends, heads, strict=True):
+            send.record = head
+
+    def _prepare_again(self, transaction: bytes, rows: list[dict[str, Any]], parts: list[dict[str, Any]]) -> bool:
+        """Prepare it, twice if it is cut off; False if the server has no place for it."""
         for last in (False, True):
             try:
                 self._prepare(transaction, rows, parts)
-                return number, staged
+                return True
             except SQLAlchemyError as error:
                 if dialects.state_of(error) == NO_MORE:
                     self._loose.pop(transaction, None)
@@ -145,13 +185,17 @@ class Native:
                         "allows: %s is prepared in XALOG",
                         self._database.name, transaction.hex(),
                     )  # fmt: skip
-                    return None
+                    return False
                 if not is_cut_off(error):
                     self._loose.pop(transaction, None)
                     raise self._database.error(error) from None
                 if last or not self.abandon(transaction):
+                    self.abandon(transaction)
                     raise self._database.error(error) from None
                 self._loose[transaction] = None
+            except BaseException:
+                self.abandon(transaction)
+                raise
         raise AssertionError
 
     def _prepare(self, transaction: bytes, rows: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
@@ -162,34 +206,27 @@ class Native:
                 connection.execute(self._statements["insert.chunk"], parts)
             connection.exec_driver_sql(f"PREPARE TRANSACTION '{self._name(transaction)}'")
 
-    def _rows(
-        self, number: int, sends: Sequence[Sending]
-    ) -> tuple[list[Staged], list[dict[str, Any]], list[dict[str, Any]]]:
-        """The messages, their rows in MESSAGES and those in CHUNKS."""
-        staged, rows, parts = [], [], []
-        for place, sending in enumerate(sends):
-            split = list(chunks(sending.body, self._chunk_size)) if len(sending.body) > self._chunk_size else []
-            one = Staged(
-                sending.destination, sending.message_id, sending.priority, sending.expires_at_ms, sending.size,
-                len(split), number, place, sending.requeued,
-            )  # fmt: skip
-            staged.append(one)
+    def _rows(self, sends: Sequence[Send], row: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Those in MESSAGES and those in CHUNKS."""
+        rows: list[dict[str, Any]] = []
+        parts: list[dict[str, Any]] = []
+        for place, send in enumerate(sends):
+            staged = row - 1 - place
+            values, body = message_row(send, staged, 0, str(send.state.destination), self._chunk_size)
             # What looks for messages that have expired must not find this one.
-            rows.append({**message_values(sending, one.row, 0, len(split)), "expirationtime": 0})
-            parts += [{"id": one.row, "part": part, "content": content} for part, content in enumerate(split)]
-        return staged, rows, parts
+            rows.append({**values, "expirationtime": 0})
+            parts += chunk_rows(staged, body, self._chunk_size)
+        return rows, parts
 
-    def commit(self, branch: Branch) -> None:
-        """Before the batch that commits it. Raises StoreFailedError; it is prepared still."""
-        if branch.stage:
-            self._end("COMMIT", branch.transaction)
-            self._loose.pop(branch.transaction, None)
-
-    def roll_back(self, branch: Branch) -> None:
-        """Before the batch that rolls it back. Likewise."""
-        if branch.stage:
-            self._end("ROLLBACK", branch.transaction)
-            self._loose.pop(branch.transaction, None)
+    def end(self, branch: Branch, committed: bool) -> None:
+        """Before the batch that writes its outcome. Raises StoreFailedError; it is prepared still."""
+        transaction = branch.transaction
+        if is_staged(branch):
+            self._end("COMMIT" if committed else "ROLLBACK", transaction)
+            self._loose.pop(transaction, None)
+        elif transaction in self._found:
+            self._end("ROLLBACK", transaction)  # a try that was cut off, before it was prepared in XALOG
+        self._found.discard(transaction)
 
     def abandon(self, transaction: bytes) -> bool:
         """It has got no row in XALOG: whatever is there of it is removed, if not now, then later. Whether now."""
@@ -227,24 +264,26 @@ class Native:
 
     # Opening and closing
 
-    def recover(self, branches: Iterable[Branch]) -> None:
-        """At open: what a process before us has left that is no branch's is removed (N1). Raises StoreFailedError."""
+    def recover(self, transactions: Iterable[bytes]) -> None:
+        """At open: what a process before us has left that is none of these branches' is removed (N1). Raises
+        StoreFailedError."""
         self._end_sessions(None)
-        known = {self._name(branch.transaction) for branch in branches if branch.stage}
+        known = {self._name(transaction): transaction for transaction in transactions}
         found = self._database.read(
             lambda connection: connection.execute(_prepared, {"beginning": self._beginning}).scalars().all()
         )
-        for name in sorted(set(found) - known):
+        self._found = {known[name] for name in found if name in known}
+        for name in sorted(set(found) - known.keys()):
             try:
                 self._end("ROLLBACK", bytes.fromhex(name.removeprefix(self._beginning)))
                 log.info("store %s: %s was never prepared whole, it is rolled back", self._database.name, name)
             except (AnabranchError, ValueError) as error:
                 log.warning("store %s: ROLLBACK PREPARED '%s' fails: %s", self._database.name, name, error)
 
-    def close(self, branches: Iterable[Branch]) -> None:
-        """Nothing is written any more: what is not one of these branches' is removed, as far as that goes now."""
+    def close(self, transactions: Iterable[bytes]) -> None:
+        """Nothing is written any more: what is none of these branches' is removed, as far as that goes now."""
         self._closed = True
-        whole = {branch.transaction for branch in branches}
+        whole = set(transactions)
         self._left.update((transaction, None) for transaction in list(self._loose) if transaction not in whole)
         self._remove_all_left()
 
@@ -285,6 +324,10 @@ class Native:
     def _alone(self) -> Connection:
         """For what is no part of a transaction."""
         return self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+
+def _same_length(head: bytes, send: Send) -> bool:
+    return len(head) == len(send.record)
 
 
 def _number_of(name: str) -> int:

@@ -19,7 +19,7 @@ from ..adapters.base import Headers, Message, Receipt
 from ..policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from .addresses import Address
 from .endpoint import SendOptions
-from .transaction import Transaction
+from .transactions.transaction import Transaction
 from .xid import Xid, as_xid, checked_xid
 
 if TYPE_CHECKING:

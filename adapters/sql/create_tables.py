@@ -18,9 +18,9 @@ from sqlalchemy.schema import CreateSchema
 
 from ...policies.errors import ConfigError, PlacementError
 from ...policies.options import SqlOptions
+from .connections import shown_url
 from .database import Database, is_cut_off
 from .dialects import is_locked, now_ms, one_at_a_time, wait_for_locks
-from .pool import shown_url
 from .schema import VERSION, Schema, priority_index
 
 log = logging.getLogger(__name__)

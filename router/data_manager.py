@@ -25,7 +25,7 @@ from ..adapters.base import Headers, Message
 from ..policies.errors import TransactionError
 from .addresses import Address
 from .endpoint import SendOptions
-from .transaction import Savepoint
+from .transactions.transaction import Savepoint
 from .xid import Xid, as_xid
 
 if TYPE_CHECKING:

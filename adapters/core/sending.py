@@ -1,0 +1,143 @@
+"""What goes into a store: messages and changes as tickets, and the room they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ...policies.destination import Destination
+from .. import base
+from ..base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
+from ..room import Amount, Room
+from ..subscriptions import checked
+from .changes import Change, Send, Subscribe, Unsubscribe
+from .delivery import order_of
+from .engine import APPLY_AT, Engine
+from .records import encode, encode_outgoing
+from .states import DestinationState
+from .tickets import Ticket
+from .writers import Writer
+
+
+class Sending:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(self, engine: Engine, writer: Writer) -> None:
+        self._engine, self._writer = engine, writer
+        self._settings = settings = engine.backend.settings
+        self.room = Room(engine.name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option)
+
+    def _held(self) -> Amount:
+        catalog = self._engine.catalog
+        return self._engine.asked(lambda: (catalog.messages, catalog.bytes))
+
+    # Tickets
+
+    def ticket(
+        self,
+        destination: Destination,
+        body: bytes,
+        headers: Headers | None,
+        message_id: str | None,
+        sync: bool | None,
+        priority: int,
+        expires_at_ms: int,
+    ) -> Ticket:
+        """Of one message. Raises what Store.send raises before anything is queued."""
+        settings = self._settings
+        record, name = encode(
+            destination, body, headers, message_id, settings.message_bytes_max, priority, expires_at_ms
+        )
+        state = self._engine.catalog.destinations.get(destination) or self._state(destination)
+        order = order_of(priority, True) if settings.priorities else 0
+        send = Send(state, record, name, order, expires_at_ms)
+        ticket = Ticket((send,), send.size, bool(sync))
+        if self.room.limited:
+            ticket.held = self.reserve([send])
+        self._engine.sends += 1
+        return ticket
+
+    def _state(self, destination: Destination) -> DestinationState:
+        self._engine.ensure_usable()
+        return self._engine.catalog.state(destination)
+
+    def sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send]:
+        """Of a transaction. Raises likewise."""
+        return [self._send(self._state(destination), message) for destination, message in sends]
+
+    def _send(self, state: DestinationState, message: Outgoing | bytes) -> Send:
+        settings = self._settings
+        if isinstance(message, Outgoing):
+            record, name = encode_outgoing(state.destination, message, settings.message_bytes_max)
+            priority, expires_at_ms = message.priority, message.expires_at_ms
+        else:
+            record, name = encode(state.destination, message, None, None, settings.message_bytes_max)
+            priority, expires_at_ms = DEFAULT_PRIORITY, 0
+        return Send(state, record, name, order_of(priority, settings.priorities), expires_at_ms)
+
+    def change(self, change: base.Change) -> Subscribe | Unsubscribe:
+        """What a transaction, or a caller, does to a subscription. Raises DestinationError, TypeError,
+        SubscriptionError."""
+        subscription = checked(change.subscription)
+        state = self._state(subscription.topic)
+        if not change.subscribe:
+            return Unsubscribe(state, subscription.key)
+        plain = subscription._replace(no_local=bool(subscription.no_local))
+        return Subscribe(state, self._engine.catalog.next_number(), plain, change.retroactive)
+
+    def reserve(self, sends: Sequence[Send]) -> object:
+        """Room for these; None where the store has no limits. Raises StoreFullError, and then nothing is reserved."""
+        if not self.room.limited:
+            return None
+        return self.room.reserve(self._engine.sequencer.amount(sends))
+
+    # Writing
+
+    def write(self, changes: Sequence[Change], sync: bool = False, unsynced: bool = False) -> list[Any]:
+        """Until the changes are written, together. Returns what comes of each."""
+        ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
+        self._writer.submit(ticket)
+        return self.wait(ticket)
+
+    def wait(self, ticket: Ticket) -> list[Any]:
+        """Until it is done; then help to apply it if too much waits for that."""
+        outcomes = self._writer.wait(ticket)
+        if self._engine.pending_changes >= APPLY_AT:
+            self._engine.help()
+        return outcomes
+
+    def send_nowait(self, destination: Destination, ticket: Ticket) -> Future[Receipt]:
+        """The future of a ticket for one message."""
+        future: Future[Receipt] = Future()
+        future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
+        ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
+        self._writer.submit_all([ticket])
+        self._writer.proceed()
+        self._engine.help()
+        return future
+
+    def send_many(
+        self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
+    ) -> list[Receipt]:
+        """As Store.send_many."""
+        engine, size_max = self._engine, self._settings.ticket_bytes_max
+        engine.ensure_usable()
+        state = engine.catalog.state(destination)
+        sends = [self._send(state, message) for message in messages]  # what is wrong with one refuses all
+        tickets: list[Ticket] = []
+        first = size = 0
+        for position, send in enumerate(sends):
+            if position > first and size + send.size > size_max:
+                tickets.append(Ticket(sends[first:position], size, bool(sync)))
+                first, size = position, 0
+            size += send.size
+        if sends:
+            tickets.append(Ticket(sends[first:], size, bool(sync)))
+        reservation = self.reserve(sends)
+        for ticket in tickets:
+            ticket.held = reservation
+        del reservation
+        self._writer.submit_all(tickets)
+        engine.sends += len(sends)
+        return [Receipt(destination, *done) for ticket in tickets for done in self.wait(ticket)]

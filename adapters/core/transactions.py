@@ -1,0 +1,244 @@
+"""A store's part in transactions: its own commit, and what the router's coordinator asks of a participant (rules T1,
+T2, X6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ...policies.destination import Destination
+from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError
+from .. import base
+from ..base import Done, Message, Outgoing, Pending, Prepared, Receipt, Store
+from .branches import branch_of, payload_of
+from .changes import Branch, Change, Commit, Forget, Prepare, Rollback, acks_of, returned_of
+from .delivery import CLAIMED
+from .engine import Engine
+from .sending import Sending
+from .settling import Settling
+from .tickets import Ticket
+from .writers import Writer
+
+T = TypeVar("T")
+
+
+class Transactions:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(self, store: Store, engine: Engine, writer: Writer, sending: Sending, settling: Settling) -> None:
+        self._store, self._engine, self._writer, self._sending, self._settling = (
+            store, engine, writer, sending, settling,
+        )  # fmt: skip
+        self._backend = engine.backend
+
+    # Its own commit
+
+    def commit(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None,
+        changes: Sequence[base.Change],
+    ) -> list[Receipt]:
+        first, reservation = self._first(sends, changes)
+        outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), reservation)
+        self._engine.sends += len(sends)
+        return _receipts(sends, outcomes[len(changes) :])
+
+    def commit_nowait(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None,
+        changes: Sequence[base.Change],
+    ) -> Future[list[Receipt]]:
+        first, reservation = self._first(sends, changes)
+        self._engine.sends += len(sends)
+        return self._settling.ack_nowait(
+            acks, CLAIMED, first, bool(sync), reservation, lambda outcomes: _receipts(sends, outcomes[len(changes) :])
+        )
+
+    def _first(
+        self, sends: Sequence[tuple[Destination, Outgoing]], changes: Sequence[base.Change]
+    ) -> tuple[list[Change], object]:
+        """What comes before the acks, and the room that it needs."""
+        self._engine.ensure_usable()
+        first: list[Change] = [self._sending.change(change) for change in changes]
+        sending = self._sending.sends(sends)
+        return [*first, *sending], self._sending.reserve(sending)
+
+    # Over several stores
+
+    def load(self, prepared: Sequence[tuple[bytes, bytes]]) -> None:
+        """At open: branches that wait for their outcome, by transaction and payload. What they ack is claimed before
+        anybody can receive. Raises CorruptionError."""
+        sequencer = self._engine.sequencer
+        for transaction, payload in prepared:
+            try:
+                branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
+            except msgspec.DecodeError as error:
+                reason = f"the prepared transaction {transaction.hex()} does not read: {error}"
+                where = f"store {self._engine.name!r}"
+                raise CorruptionError(where, 0, reason, "restore it from a backup") from None
+            self._claim_again(branch)
+            if self._sending.room.limited:
+                branch.reservation = self._sending.room.hold(sequencer.amount(branch.sends))
+            branch.promise = self._promise(branch)
+            sequencer.prepared[transaction] = branch
+
+    def _claim_again(self, branch: Branch) -> None:
+        leases = []
+        for ack in branch.acks:
+            feeds = [
+                feed for feed in ack.state.feeds(ack.number)
+                if self._backend.row(ack.state, feed.subscription, ack.seq) is not None
+            ]  # fmt: skip
+            if feeds:  # else its subscription or destination was removed in spite of it
+                place = self._backend.row(ack.state, feeds[0].subscription, ack.seq)
+                assert place is not None
+                ack.place = place
+                whole = ack.state.is_topic and not ack.number
+                leases.append(self._engine.delivery.claim_again(feeds, place, whole))
+        branch.leases = leases
+
+    def prepare(
+        self,
+        transaction: bytes,
+        participants: Sequence[bytes],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool,
+        room: object,
+        changes: Sequence[base.Change],
+    ) -> Pending[None]:
+        engine = self._engine
+        engine.ensure_usable()
+        self._backend.require_owned()
+        first: list[Change] = [self._sending.change(change) for change in changes]
+        first += self._sending.sends(sends)
+        leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
+        branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
+        branch.reservation, branch.leases = room, leases
+        self._backend.stage(branch)
+        if not self._backend.volatile:  # else nobody ever reads it back
+            branch.payload = payload_of(participants, branch.changes)
+        branch.promise = self._promise(branch)
+        try:
+            step = self._step(Prepare(branch), lambda outcome: None, sync)
+        except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
+            self._backend.unstage(transaction)
+            raise
+
+        def refused() -> None:
+            branch.reservation = None  # the error's traceback may hold the branch for long
+            self._backend.unstage(transaction)
+
+        step.refused = refused
+        return step
+
+    def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
+        branch = self._prepared(transaction)
+        if branch is None:
+            return Done([])
+        self._backend.before_outcome(branch, True)
+        engine, sends = self._engine, branch.sends
+        first = len(branch.changes) - len(sends) - len(branch.acks)
+
+        def receipts(outcomes: list[Any] | None) -> list[Receipt]:
+            if outcomes is None:  # another thread had committed it before
+                return []
+            engine.sends += len(sends)
+            engine.acks += len(branch.acks)
+            done = outcomes[first : first + len(sends)]
+            return [Receipt(send.state.destination, *one) for send, one in zip(sends, done, strict=True)]
+
+        return self._step(Commit(branch), receipts, unsynced=True)
+
+    def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
+        branch = self._prepared(transaction)
+        if branch is None:
+            self._backend.unstage(transaction)
+            return Done(False)
+        self._backend.before_outcome(branch, False)
+        branch.returned = returned_of(branch.leases)
+
+        def rolled_back(outcome: bool) -> bool:
+            self._engine.asked(lambda: None)  # what it frees is free once it is applied
+            return outcome
+
+        return self._step(Rollback(branch), rolled_back, unsynced=True)
+
+    def _prepared(self, transaction: bytes) -> Branch | None:
+        """The branch, if it is prepared once all that is queued is written: its prepare may have been queued by a
+        thread that was interrupted before it could wait."""
+        self._engine.ensure_usable()
+        prepared = self._engine.sequencer.prepared
+        if transaction not in prepared:
+            self._writer.flush()
+        return prepared.get(transaction)
+
+    def _promise(self, branch: Branch) -> int:
+        """Bytes to keep free for its outcome, which takes at most so many. None where that is more than can be kept: on
+        a full disk such a one waits for room."""
+        size = branch.outcome_size
+        return size if size <= self._backend.settings.promise_max else 0
+
+    def _step(
+        self,
+        change: Prepare | Commit | Rollback,
+        result: Callable[[Any], T],
+        sync: bool = False,
+        unsynced: bool = False,
+    ) -> Step[T]:
+        ticket = Ticket([change], change.size, sync, unsynced)
+        if type(change) is Prepare:
+            ticket.promise = change.branch.promise
+        else:
+            # The branch lets go of its room once it is settled, the ticket once its messages are counted as held:
+            # between the two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
+            ticket.held = change.branch.reservation
+        self._writer.submit(ticket)
+        return Step(self._writer, self._sending.wait, ticket, result)
+
+    def recover_prepared(self) -> Sequence[Prepared]:
+        self._engine.ensure_usable()
+        branches = list(self._engine.sequencer.prepared.values())
+        return [branch.summary for branch in sorted(branches, key=lambda branch: branch.transaction)]
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        known = self._engine.asked(lambda: [one for one in transactions if one in self._engine.committed])
+        if known:
+            self._sending.write([Forget(known)], unsynced=True)
+
+
+def _receipts(sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any]) -> list[Receipt]:
+    """Of sends; acks come behind them."""
+    return [Receipt(destination, *done) for (destination, _), done in zip(sends, outcomes, strict=False)]
+
+
+class Step(Generic[T]):
+    """A Pending: a change that is queued."""
+
+    def __init__(
+        self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]
+    ) -> None:
+        self._writer, self._wait, self._ticket, self._result = writer, wait, ticket, result
+        self.refused: Callable[[], None] | None = None
+        """Called once it is certain that the change has not taken effect."""
+
+    def proceed(self) -> None:
+        self._writer.proceed()
+
+    def wait(self) -> T:
+        try:
+            outcomes = self._wait(self._ticket)
+        except OutcomeUnknownError:
+            raise
+        except AnabranchError:
+            if self.refused is not None:
+                self.refused()
+            raise
+        return self._result(outcomes[0])

@@ -1,0 +1,384 @@
+"""SqlBackend: the tables of a database as a backend of the core (core/backend.py).
+
+    writing    what a plan does to the tables, in one database transaction   (writing.py)
+    effects    what it changes of the counts in memory                       (effects.py)
+    reading    where messages are, and what is in them                       (reading.py)
+    database   connections, and what errors mean                             (database.py, connections.py, pool.py)
+
+U1  STORE.BATCH counts the database transactions that wrote. Each says which one it is, so that one whose COMMIT was cut
+    off can be looked up, and somebody else's is noticed (schema.py, S3).
+U2  What was cut off before its COMMIT, or met another transaction, has done nothing, and is written once more.
+U3  A database that cannot be reached fails the calls, not the store. The store fails for good if a disk of ours failed,
+    if it has lost its lease, or if somebody else has written to its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, StoreFullError
+from ...policies.options import SqlOptions
+from ..base import Progress
+from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
+from ..core.changes import Branch, Change, Prepare
+from ..core.delivery import Feed, Place
+from ..core.plan import Plan
+from ..core.states import DestinationState, SubscriptionState
+from ..files import FILE_MODE
+from . import create_tables, dialects, native_two_phase
+from .checking import violations
+from .connections import cut_off, database_url, open_engine, open_single, shown_url
+from .database import Database, is_cut_off
+from .directory import StoreDirectory
+from .duplicates import DuplicateRows
+from .effects import Effects
+from .lease import Lease
+from .lease import statements as lease_statements
+from .loading import Loader
+from .native_two_phase import BranchRows, Native
+from .reading import Reading
+from .schema import schema
+from .statements import Statements, keepalive_statement
+from .writing import LAST, Write
+
+
+def _descriptors(options: SqlOptions) -> int:
+    """How many a store keeps open: its lock, its lease's connection, and those that one thread writes and another reads
+    on: each of SQLite's is a file and a write-ahead log, and all of them share a third."""
+    leased = options.lease_expiration is not None
+    if options.url is None:
+        return 1 + 2 * (2 + leased) + 1
+    return 1 + max(2, options.pool_min) + leased
+
+
+class SqlBackend(Backend):
+    """One store's tables. `write` and `took_effect` are called by the thread that writes."""
+
+    kind = "sql"
+    volatile = False
+    threaded = True
+
+    def __init__(self, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> None:
+        """`index_directory` means nothing here: the database has its own."""
+        self.name, self.options = name, options
+        self.settings = Settings.of(
+            options,
+            max_bytes=options.max_bytes,
+            batch_changes_max=options.batch_operations_max,
+            gather_seconds=options.sync_period,
+            outcome_timeout=options.outcome_timeout,
+        )
+        self.shared = options.lease_expiration is not None
+        self.descriptors = _descriptors(options)
+        self._directory = StoreDirectory(name, directory, options.file_mode, self._lose_directory)
+        self._host: Host | None = None
+        self._engine: Engine | None = None
+        self._lease: Lease | None = None
+        self._native: Native | None = None
+        self._stopped: StoreFailedError | None = None
+
+    @classmethod
+    def check_options(cls, options: SqlOptions) -> None:
+        """Raises ConfigError and MissingExtraError for what `create` would refuse before it connects."""
+        found = schema(options.schema_prefix, options.table_names)
+        Statements(found, options.statements)
+        keepalive_statement(options)
+        open_single(options, Path()).dispose()
+
+    @classmethod
+    def create(cls, name: str, directory: Path, options: SqlOptions) -> bytes:
+        found = schema(options.schema_prefix, options.table_names)
+        Statements(found, options.statements)
+        keepalive_statement(options)
+
+        def fill(path: Path, store_id: bytes) -> bytes:
+            dialects.make_sqlite_file(database_url(options, path), options.file_mode or FILE_MODE)
+            engine = open_engine(options, path)
+            try:
+                database = Database(name, engine)
+                if options.native_two_phase:
+                    native_two_phase.require(database)
+                made = create_tables.prepare(database, found, options, store_id)
+                database.require_keepalive(options)
+                return made
+            finally:
+                engine.dispose()
+
+        return StoreDirectory(name, directory, options.file_mode).create(fill)
+
+    @classmethod
+    def is_contained(cls, options: SqlOptions) -> bool:
+        return options.url is None
+
+    @classmethod
+    def identify(cls, directory: Path) -> bytes | None:
+        return StoreDirectory("", directory).identify()
+
+    # Opening and closing
+
+    def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
+        store_id = self._directory.lock()
+        try:
+            self._host, self._stopped = host, None
+            return store_id, self._open(host, store_id, progress)
+        except BaseException:
+            self.close(clean=False)
+            raise
+
+    def _open(self, host: Host, store_id: bytes, progress: Progress | None) -> Found:
+        options = self.options
+        tables = schema(options.schema_prefix, options.table_names)
+        self._statements = statements = Statements(tables, options.statements)
+        self._engine = open_engine(options, self._directory.path)
+        self._database = database = Database(self.name, self._engine)
+        if options.native_two_phase:
+            native_two_phase.require(database)
+        create_tables.require(database, tables, options, store_id)
+        database.require_keepalive(options)
+        if options.lease_expiration is not None:
+            self._lease = Lease(
+                open_single(options, self._directory.path), lease_statements(tables), store_id, options,
+                f"store {self.name!r}", self._directory.path, self._lose,
+            )  # fmt: skip
+            self._lease.acquire()
+            self.guard = self._lease.require
+        self._owner = store_id.hex()
+        self._reading = Reading(database, statements, host.catalog, options.priorities)
+        self._ids = DuplicateRows(options.duplicate_window)
+        self._branches = BranchRows()
+        try:
+            with self._engine.connect() as connection:
+                loader = Loader(connection, statements, host.catalog, options.priorities, shown_url(self._engine.url))
+                found = loader.load(self._owner, progress)
+        except SQLAlchemyError as error:
+            raise database.error(error) from None
+        self._batch = self._opened_at = loader.batch
+        self._effects: Effects | None = None
+        for number, key in loader.ids:
+            self._ids.load(number, key)
+        self._ids.last_number = loader.last_id
+        self._branches.taken = loader.branches
+        self._reading.last_seq, self._reading.next_expiry = found.last_seq, loader.next_expiry
+        if native_two_phase.is_possible(database):  # also without the option, with which it may have been open before
+            self._native = Native(database, statements, tables.messages, store_id, options.chunk_size)
+            self._native.recover(loader.branches)
+        return found
+
+    def close(self, clean: bool) -> None:
+        if self._native is not None and clean:
+            self._native.close(self._branches.taken)
+        self._native = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+        self.guard = None
+        if self._engine is not None:
+            self._engine.dispose()
+        self._directory.unlock()
+
+    def require_owned(self) -> None:
+        self._directory.require_lock()
+        if self._lease is not None:
+            self._lease.require()
+
+    def _lose_directory(self, error: StoreFailedError) -> None:
+        """The lock's file is gone, or is another's: so may the directory be."""
+        self._lose(str(error))
+
+    def _lose(self, reason: str) -> None:
+        """The lease, or the directory, is ours no more against our will."""
+        self._fail(StoreFailedError(reason))
+        if self._engine is not None:
+            cut_off(self._engine)  # or those whom the database keeps waiting would hear of it much later
+
+    def _fail(self, cause: StoreFailedError) -> StoreFailedError:
+        if self._host is not None:
+            self._stopped = cause
+            self._host.fail(cause)
+        return cause
+
+    # Writing
+
+    def write(self, plan: Plan) -> None:
+        if plan.last_seq > LAST:
+            raise StoreFullError(
+                f"store {self.name!r} has given out all its ids, up to 2^63 - 1: receive what is there, and make a new "
+                "store for what is to come. Nothing was sent"
+            )
+        for last in (False, True):
+            try:
+                self._write(plan)
+                return
+            except SQLAlchemyError as error:
+                if self._stopped is not None:  # its connections were cut off
+                    raise self._stopped from None
+                if not last and (is_cut_off(error) or dialects.is_collision(error)):
+                    continue
+                raise self._refusal(error) from None
+
+    def _write(self, plan: Plan) -> None:
+        """Raises SQLAlchemyError if nothing took effect."""
+        committing = False
+        options = self.options
+        try:
+            with self._database.writing() as connection:
+                write = Write(
+                    connection, self._statements, options.chunk_size, options.priorities, self._branches.taken,
+                    self._branches.next,
+                )  # fmt: skip
+                write.run_plan(plan, self._ids)
+                self._claim(connection, plan)
+                committing = True
+                connection.commit()
+        except SQLAlchemyError as error:
+            if not committing:
+                raise
+            # Its connection is closed by now: SQLite's holds no lock any more.
+            self._unknown = write.effects
+            raise self._outcome_unknown(error) from self._refusal(error)
+        self._took(write.effects)
+
+    def _claim(self, connection: Connection, plan: Plan) -> None:
+        """Say which transaction this is (U1). Raises StoreFailedError, for good, if it is not its turn."""
+        assert self._host is not None
+        values = {
+            "owner": self._owner, "before": self._batch, "now": self._batch + 1, "last": plan.last_seq,
+            "number": self._host.catalog.last_number,
+        }  # fmt: skip
+        if connection.execute(self._statements["update.store"], values).rowcount != 1:
+            raise self._fail(
+                StoreFailedError(
+                    f"somebody else has written to the tables of store {self.name!r}: another process owns them, or "
+                    "they were restored from a backup"
+                )
+            )
+        if self._lease is not None:
+            try:
+                self._lease.require()
+            except StoreFailedError as error:
+                raise self._fail(error) from None
+
+    def _took(self, effects: Effects) -> None:
+        """A database transaction has taken effect. What Ctrl-C cannot strike: the thread that writes is at it."""
+        self._batch += 1
+        self._effects = effects
+
+    def _refusal(self, error: SQLAlchemyError) -> AnabranchError:
+        """What callers of a write that took no effect get."""
+        if dialects.is_of_the_disk(error):
+            return self._fail(self._database.disk_failed(error))
+        found = self._database.error(error)
+        if type(found) is StoreFailedError and dialects.is_data(error):
+            return NotTakenError(str(found))
+        return found
+
+    def _outcome_unknown(self, error: SQLAlchemyError) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"store {self.name!r}: the database was cut off, or failed, while it committed: "
+            f"{self._database.words(error)}; whether the operation took effect shows when it is back. A send is safe "
+            "to repeat with the same message_id"
+        )
+
+    def took_effect(self, plan: Plan) -> bool:
+        try:
+            with self._database.writing() as connection:
+                # FOR UPDATE: the server may not have noticed yet that we are cut off, and still be at it.
+                statement = self._statements["select.store.locked"]
+                row = connection.execute(statement, {"owner": self._owner}).one_or_none()
+        except SQLAlchemyError as error:
+            raise self._database.error(error) from None
+        found = None if row is None else row[0]
+        if found == self._batch + 1:
+            self._took(self._unknown)
+            return True
+        if found != self._batch:
+            self._fail(
+                StoreFailedError(
+                    f"somebody else has written to the tables of store {self.name!r}: whether the last operations "
+                    "took effect cannot be told"
+                )
+            )
+        return False
+
+    def apply(self, changes: Sequence[Change], number: int) -> None:
+        effects, self._effects = self._effects, None
+        assert effects is not None
+        if effects.prepared:
+            for change in changes:
+                if type(change) is Prepare:
+                    change.branch.payload = b""  # XALOG has it
+        for transaction in effects.settled:
+            self._branches.taken.pop(transaction, None)
+        self._branches.taken.update(
+            (transaction, row) for transaction, row in effects.prepared.items() if transaction not in effects.settled
+        )
+        for state in effects.removed:
+            self._ids.forget(state.number)
+        self._ids.add(effects.ids)
+        self._reading.apply(effects)
+
+    def recover(self) -> int:
+        raise AssertionError("what runs on a thread of its own is not interrupted")
+
+    # Branches
+
+    def stage(self, branch: Branch) -> None:
+        if self._native is not None and self.options.native_two_phase:
+            self._native.stage(branch, self._branches.next())
+
+    def unstage(self, transaction: bytes) -> None:
+        if self._native is not None:
+            self._native.abandon(transaction)
+
+    def before_outcome(self, branch: Branch, committed: bool) -> None:
+        if self._native is not None:
+            self._native.end(branch, committed)
+
+    # Reading
+
+    def orders(self, feed: Feed) -> Sequence[int]:
+        return self._reading.orders(feed)
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        return self._reading.rows(state, subscription, order, after, limit)
+
+    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+        return self._reading.row(state, subscription, seq)
+
+    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
+        return self._reading.expired(now)
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+        return self._reading.limited(least)
+
+    def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        return self._reading.bodies(places)
+
+    # Upkeep
+
+    def sync(self) -> None:
+        """Everything is synced as it is committed."""
+
+    def checkpoint(self) -> None:
+        """A database sees to that by itself."""
+
+    def reclaim(self) -> int:
+        return self._database.read(dialects.reclaim)
+
+    def stats(self) -> BackendStats:
+        return BackendStats(syncs=self._batch - self._opened_at)
+
+    def check(self) -> Iterator[str]:
+        assert self._host is not None
+        check = partial(
+            violations, catalog=self._host.catalog, statements=self._statements, branches=self._branches.taken,
+            last_seq=self._reading.last_seq,
+        )  # fmt: skip
+        yield from self._database.read(check)

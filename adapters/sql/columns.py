@@ -1,0 +1,75 @@
+"""A message's record (core/records.py) as the columns of MESSAGES, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from ..core.changes import Send
+from ..core.delivery import Place, order_of
+from ..core.records import HEAD
+
+# Where a row has what `select.message` and `select.messages` find.
+ID, PRIORITY, EXPIRES, SIZE, PARTS, DELIVERIES, SENT_AT, MESSAGE_ID, HEADERS, CONTENT = range(10)
+
+_unpack: Final = HEAD.unpack_from
+_pack: Final = HEAD.pack
+
+
+def message_row(send: Send, row: int, number: int, queue_name: str, chunk_size: int) -> tuple[dict[str, Any], bytes]:
+    """A row of MESSAGES with this ID and destination's number, and the body if that belongs into CHUNKS, else b""."""
+    record = send.record
+    priority, _, id_bytes, headers_bytes, sent_at_ms, expires_at_ms = _unpack(record)
+    headers_at = HEAD.size + id_bytes
+    body_at = headers_at + headers_bytes
+    body = record[body_at:]
+    parts = -(-len(body) // chunk_size) if len(body) > chunk_size else 0
+    values = {
+        "id": row,
+        "queuename": queue_name,
+        "destination": number,
+        "priority": priority,
+        "deliverycount": 0,
+        "expirationtime": expires_at_ms,
+        "sentat": sent_at_ms,
+        "size": len(record),
+        "parts": parts,
+        "messageid": escaped(record[HEAD.size : headers_at].decode()) if id_bytes else None,
+        "headers": record[headers_at:body_at] if headers_bytes else None,
+        "content": None if parts else body,
+    }
+    return values, body if parts else b""
+
+
+def place_of(row: Sequence[Any], priorities: bool) -> Place:
+    """Where a row's message is. What core's Place has of ours are its SIZE and PARTS."""
+    return (
+        order_of(row[PRIORITY], priorities), row[ID], row[EXPIRES], row[DELIVERIES], (row[SIZE], row[PARTS]),
+    )  # fmt: skip
+
+
+def record_of(row: Sequence[Any], body: bytes | None = None) -> bytes:
+    """The record of a row; its body, if that is not in the row."""
+    if body is None:
+        body = bytes(row[CONTENT])
+    name = b"" if row[MESSAGE_ID] is None else unescaped(row[MESSAGE_ID]).encode()
+    headers = b"" if row[HEADERS] is None else bytes(row[HEADERS])
+    head = _pack(row[PRIORITY], 0, len(name), len(headers), row[SENT_AT], row[EXPIRES])
+    return head + name + headers + body if name or headers else head + body
+
+
+def chunk_rows(row: int, body: bytes, size: int) -> Iterator[dict[str, Any]]:
+    """Rows of CHUNKS."""
+    for part, start in enumerate(range(0, len(body), size)):
+        yield {"id": row, "part": part, "content": body[start : start + size]}
+
+
+# PostgreSQL's texts hold no NUL, which a message id or a subscription's name may.
+
+
+def escaped(text: str) -> str:
+    return text.replace("\x1a", "\x1a1").replace("\0", "\x1a0") if "\0" in text or "\x1a" in text else text
+
+
+def unescaped(text: str) -> str:
+    return text.replace("\x1a0", "\0").replace("\x1a1", "\x1a") if "\x1a" in text else text

@@ -1,0 +1,131 @@
+"""How much there is of what, as far as a store knows it without asking its tables, and what a write changes of it.
+
+It is counted at open, and from then on by what each write has done, so that nothing here costs more where the backlog
+is longer (invariant 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.changes import Send
+from ..core.delivery import order_of
+from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..duplicates import Key
+
+
+@dataclass(slots=True)
+class Lane:
+    """The messages of one order of a destination; DestinationState.own is a dict of them by order."""
+
+    count: int = 0
+    last: int = 0
+    """No message has a higher seq."""
+
+
+@dataclass(slots=True)
+class Amount:
+    """By how much a lane grows."""
+
+    messages: int = 0
+    bytes: int = 0
+    last: int = 0
+    """The highest seq that is new; 0: none."""
+
+
+@dataclass(slots=True)
+class Effects:
+    """Of one write."""
+
+    amounts: dict[tuple[DestinationState, int], Amount] = field(default_factory=dict)
+    """By destination and order."""
+    to_ack: dict[SubscriptionState, int] = field(default_factory=dict)
+    """By how many messages a subscription has more to ack."""
+    counted: dict[DestinationState, tuple[Sequence[Any], dict[SubscriptionState, int]]] = field(default_factory=dict)
+    """What was counted anew, instead of all of `amounts` and `to_ack` before it: rows as of `select.counts` behind the
+    destination, and what its subscriptions have to ack."""
+    acked: list[tuple[int, int]] = field(default_factory=list)
+    """Number of the subscription (0: a queue) and seq."""
+    dead: list[int] = field(default_factory=list)
+    """Seqs of messages that are gone."""
+    returned: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Subscription's number and seq: how often it has come back."""
+    redelivered: set[SubscriptionState] = field(default_factory=set)
+    """Of these REDELIVERIES has rows now."""
+    many: bool = False
+    """More messages are gone than those that are listed."""
+    expiry: int = 0
+    """The earliest time (ms) at which something new expires; 0: nothing does."""
+    prepared: dict[bytes, int] = field(default_factory=dict)
+    """Transaction -> its row in XALOG."""
+    settled: list[bytes] = field(default_factory=list)
+    removed: list[DestinationState] = field(default_factory=list)
+    ids: list[Key] = field(default_factory=list)
+    """New in the duplicate window."""
+    last_seq: int = 0
+
+    def sent(self, send: Send) -> None:
+        """A message that is kept."""
+        amount = self._amount(send.state, send.order)
+        amount.messages += 1
+        amount.bytes += send.record_bytes
+        amount.last = send.seq
+        for known in send.entitled:
+            self.to_ack[known] = self.to_ack.get(known, 0) + 1
+        if send.expires_at_ms and not 0 < self.expiry <= send.expires_at_ms:
+            self.expiry = send.expires_at_ms
+
+    def gone(self, state: DestinationState, order: int, messages: int, size: int) -> None:
+        """So many messages of one order are dead."""
+        amount = self._amount(state, order)
+        amount.messages -= messages
+        amount.bytes -= size
+
+    def _amount(self, state: DestinationState, order: int) -> Amount:
+        amount = self.amounts.get((state, order))
+        if amount is None:
+            amount = self.amounts[state, order] = Amount()
+        return amount
+
+    def acks(self, known: SubscriptionState, count: int) -> None:
+        """A subscription has so many less to ack."""
+        self.to_ack[known] = self.to_ack.get(known, 0) - count
+
+    def count_anew(self, state: DestinationState, rows: Sequence[Any], to_ack: dict[SubscriptionState, int]) -> None:
+        """What was counted of it before is void."""
+        self.amounts = {key: amount for key, amount in self.amounts.items() if key[0] is not state}
+        self.to_ack = {known: count for known, count in self.to_ack.items() if known.topic is not state}
+        self.counted[state] = (rows, to_ack)
+
+    def apply_counts(self, catalog: Catalog, priorities: bool) -> None:
+        """Bring them into the destinations and subscriptions. Under the store's lock."""
+        for state, (rows, to_ack) in self.counted.items():
+            load_counts(catalog, state, rows, priorities)
+            for known, count in to_ack.items():
+                known.count = count
+        for (state, order), amount in self.amounts.items():
+            lanes: dict[int, Lane] = state.own
+            if lanes is None:
+                lanes = state.own = {}
+            lane = lanes.get(order)
+            if lane is None:
+                lane = lanes[order] = Lane()
+            lane.count += amount.messages
+            lane.last = amount.last or lane.last
+            catalog.count(state, amount.messages, amount.bytes)
+        for known, more in self.to_ack.items():
+            known.count += more
+
+
+def load_counts(catalog: Catalog, state: DestinationState, rows: Iterable[Sequence[Any]], priorities: bool) -> None:
+    """Set what there is of a destination: priority, messages, bytes, the highest seq of each row."""
+    catalog.count(state, -state.count, -state.bytes)
+    lanes: dict[int, Lane] = {}
+    for priority, count, size, last in rows:
+        lane = lanes.setdefault(order_of(priority, priorities), Lane())
+        lane.count += count
+        lane.last = max(lane.last, last)
+        catalog.count(state, count, int(size))
+    state.own = lanes

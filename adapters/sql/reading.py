@@ -1,0 +1,231 @@
+"""What a store reads from its tables: where messages are, and their records. What it has read lately it keeps.
+
+V1  What is not applied yet is not seen: rows behind `last_seq` are left out, though the database has them already.
+V2  `places` and `records` hold what the tables would say, since each write drops from them what it changes. Beyond
+    their limits they forget; nothing depends on what they hold but how often the database is asked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from sqlalchemy.engine import Connection
+
+from ..core.delivery import PLAIN_ORDERS, PRIORITY_ORDERS, SEQ, Feed, Place
+from ..core.states import Catalog, DestinationState, SubscriptionState
+from .columns import CONTENT, ID, PARTS, place_of, record_of
+from .columns import EXPIRES as EXPIRES_COLUMN
+from .database import Database
+from .effects import Effects, Lane
+from .statements import Statements
+
+INLINE: Final = 4096
+"""Messages up to this size (bytes) are read ahead with their bodies."""
+RECORDS_MAX: Final = 2048
+RECORDS_BYTES_MAX: Final = 4 << 20
+PLACES_MAX: Final = 20_000
+PAGE: Final = 256
+
+
+class Records:
+    """Messages that were read ahead: the latest, as many as fit. Changed under the store's lock; any thread may get."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[int, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, seq: int) -> bytes | None:
+        return self._records.get(seq)
+
+    def put(self, seq: int, record: bytes) -> None:
+        self.drop(seq)
+        self._records[seq] = record
+        self._bytes += len(record)
+        while len(self._records) > RECORDS_MAX or self._bytes > RECORDS_BYTES_MAX:
+            self._bytes -= len(self._records.popitem(last=False)[1])
+
+    def drop(self, seq: int) -> None:
+        record = self._records.pop(seq, None)
+        if record is not None:
+            self._bytes -= len(record)
+
+    def clear(self) -> None:
+        self._records.clear()
+        self._bytes = 0
+
+
+class Reading:
+    """Rows (core/delivery.py) over the tables of one store that is open. Under the store's lock, but `bodies`."""
+
+    def __init__(self, database: Database, statements: Statements, catalog: Catalog, priorities: bool) -> None:
+        self._database, self._statements, self._catalog = database, statements, catalog
+        self._priorities = priorities
+        self._records = Records()
+        self._places: OrderedDict[tuple[int, int], Place] = OrderedDict()
+        """By subscription's number (0: a queue) and seq."""
+        self.last_seq = 0
+        """All up to here is applied."""
+        self.next_expiry = 0
+        """No message expires before (ms); 0: none does."""
+
+    def _all(self, statement: str, **parameters: Any) -> Sequence[Any]:
+        found: Sequence[Any] = self._database.read(lambda c: c.execute(self._statements[statement], parameters).all())
+        return found
+
+    def apply(self, effects: Effects) -> None:
+        """What a write has done is seen from now on."""
+        effects.apply_counts(self._catalog, self._priorities)
+        self.last_seq = effects.last_seq
+        if effects.expiry and not 0 < self.next_expiry <= effects.expiry:
+            self.next_expiry = effects.expiry
+        for known in effects.redelivered:
+            known.own = True
+        for key, count in effects.returned.items():
+            place = self._places.get(key)
+            if place is not None:
+                order, seq, expires, _, own = place
+                self._places[key] = (order, seq, expires, count, own)
+        if effects.many:
+            self._places.clear()
+            self._records.clear()
+        for key in effects.acked:
+            self._places.pop(key, None)
+        for seq in effects.dead:
+            self._records.drop(seq)
+
+    # Where messages are
+
+    def orders(self, feed: Feed) -> Sequence[int]:
+        if not self._priorities:
+            return PLAIN_ORDERS
+        lanes: dict[int, Lane] = feed.state.own or {}
+        return [order for order in PRIORITY_ORDERS if order in lanes and lanes[order].count]
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        lanes: dict[int, Lane] = state.own or {}
+        lane = lanes.get(order) if order is not None else None
+        if order is not None and (lane is None or not lane.count or after >= lane.last):
+            return ()
+        if subscription is not None and not subscription.count:
+            return ()
+        found = self._page(state, subscription, order, after, limit)
+        if subscription is None and lane is not None and len(found) < limit:
+            lane.last = min(lane.last, found[-1][ID] if found else after)
+        places = [place_of(row, self._priorities) for row in found]
+        if subscription is not None and subscription.own and places:
+            places = self._with_deliveries(subscription, places)
+        if order is not None:
+            number = subscription.number if subscription is not None else 0
+            for row, place in zip(found, places, strict=True):
+                self._keep(number, place)
+                if row[CONTENT] is not None and self._records.get(row[ID]) is None:
+                    self._records.put(row[ID], record_of(row))
+        return places
+
+    def _page(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> list[Any]:
+        """Rows of MESSAGES; without an order, bodies are left out."""
+        name, inline = "select.messages", INLINE if order is not None else -1
+        parameters = {"destination": state.number, "most": limit, "inline": inline}
+        if subscription is not None:
+            name += ".durable"
+            parameters["durable"] = subscription.number
+            after = max(after, subscription.start)
+        if order is not None and self._priorities:
+            name += ".priority"
+            parameters["priority"] = PRIORITY_ORDERS[-1] - order
+        return [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
+
+    def _with_deliveries(self, subscription: SubscriptionState, places: list[Place]) -> list[Place]:
+        first, last = places[0][SEQ], places[-1][SEQ]
+        counts = dict(
+            tuple(row) for row in self._all("select.redelivered", durable=subscription.number, first=first, last=last)
+        )
+        return [(order, seq, expires, counts.get(seq, 0), own) for order, seq, expires, _, own in places]
+
+    def _keep(self, number: int, place: Place) -> None:
+        self._places[number, place[SEQ]] = place
+        if len(self._places) > PLACES_MAX:
+            self._places.popitem(last=False)
+
+    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+        number = subscription.number if subscription is not None else 0
+        place = self._places.get((number, seq))
+        if place is not None:
+            return place
+        found = self._all("select.place", message=seq) if seq <= self.last_seq else ()
+        if not found or found[0][-1] != state.number:
+            return None
+        place = place_of(found[0], self._priorities)
+        if subscription is not None:
+            if seq <= subscription.start or not self._waits(state, number, seq):
+                return None
+            if subscription.own:
+                place = self._with_deliveries(subscription, [place])[0]
+        self._keep(number, place)
+        return place
+
+    def _waits(self, state: DestinationState, number: int, seq: int) -> bool:
+        return len(state.subscriptions) == 1 or number not in self._acked(seq)
+
+    def _acked(self, seq: int) -> set[int]:
+        return {row[0] for row in self._all("select.acked", message=seq)}
+
+    def expired(self, now: int) -> Iterator[tuple[Sequence[Feed], Place]]:
+        if not self.next_expiry or now < self.next_expiry:
+            return
+        after, seq = 0, 0
+        while rows := self._all("select.expired", now=now, after=after, after_id=seq, most=PAGE):
+            for row in rows:
+                seq, after = row[ID], row[EXPIRES_COLUMN]
+                state = self._catalog.by_number.get(row[-1])
+                if state is not None and seq <= self.last_seq:
+                    yield self._waiting(state, seq), place_of(row, self._priorities)
+        if not after:
+            self.next_expiry = self._all("select.expiry")[0][0] or 0
+
+    def _waiting(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        """The feeds that have yet to ack a message."""
+        if not state.is_topic:
+            return (state.feed,)
+        entitled = state.entitled(seq)
+        acked = self._acked(seq) if len(entitled) > 1 else set()
+        return [known.feed for known in entitled if known.number not in acked]
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+        after = 0
+        while rows := self._all("select.limited", least=least, after=after, most=PAGE):
+            for number, after in rows:
+                state = self._catalog.by_number.get(number)
+                if state is not None:
+                    yield state.feed, after
+        for known in list(self._catalog.subscriptions.values()):
+            after = 0
+            while known.own and (
+                rows := self._all("select.limited.durable", durable=known.number, least=least, after=after, most=PAGE)
+            ):
+                for _, after in rows:
+                    yield known.feed, after
+
+    # What is in them
+
+    def bodies(self, places: Sequence[Place]) -> Iterator[bytes | None]:
+        """Their records, None for one that is dead. Raises StoreFailedError."""
+        for place in places:
+            seq = place[SEQ]
+            record = self._records.get(seq)
+            yield record if record is not None else self._database.read(lambda c, seq=seq: self._record(c, seq))  # type: ignore[misc]
+
+    def _record(self, connection: Connection, seq: int) -> bytes | None:
+        found = connection.execute(self._statements["select.message"], {"message": seq}).one_or_none()
+        if found is None or not found[PARTS]:
+            return None if found is None else record_of(found)
+        parts = connection.execute(self._statements["select.chunks"], {"message": seq}).all()
+        if len(parts) != found[PARTS]:
+            return None  # its ack came between
+        return record_of(found, b"".join(bytes(part) for (part,) in parts))

@@ -1,0 +1,391 @@
+"""What a plan does to the tables, in one database transaction and with as few statements as may be.
+
+Q1  Statements for single rows are gathered and run together (`flush`); a change that concerns many rows flushes what
+    came before it, and is then run at once.
+Q2  Sends and acks of a plan do not meet: nothing is acked that was not received, hence committed, before.
+Q3  `effects` says what becomes of the counts in memory. Where the tables did not hold what was to go, because an
+    interrupted caller had it removed before, the destination is counted anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from sqlalchemy.engine import Connection
+
+from ..core.backend import NotTakenError
+from ..core.changes import Branch, Commit, Send, apply_all
+from ..core.delivery import ORDER, OWN, Place, order_of
+from ..core.plan import Plan
+from ..core.states import DestinationState, SubscriptionState
+from .columns import chunk_rows, escaped, message_row, place_of
+from .duplicates import DuplicateRows
+from .effects import Effects
+from .native_two_phase import is_staged, staged_rows
+from .statements import Statements
+
+LAST: Final = (1 << 63) - 1
+"""The highest seq there is."""
+
+_ORDER: Final = (
+    "insert.destination", "insert.message", "insert.chunk", "update.staged", "update.staged.chunks",
+    "insert.xalog", "delete.xalog", "delete.chunks", "delete.staged.chunks", "delete.staged", "update.delivered",
+    "delete.redelivery", "insert.redelivery", "insert.committed", "delete.committed",
+)  # fmt: skip
+"""The statements that are gathered, in the order in which they are run."""
+GAP: Final = 1000
+"""Acks of a topic's messages that lie closer together than this are counted by one query."""
+
+
+class Write:
+    """A Table (core/changes.py) over the tables of a store. Used by the thread that writes, once."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        statements: Statements,
+        chunk_size: int,
+        priorities: bool,
+        branches: dict[bytes, int],
+        new_branch: Callable[[], int],
+    ) -> None:
+        """`branches`: the rows in XALOG of what is prepared; `new_branch` gives one more such number."""
+        self._connection, self._statements = connection, statements
+        self._chunk_size, self._priorities = chunk_size, priorities
+        self._branches, self._new_branch = branches, new_branch
+        self.effects = Effects()
+        self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._acks: dict[tuple[int, int], tuple[DestinationState, Place | None]] = {}
+        """By subscription's number (0: for all) and seq."""
+        self._subscribed: dict[DestinationState, dict[int, SubscriptionState]] = {}
+        """The subscriptions of topics by number, as far as the plan is written."""
+        self._recount: dict[DestinationState, None] = {}
+
+    def run_plan(self, plan: Plan, ids: DuplicateRows) -> None:
+        """All of it but the row of STORE. Raises SQLAlchemyError, NotTakenError."""
+        for change in plan.changes:
+            if type(change) is Commit:
+                self._find_staged(change.branch)
+        apply_all(plan.changes, self)
+        self.flush()
+        for state in self._recount:
+            self._count(state)
+        self._write_ids(plan, ids)
+        self.effects.last_seq = plan.last_seq
+
+    # Messages
+
+    def put(self, sends: Sequence[Send]) -> None:
+        state = sends[0].state
+        number, queue_name = state.number, str(state.destination)
+        rows, effects, size = self._rows["insert.message"], self.effects, self._chunk_size
+        for send in sends:
+            if state.is_topic and not send.entitled:
+                continue
+            if send.own is not None:
+                self._put_staged(send)
+            else:
+                row, body = message_row(send, send.seq, number, queue_name, size)
+                rows.append(row)
+                if body:
+                    self._rows["insert.chunk"] += chunk_rows(send.seq, body, size)
+            effects.sent(send)
+
+    def _put_staged(self, send: Send) -> None:
+        """What is in MESSAGES already is a message from now on."""
+        self._rows["update.staged"].append(
+            {"staged": send.own, "seq": send.seq, "number": send.state.number, "expires": send.expires_at_ms}
+        )
+        self._rows["update.staged.chunks"].append({"staged": send.own, "seq": send.seq})
+
+    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
+        self._acks[number, seq] = (state, place)
+
+    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+        if not state.is_topic:
+            self._rows["update.delivered"].append({"message": seq, "count": count})
+        else:
+            known = self._subscriptions(state).get(number)
+            if known is None:
+                return
+            self._rows["delete.redelivery"].append({"subscription": number, "message": seq})
+            self._rows["insert.redelivery"].append({"subscription": number, "message": seq, "count": count})
+            self.effects.redelivered.add(known)
+        self.effects.returned[number, seq] = count
+
+    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
+        self.flush()
+        limits = {"topic": state.number, "first": first, "last": last}
+        self.effects.many = True
+        if not number:
+            for row in self._query("select.counts.range", **limits):
+                self._gone(state, row)
+            self._delete_range(state, limits)
+            if state.is_topic:
+                self._recount[state] = None
+            return
+        known = self._subscriptions(state).get(number)
+        if known is not None:
+            # What lies before its start is not the subscription's to ack (S2): its rows in ACKS would outlive the
+            # messages.
+            limits["first"] = max(first, known.start + 1)
+            acked = self._run("insert.acks.range", {**limits, "subscription": number})
+            if acked < 0:  # the driver does not tell
+                self._recount[state] = None
+            else:
+                self.effects.acks(known, acked)
+            self._finish(state, limits)
+
+    def _delete_range(self, state: DestinationState, limits: dict[str, int]) -> None:
+        for what in ("chunks", "acks", "redeliveries", "messages"):
+            if state.is_topic or what in ("chunks", "messages"):
+                self._run(f"delete.range.{what}", limits)
+
+    def _finish(self, state: DestinationState, limits: dict[str, int]) -> None:
+        """Messages between two seqs that all have acked who are entitled to them are dead."""
+        rows = self._query("select.counts.finished", **limits)
+        for row in rows:
+            self._gone(state, row)
+        if rows:
+            self._run("delete.finished.chunks", limits)
+            self._run("delete.finished.messages", limits)
+        self._run("delete.finished.acks", limits)
+        self._run("delete.finished.redeliveries", limits)
+        self.effects.many = True
+
+    def _gone(self, state: DestinationState, row: Sequence[Any]) -> None:
+        priority, count, size, _ = row
+        self.effects.gone(state, order_of(priority, self._priorities), count, int(size))
+
+    # Acks of single messages
+
+    def _flush_acks(self) -> None:
+        """Each subscription acks for itself; what all that are entitled to it have acked is dead."""
+        acks, self._acks = self._acks, {}
+        dead: dict[int, tuple[DestinationState, Place]] = {}
+        wait: dict[int, tuple[DestinationState, Place, int]] = {}
+        shared: list[dict[str, int]] = []
+        for (number, seq), (state, given) in acks.items():
+            place = given or self._place(seq)
+            if place is None:
+                continue
+            known = self._subscriptions(state).get(number) if number else None
+            if number and known is None:
+                continue
+            self.effects.acked.append((number, seq))
+            if known is None:
+                dead[seq] = (state, place)
+                if state.is_topic:
+                    self._acked_for_all(state, seq)
+                continue
+            entitled = sum(other.start < seq for other in self._subscriptions(state).values())
+            self.effects.acks(known, 1)
+            if entitled == 1:
+                dead[seq] = (state, place)
+            else:
+                shared.append({"subscription": number, "message": seq})
+                wait[seq] = (state, place, entitled)
+        if shared:
+            if self._run("insert.ack", shared) != len(shared):  # some were acked already
+                self._recount.update((state, None) for state, _, _ in wait.values())
+            for seq, count in self._count_acks(sorted(wait)):
+                if seq in wait and count >= wait[seq][2]:
+                    dead[seq] = wait[seq][:2]
+        self._delete(dead)
+
+    def _place(self, seq: int) -> Place | None:
+        found = self._query("select.place", message=seq)
+        return place_of(found[0], self._priorities) if found else None
+
+    def _acked_for_all(self, state: DestinationState, seq: int) -> None:
+        acked = {row[0] for row in self._query("select.acked", message=seq)}
+        for number, known in self._subscriptions(state).items():
+            if known.start < seq and number not in acked:
+                self.effects.acks(known, 1)
+                self.effects.acked.append((number, seq))
+
+    def _delete(self, dead: dict[int, tuple[DestinationState, Place]]) -> None:
+        if not dead:
+            return
+        acked: list[dict[str, int]] = []
+        redelivered: list[dict[str, int]] = []
+        for seq, (state, place) in dead.items():
+            self.effects.gone(state, place[ORDER], 1, place[OWN][0])
+            if state.is_topic:
+                there = self._subscriptions(state).values()
+                if len(there) > 1:
+                    acked.append({"message": seq})
+                if any(known.own or known in self.effects.redelivered for known in there):
+                    redelivered.append({"message": seq})
+        if self._run("delete.message", [{"message": seq} for seq in dead]) != len(dead):
+            self._recount.update((state, None) for state, _ in dead.values())
+        self._run("delete.chunks", [{"message": seq} for seq, (_, place) in dead.items() if place[OWN][1]])
+        self._run("delete.acks", acked)
+        self._run("delete.redeliveries", redelivered)
+        self.effects.dead += dead
+
+    def _count_acks(self, seqs: list[int]) -> Iterable[tuple[int, int]]:
+        first = 0
+        for place in range(1, len(seqs) + 1):
+            if place == len(seqs) or seqs[place] - seqs[place - 1] > GAP:
+                yield from self._query("select.acks", first=seqs[first], last=seqs[place - 1])
+                first = place
+
+    # Destinations and subscriptions
+
+    def _subscriptions(self, state: DestinationState) -> dict[int, SubscriptionState]:
+        known = self._subscribed.get(state)
+        if known is None:
+            known = self._subscribed[state] = {one.number: one for one in state.subscriptions.values()}
+        return known
+
+    def declare(self, state: DestinationState) -> None:
+        destination = state.destination
+        self._rows["insert.destination"].append(
+            {"number": state.number, "kind": destination.kind.value, "name": destination.name}
+        )
+
+    def remove(self, state: DestinationState) -> None:
+        self.flush()
+        self._delete_range(state, {"topic": state.number, "first": 0, "last": LAST})
+        for number in self._subscriptions(state):
+            self._delete_subscription(number)
+        self._subscribed[state] = {}
+        self._run("delete.duplicates.destination", {"topic": state.number})
+        self._run("delete.destination", {"destination": state.number})
+        self._recount.pop(state, None)
+        self.effects.count_anew(state, (), {})
+        self.effects.removed.append(state)
+        self.effects.many = True
+
+    def _delete_subscription(self, number: int) -> None:
+        for name in ("delete.durable", "delete.durable.acks", "delete.durable.redeliveries"):
+            self._run(name, {"subscription": number})
+
+    def subscribe(self, known: SubscriptionState) -> None:
+        self.flush()
+        _, name, client_id, selector, no_local = known.subscription
+        topic, start = known.topic, known.start + 1
+        self._run(
+            "insert.durable",
+            {
+                "number": known.number,
+                "clientid": escaped(client_id),
+                "durablename": escaped(name),
+                "topicname": topic.destination.name,
+                "selector": None if selector is None else escaped(selector),
+                "nolocal": int(no_local),
+                "destination": topic.number,
+                "startid": start,
+            },
+        )
+        self._subscriptions(topic)[known.number] = known
+        found = self._query("select.count.durable", destination=topic.number, durable=known.number, start=start)
+        self.effects.acks(known, -found[0][0])
+
+    def unsubscribe(self, known: SubscriptionState) -> None:
+        self.flush()
+        self._delete_subscription(known.number)
+        self._subscriptions(known.topic).pop(known.number, None)
+        self._finish(known.topic, {"topic": known.topic.number, "first": 0, "last": LAST})
+
+    # Branches
+
+    def prepare(self, branch: Branch) -> None:
+        row, payload, size = branch.own or self._new_branch(), branch.payload, self._chunk_size
+        if len(payload) > size:
+            self._rows["insert.chunk"] += chunk_rows(row, payload, size)
+        content = None if len(payload) > size else payload
+        self._rows["insert.xalog"].append({"id": row, "xid": branch.transaction.hex(), "content": content})
+        self.effects.prepared[branch.transaction] = row
+
+    def settled(self, branch: Branch, committed: bool) -> None:
+        transaction = branch.transaction
+        row = self.effects.prepared.get(transaction) or self._branches[transaction]
+        self._rows["delete.xalog"].append({"prepared": row})
+        self._rows["delete.chunks"].append({"message": row})
+        if is_staged(branch):  # of a commit what is stored already, of a rollback what was committed by hand
+            self._rows["delete.staged.chunks"].append(staged_rows(row))
+            self._rows["delete.staged"].append(staged_rows(row))
+        if committed:
+            self._rows["insert.committed"].append({"xid": transaction.hex()})
+        self.effects.settled.append(transaction)
+
+    def _find_staged(self, branch: Branch) -> None:
+        """Where what a branch sends is, if the database holds it already. Raises NotTakenError if it does not."""
+        if not is_staged(branch):
+            return
+        row, sends = self._branches[branch.transaction], branch.sends
+        there = self._query("select.staged", **staged_rows(row))[0][0]
+        if there != len(sends):
+            raise NotTakenError(
+                f"the prepared transaction {branch.transaction.hex()} sends {len(sends)} messages, of which {there} "
+                "are in MESSAGES: its native one was ended by hand, or the tables come from a backup; restore them, or "
+                "roll it back. Nothing was changed"
+            )
+        for place, send in enumerate(sends):
+            send.own = row - 1 - place
+
+    def _require_branches(self, deleted: int) -> None:
+        """Each that has its outcome had its row: there is one, or it is done (rule T6)."""
+        if deleted != len(self._rows["delete.xalog"]):
+            names = ", ".join(transaction.hex() for transaction in self.effects.settled)
+            raise NotTakenError(
+                f"the row of XALOG that holds the prepared transaction {names} is gone: somebody else has changed the "
+                "store's tables; close the store and open it again"
+            )
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        self._rows["delete.committed"] += [{"transaction": transaction.hex()} for transaction in transactions]
+
+    # Running statements
+
+    def flush(self) -> None:
+        """Run what is gathered."""
+        for name in _ORDER:
+            rows = self._rows.get(name)
+            if rows:
+                changed = self._run(name, rows)
+                if name == "delete.xalog":
+                    self._require_branches(changed)
+                rows.clear()
+        if self._acks:
+            self._flush_acks()
+
+    def _write_ids(self, plan: Plan, ids: DuplicateRows) -> None:
+        """The latest of the duplicate window; the oldest go."""
+        if not plan.ids or not ids.limit:
+            return
+        rows = [
+            {"number": number, "destination": key[0], "messageid": escaped(key[1].decode()), "id": seq}
+            for number, (key, seq) in enumerate(plan.ids.items(), ids.last_number + 1)
+        ]
+        self._run("insert.duplicate", rows)
+        self.effects.ids += plan.ids
+        first = ids.first_kept(len(rows))
+        if first:
+            self._run("delete.duplicates", {"upto": first - 1})
+
+    def _count(self, state: DestinationState) -> None:
+        """Count a destination anew, as the tables say in this transaction."""
+        rows = self._query("select.counts.destination", destination=state.number)
+        to_ack = {}
+        for number, known in self._subscriptions(state).items():
+            found = self._query("select.count.durable", destination=state.number, durable=number, start=known.start + 1)
+            to_ack[known] = found[0][0]
+        self.effects.count_anew(state, rows, to_ack)
+
+    def _run(self, name: str, parameters: Any) -> int:
+        """Run a statement, for one row or for many; returns how many rows it has changed."""
+        if isinstance(parameters, list):
+            if not parameters:
+                return 0
+            if len(parameters) == 1:
+                parameters = parameters[0]
+        return self._connection.execute(self._statements[name], parameters).rowcount
+
+    def _query(self, name: str, **parameters: Any) -> Sequence[Any]:
+        """The rows that it finds."""
+        return self._connection.execute(self._statements[name], parameters).all()

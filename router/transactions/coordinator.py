@@ -1,0 +1,398 @@
+"""Transactions over several stores: two phases, one decision (invariant 4, rules T1 to T5).
+
+    reserve     room in all stores, in the order of their names
+    prepare     in all of them at once; each waits for its disk
+    decide      one synced record in the decision log: the commit point
+    carry out   in each store, written and not synced; visible; the caller returns
+    forget      the decision, once it is durable in all of them
+
+Before the decision is handed to its log everything can be undone, afterwards nothing: a store that cannot carry it out
+stays in doubt and is told again, in the background and when it is opened. Without a decision a prepared transaction is
+rolled back, if this log would know of one. Of one store alone its own commit is the decision.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+from ...adapters.base import TRANSACTION_BYTES, Pending, Store
+from ...adapters.files import FILE_MODE, disk_errors
+from ...policies.config import TransactionOptions
+from ...policies.durability import Sync
+from ...policies.errors import (
+    AnabranchError,
+    ClosedError,
+    CorruptionError,
+    OutcomeUnknownError,
+    PlacementError,
+    StoreFailedError,
+    TransactionError,
+    TransactionInDoubt,
+)
+from ..decision_log import Decision, DecisionLog, External
+from ..places import Places
+from ..xid import Xid
+from .decision_cleanup import DecisionCleanup
+from .global_transaction import GlobalTransaction
+from .participant import Participant
+from .resolver import Resolver
+from .states import DONE, IN_DOUBT, PREPARED, PREPARING
+from .table import TransactionTable
+
+log = logging.getLogger(__name__)
+
+_by_store_name = attrgetter("store.name")
+_is_volatile = attrgetter("volatile")
+
+
+class Coordinator:
+    """Threads: all, once open."""
+
+    def __init__(
+        self, directory: Path, options: TransactionOptions, places: Places, file_mode: int = FILE_MODE
+    ) -> None:
+        self._sync = options.sync is Sync.ALWAYS
+        self._places = places
+        self._closed = True
+        self.log = DecisionLog(directory, options.sync, file_mode)
+        self.table = TransactionTable(options, self.log)
+        self.cleanup = DecisionCleanup(self.log, places, self.table)
+        self.resolver = Resolver(self.log, places, self.table, self.cleanup)
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Read the decisions. A log that is damaged stops transactions over several stores, nothing else."""
+        self.table.clear()
+        self.resolver.clear()
+        self.cleanup.clear()
+        try:
+            self.log.open()
+        except (CorruptionError, PlacementError) as error:
+            log.error(
+                "the decision log is damaged: %s; transactions over several stores are refused, and in_doubt() names "
+                "those that are prepared, with their stores", error,
+            )  # fmt: skip
+        self.table.load()
+        self._closed = self.resolver.closed = self.cleanup.closed = False
+
+    def require_participants(self, store_ids: Iterable[bytes]) -> None:
+        """Raise PlacementError if a store that a transaction names is not recorded (rule T3)."""
+        recorded = set(store_ids)
+        for transaction in self.table.all():
+            missing = [store_id for store_id in transaction.participants if store_id not in recorded]
+            if missing and not transaction.by_hand:
+                raise PlacementError(
+                    f"transaction {transaction.id.hex()} waits for store {missing[0].hex()}, which is not there; "
+                    "mount its disk or restore it from a backup: without it the transaction cannot be finished"
+                )
+
+    def close(self) -> None:
+        """Forget what can be forgotten. Idempotent."""
+        if not self._closed:
+            try:
+                self.cleanup.run()
+            except AnabranchError as error:
+                log.debug("decisions are kept for the next open: %s", error)
+            self._closed = self.resolver.closed = self.cleanup.closed = True
+
+    def reopen(self) -> None:
+        """Read the decision log again, after it failed or was moved aside. Raises CorruptionError, PlacementError, and
+        StoreFailedError if the disk does not let it be read."""
+        with self.cleanup.busy:
+            try:
+                self.log.close()
+            except (AnabranchError, OSError) as error:
+                log.warning("closing the decision log after a failure: %s", error)
+            with disk_errors("the decision log cannot be read"):
+                self.log.open()
+            self.table.load()
+        self.resolver.resolve_all()  # the log says what is decided, and it may be another one now
+        self.resolver.recover_open()
+
+    # A commit
+
+    def commit(self, transaction: GlobalTransaction) -> None:
+        """In all its stores or in none; their participants have the receipts, none where a store carries it out later.
+
+        Raises TransactionInDoubt if the decision may or may not have reached the disk; after any other error the
+        transaction is rolled back. One store that remembers decides alone, also beside volatile ones (rule T7): then
+        OutcomeUnknownError as from that one.
+        """
+        participants = transaction.participants.values()
+        if transaction.state is PREPARED:
+            self._commit_prepared(transaction)
+        elif not participants:
+            transaction.decide(True)
+            transaction.move(DONE)
+        elif len(participants) == 1:
+            (transaction.alone,) = participants
+            self._commit_alone(transaction, transaction.alone)
+            transaction.move(DONE)
+        elif sum(map(_is_volatile, participants)) < len(participants) - 1:
+            self.prepare(transaction)
+            self._decide(transaction)
+        else:
+            self._commit_beside(transaction)
+
+    def _commit_alone(self, transaction: GlobalTransaction, alone: Participant) -> None:
+        """By its store's own commit."""
+        sends, acks, changes = alone.sends, alone.acks, alone.changes
+        transaction.move(IN_DOUBT)
+        try:
+            alone.receipts = alone.call(self._places, lambda store: store.commit(sends, acks, changes=changes))
+        except OutcomeUnknownError:
+            raise
+        except Exception:
+            alone.unclaim()
+            alone.carried_out = True
+            transaction.decide(False)
+            raise
+        alone.carried_out = True
+        transaction.decide(True)
+
+    def _commit_beside(self, transaction: GlobalTransaction) -> None:
+        """Prepared in the volatile stores, which then cannot refuse; the other store's own commit is the decision."""
+        alone = transaction.alone = next((p for p in transaction.participants.values() if not p.volatile), None)
+        transaction.move(PREPARING)
+        transaction.id = os.urandom(TRANSACTION_BYTES)
+        self.table.add(transaction)
+        self._prepare(transaction, [p for p in transaction.participants.values() if p.volatile])
+        if alone is None:
+            transaction.decide(True)
+        else:
+            try:
+                self._commit_alone(transaction, alone)
+            except OutcomeUnknownError:  # what is acked is delivered once more, rather than never
+                self._undo_beside(transaction)
+                raise
+            except Exception:
+                self._carry_out(transaction)
+                raise
+        self._carry_out(transaction)
+
+    def _undo_beside(self, transaction: GlobalTransaction) -> None:
+        """Roll back in the volatile stores what their durable one may or may not have committed."""
+        undone = GlobalTransaction.recovered(transaction.id, (), PREPARED)
+        undone.participants = {p.store_id: p for p in transaction.participants.values() if p.volatile}
+        undone.decide(False)
+        self.table.add(undone)
+        self.resolver.resolve(undone)
+        transaction.running = False
+
+    # The same in two steps, for who has other resources to ask between them: prepare, then commit or roll back.
+
+    def prepare(self, transaction: GlobalTransaction) -> None:
+        """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
+        error it is rolled back. Raises StoreFailedError if the decision log has failed."""
+        transaction.move(PREPARING)
+        participants = sorted(transaction.participants.values(), key=_by_store_name)
+        if not participants:
+            transaction.move(PREPARED)
+            return
+        try:
+            self._require_open()
+            for participant in participants:
+                if participant.store is not None and participant.store.shared:
+                    raise _shared(participant.store, transaction)
+            transaction.id = self._new_id()
+        except Exception as error:
+            self._roll_back_unprepared(transaction)
+            _raise_known(error)
+            raise
+        transaction.remembering = [p.store_id for p in participants if not p.volatile]
+        self.table.add(transaction)
+        self._prepare(transaction, participants)
+
+    def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
+        """The first phase of an external transaction: prepared until its outcome is said. Errors as those of
+        `commit`."""
+        self.prepare(transaction)
+        if not transaction.participants:
+            transaction.decide(True)
+            transaction.move(DONE)
+            return
+        transaction.external = True
+        held = External(transaction.id, transaction.remembering, xid)
+        self._hand_over(transaction, partial(self.log.hold, held, partial(self.table.has, transaction)))
+        transaction.move(PREPARED)
+        transaction.running = False
+
+    def roll_back(self, transaction: GlobalTransaction) -> None:
+        """Nothing is decided, so nothing needs to be written to undo it: a store that fails here rolls back when it is
+        opened again. Never raises but for a signal."""
+        if transaction.state is DONE:
+            return
+        if not transaction.id:
+            self._roll_back_unprepared(transaction)
+            return
+        transaction.decide(False)
+        for participant in transaction.participants.values():
+            participant.room = None
+        self._carry_out(transaction)
+
+    def _roll_back_unprepared(self, transaction: GlobalTransaction) -> None:
+        transaction.decide(False)
+        for participant in transaction.participants.values():
+            participant.unclaim()
+            participant.carried_out = True
+        transaction.move(DONE)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the router is closed; open it with anabranch.open(...)")
+        self._places.require_open()
+
+    def _new_id(self) -> bytes:
+        try:
+            return self.log.new_transaction()
+        except OutcomeUnknownError:
+            raise
+        except StoreFailedError:
+            self.log.require_usable()  # which says what to do
+            raise
+
+    def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
+        """The first phase, in these stores. If it fails anywhere all is rolled back."""
+        try:
+            for participant in participants:
+                participant.room = participant.call(self._places, partial(_reserve, participant))
+            steps: list[Pending[None]] = []
+            for participant in participants:
+                if steps:
+                    steps[-1].proceed()
+                steps.append(participant.call(self._places, partial(_prepare_in, participant, transaction, self._sync)))
+                participant.room = None
+            for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
+                step.wait()
+        except Exception as error:
+            self.roll_back(transaction)
+            _raise_known(error)
+            raise
+        transaction.move(PREPARED)
+
+    def _commit_prepared(self, transaction: GlobalTransaction) -> None:
+        """The second phase of one that has voted. If the router was closed since, or the decision log had failed
+        before, it is rolled back."""
+        if not transaction.participants:
+            transaction.decide(True)
+            transaction.move(DONE)
+            return
+        try:
+            self._require_open()
+            self.log.require_usable()
+            if not self.table.has(transaction):
+                raise TransactionError("this transaction was rolled back when the router was closed; begin another")
+        except Exception:
+            self.roll_back(transaction)
+            raise
+        self._decide(transaction)
+
+    def _decide(self, transaction: GlobalTransaction) -> None:
+        decision = Decision(transaction.id, True, transaction.remembering)
+        self._hand_over(transaction, partial(self.log.decide, decision, partial(self.table.has, transaction)))
+        transaction.recorded = True
+        transaction.decide(True)
+        self._carry_out(transaction)
+
+    def _carry_out(self, transaction: GlobalTransaction) -> None:
+        self.resolver.resolve(transaction)
+        transaction.running = False  # not before all have been told: then others may
+
+    def _hand_over(self, transaction: GlobalTransaction, write: Callable[[], object]) -> None:
+        """From here on nobody may roll back, but where the log says that it wrote nothing (rule T2)."""
+        transaction.move(IN_DOUBT)
+        try:
+            write()
+        except OutcomeUnknownError as error:
+            transaction.running = False
+            self.resolver.retry_later()  # whoever has read the log again meanwhile took it for one under way
+            names = transaction.stores
+            raise TransactionInDoubt(
+                f"transaction {transaction.id.hex()} over {', '.join(map(repr, names))} is in doubt: the decision log "
+                f"failed while it wrote the decision: {error}. Its stores keep it prepared; see to the disk and call "
+                "reopen_decisions(), which finds out",
+                transaction.id.hex(),
+                names,
+            ) from error
+        except (AnabranchError, RuntimeError):  # the latter in a signal handler that interrupted the log's own write
+            self.roll_back(transaction)
+            raise
+
+    # After Ctrl-C
+
+    def take_over(self, transaction: GlobalTransaction) -> None:
+        """From a thread that was interrupted with it, perhaps before it began, perhaps after it was done: to the end
+        that it could still reach. For a background thread, which no signal strikes."""
+        if self._closed or not transaction.running:
+            return
+        try:
+            if transaction.state is IN_DOUBT:
+                self._take_over_in_doubt(transaction)
+            elif transaction.commit is None or not transaction.commit:
+                self.roll_back(transaction)
+            elif transaction.id:
+                self.resolver.resolve(transaction)
+        except AnabranchError as error:
+            log.warning("transaction %s, which was interrupted, is in doubt: %s", transaction.id.hex(), error)
+            self.resolver.retry_later()  # what could not be decided for want of room, say, is rolled back
+        transaction.running = False
+
+    def _take_over_in_doubt(self, transaction: GlobalTransaction) -> None:
+        if transaction.alone is not None:  # its commit may be in its store's queue
+            if transaction.id:
+                self._undo_beside(transaction)
+            self._free(transaction.alone)
+        elif transaction.external:  # not held once more: its manager may have said the outcome since
+            transaction.running = False
+            self.resolve_after_flush(transaction)
+        else:  # the decision may be in the log's queue, or on disk; once more changes nothing
+            decision = Decision(transaction.id, True, transaction.remembering)
+            self.log.decide(decision, partial(self.table.has, transaction))
+            transaction.recorded = True
+            transaction.decide(True)
+            self._carry_out(transaction)
+
+    def resolve_after_flush(self, transaction: GlobalTransaction) -> None:
+        """Once all that was handed to the log is there, or not. Raises what the log raises."""
+        if not self._closed:
+            self.log.flush()
+            self.resolver.resolve(transaction)
+
+    def _free(self, participant: Participant) -> None:
+        """What it has acked, unless its commit, which may be in the store's queue, takes that away."""
+        try:
+            assert participant.store is not None
+            participant.store.rollback_prepared(bytes(TRANSACTION_BYTES)).wait()  # of none: all before it is written
+        except AnabranchError as error:
+            log.debug("store %s cannot say what became of a commit: %s", participant.store_id.hex(), error)
+        participant.unclaim()
+
+
+def _reserve(participant: Participant, store: Store) -> object:
+    return store.reserve(participant.sends)
+
+
+def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, store: Store) -> Pending[None]:
+    return store.prepare(transaction.id, transaction.remembering, p.sends, p.acks, sync, p.room, p.changes)
+
+
+def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
+    """Rule T6: who takes a shared store over could not ask this process's decision log."""
+    others = ", ".join(repr(name) for name in transaction.stores if name != store.name) or "a later decision"
+    return TransactionError(
+        f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and {others} cannot "
+        "be made atomic; keep these destinations in one store, or give it no lease"
+    )
+
+
+def _raise_known(error: Exception) -> None:
+    """Of a write that failed in one store, or in the decision log, before anything was decided the outcome is not
+    known; that of the transaction is."""
+    if isinstance(error, OutcomeUnknownError):
+        raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error

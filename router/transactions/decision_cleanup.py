@@ -1,0 +1,118 @@
+"""Forgetting decisions in time: once they are durable in all their stores (rule T5)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from ...adapters.background import shared
+from ...adapters.base import Store
+from ...policies.errors import AnabranchError, PlacementError
+from ..decision_log import DecisionLog
+from ..places import Places
+from .global_transaction import GlobalTransaction
+from .states import DONE
+from .table import TransactionTable
+
+log = logging.getLogger(__name__)
+
+FORGET_SECONDS: Final = 1.0
+"""After so long decisions that were carried out are made durable in their stores and forgotten."""
+FORGET_MAX: Final = 1000
+"""So many are forgotten at once, without waiting."""
+
+
+class DecisionCleanup:
+    """Threads: all. `_lock` guards `_count` and `_due`; `busy` is held while decisions are being forgotten."""
+
+    def __init__(self, decisions: DecisionLog, places: Places, table: TransactionTable) -> None:
+        self._log, self._places, self._table = decisions, places, table
+        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
+        self.busy = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing happens in the background until `closed` is unset."""
+        self.closed = True
+        self._due = False
+        self._count = 0
+        """How many are done since it last came round."""
+
+    def add(self) -> None:
+        """One more transaction is done: its decision is forgotten soon."""
+        with self._lock:
+            self._count += 1
+            now = self._count == FORGET_MAX
+            if now or not self._due:
+                shared().schedule_while_alive(0 if now else FORGET_SECONDS, self._run_in_background)
+                self._due = True  # not before: Ctrl-C between the two would leave it due for ever
+
+    def _run_in_background(self) -> None:
+        with self._lock:
+            self._due = False
+        if self.closed:
+            return
+        try:
+            self.run()
+        except AnabranchError as error:
+            log.debug("decisions are kept: %s", error)
+        with self._lock:
+            if not self._due and self._done():
+                shared().schedule_while_alive(FORGET_SECONDS, self._run_in_background)
+                self._due = True
+
+    def _done(self) -> list[GlobalTransaction]:
+        return [known for known in self._table.all() if known.state is DONE and not known.by_hand]
+
+    def run(self) -> None:
+        """What is carried out everywhere is made durable there, then forgotten (rule T5). Where a store cannot, its
+        decisions stay, and those of the others go."""
+        with self.busy:
+            with self._lock:
+                self._count = 0
+            self.forget(self.made_durable(self._done()))
+
+    def forget(self, transactions: Sequence[GlobalTransaction]) -> None:
+        """Drop their decisions."""
+        if transactions:
+            self._log.forget([transaction.id for transaction in transactions])
+        for transaction in transactions:
+            self._table.remove(transaction)
+
+    def made_durable(self, transactions: Sequence[GlobalTransaction]) -> list[GlobalTransaction]:
+        """Those that are durable in all their stores now. One decided by hand may name a store that is gone for good,
+        whose other stores are as durable as can be."""
+        by_store: dict[bytes, list[GlobalTransaction]] = {}
+        for transaction in transactions:
+            for store_id in transaction.remembering:
+                by_store.setdefault(store_id, []).append(transaction)
+        kept: set[bytes] = set()
+        synced: set[bytes] = set()
+        for store_id, committed in by_store.items():
+            try:
+                self._places.with_id(store_id, partial(_sync_outcomes, transactions=committed))
+                synced.add(store_id)
+            except (AnabranchError, OSError) as error:
+                log.debug("decisions of store %s are kept: %s", self._places.name_of(store_id), error)
+                gone = isinstance(error, PlacementError)
+                kept.update(known.id for known in committed if not (gone and known.by_hand))
+        durable = [transaction for transaction in transactions if transaction.id not in kept]
+        for store_id in synced:
+            ids = [known.id for known in by_store[store_id] if known.id not in kept]
+            try:
+                self._places.with_id(store_id, lambda store, ids=ids: store.forget(ids))  # type: ignore[misc]
+            except (AnabranchError, OSError) as error:  # it only remembers more than it needs to
+                log.debug("store %s: %s", self._places.name_of(store_id), error)
+        return durable
+
+
+def _sync_outcomes(store: Store, transactions: Sequence[GlobalTransaction]) -> None:
+    """Make them durable in a store that has carried them out."""
+    prepared = {branch.transaction for branch in store.recover_prepared()}
+    for transaction in transactions:
+        if transaction.id in prepared:  # it failed since, and without its decision would roll back
+            (store.commit_prepared if transaction.commit else store.rollback_prepared)(transaction.id).wait()
+    store.sync()  # last: another thread may be telling it just now

@@ -1,0 +1,110 @@
+"""A transaction over any stores: who takes part, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..xid import Xid
+from .participant import Participant
+from .states import ACTIVE, COMMIT, DECIDED, DONE, IN_DOUBT, PREPARED, ROLLBACK, Outcome, State, TransactionState
+
+
+class GlobalTransaction:
+    """One transaction, from its begin, or from when it was found after a restart, until its decision is forgotten.
+
+    While it is `running` it belongs to the thread that commits, prepares or rolls it back, or to the one that finishes
+    what Ctrl-C has cut off; afterwards to the table, under whose lock it moves on. Each move is one assignment, so that
+    another thread can take over from one that was interrupted anywhere.
+    """
+
+    __slots__ = (
+        "alone", "begun", "by_hand", "commit", "external", "id", "participants", "recorded", "remembering", "running",
+        "state", "told", "xid",
+    )  # fmt: skip
+
+    def __init__(self, xid: Xid | None = None) -> None:
+        self.id = b""
+        """32 bytes, from the decision log or at random; empty before its first phase."""
+        self.xid = xid
+        self.state = ACTIVE
+        self.commit: bool | None = None
+        """The outcome, once it is decided."""
+        self.participants: dict[bytes, Participant] = {}
+        """By store id, since a store that was closed for being idle comes back as another object."""
+        self.remembering: list[bytes] = []
+        """The ids of the stores that have to remember, which a decision names (rule T7), from its first phase."""
+        self.alone: Participant | None = None
+        """The one store that remembers: its own commit is the decision, also for volatile ones (rule T7)."""
+        self.running = True
+        """Whether a thread has it in hand, which tells the stores and gets the receipts: nobody else may."""
+        self.external = False
+        """Prepared under its xid, or about to be: a transaction manager decides it (rule T4)."""
+        self.recorded = False
+        """Its outcome is in the decision log, to be forgotten there."""
+        self.by_hand = False
+        """Its outcome was given by hand: kept until somebody forgets it."""
+        self.begun = 0.0
+        """When, by the monotonic clock."""
+        self.told: TransactionState | None = None
+        """What its user is told of it, where its state alone does not say it."""
+
+    @classmethod
+    def recovered(cls, transaction: bytes, store_ids: Iterable[bytes], state: State) -> GlobalTransaction:
+        """One that was found in the decision log or in a store."""
+        found = cls()
+        found.id, found.state, found.running = transaction, state, False
+        found.remembering = list(store_ids)
+        found.participants = {store_id: Participant(store_id) for store_id in found.remembering}
+        return found
+
+    def __repr__(self) -> str:
+        return f"<GlobalTransaction {self.id.hex()}, {self.state.label}>"
+
+    def move(self, state: State) -> None:
+        """Go on to a state that may come next."""
+        assert state in self.state.successors, f"{self!r} cannot become {state.label}"
+        self.state = state
+
+    def decide(self, commit: bool) -> None:
+        """Its outcome stands. Said again it changes nothing."""
+        if self.state is not DECIDED and self.state is not DONE:
+            assert DECIDED in self.state.successors
+            self.commit = commit
+            self.state = DECIDED
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """`commit` or `rollback` once that is decided."""
+        if self.commit is None:
+            return None
+        return COMMIT if self.commit else ROLLBACK
+
+    @property
+    def stores(self) -> list[str]:
+        """The names of its stores; the ids of those that it has not come to since a restart."""
+        return [p.store_id.hex() if p.store is None else p.store.name for p in self.participants.values()]
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits for its transaction manager."""
+        return self.external and self.state is PREPARED and not self.running
+
+    @property
+    def waiting(self) -> list[bytes]:
+        """The ids of the stores that have yet to carry out what is decided."""
+        if self.state is not DECIDED:
+            return []
+        return [participant.store_id for participant in self.participants.values() if not participant.carried_out]
+
+    @property
+    def shown(self) -> TransactionState:
+        """What its user is told of it: `Transaction.state`."""
+        if self.told is not None:
+            return self.told
+        if self.state is DECIDED or self.state is DONE:
+            return "committed" if self.commit else "rolled back"
+        if self.state is PREPARED:
+            return "voted" if self.running else "prepared"
+        if self.state is IN_DOUBT:
+            return "in doubt" if self.alone is None else "of unknown outcome"
+        return "open" if self.state is ACTIVE else "preparing"

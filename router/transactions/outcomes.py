@@ -1,0 +1,205 @@
+"""Outcomes that are decided elsewhere: by a transaction manager (XA, rule T4), by an operator who sees what waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+
+from ...adapters.background import shared
+from ...adapters.base import Prepared, Store
+from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
+from ..decision_log import Decision
+from ..places import Places
+from ..xid import Xid
+from .coordinator import Coordinator
+from .global_transaction import GlobalTransaction
+from .states import Outcome
+
+log = logging.getLogger(__name__)
+
+_by_id = attrgetter("id")
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """A transaction that is prepared somewhere and waits: for an outcome, or for a store."""
+
+    transaction: str
+    """Its id, 64 hexadecimal digits."""
+    xid: Xid | None
+    """What its manager calls it, if it is external."""
+    outcome: Outcome | None
+    """`commit` or `rollback` if that is decided and a store has yet to carry it out."""
+    stores: tuple[str, ...]
+    """Where it waits."""
+    reason: str
+    """Why, and what to do."""
+    sends: int
+    """How many it holds where it is prepared, in the stores that can be opened."""
+    acks: int
+    """Likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heuristic:
+    """An outcome that somebody gave by hand."""
+
+    transaction: str
+    xid: Xid | None
+    outcome: Outcome
+
+
+class Outcomes:
+    """Threads: all. Keeps nothing itself."""
+
+    def __init__(self, coordinator: Coordinator, places: Places) -> None:
+        self._coordinator, self._places = coordinator, places
+        self._log, self._table, self._resolver = coordinator.log, coordinator.table, coordinator.resolver
+
+    # By a transaction manager
+
+    def held(self) -> list[Xid]:
+        """The external transactions that wait for their outcome, oldest first. Raises StoreFailedError where the log
+        cannot tell: a manager takes what is not listed for ended."""
+        self._log.require_usable()
+        held = sorted((transaction for transaction in self._table.all() if transaction.held), key=_by_id)
+        return [transaction.xid for transaction in held if transaction.xid is not None]
+
+    def end(self, xid: Xid, commit: bool) -> None:
+        """What its manager says of a prepared transaction: durable on return, and carried out wherever a store can.
+        Said again it changes nothing. Raises TransactionError for one that is not prepared here or had the other
+        outcome, by hand say, and TransactionInDoubt as a commit does."""
+        transaction = self._table.by_xid(xid)
+        if transaction is not None and transaction.outcome is not None:
+            _require_same(transaction, commit)
+        elif transaction is not None and transaction.id in self._log.externals:
+            self._record(transaction, commit, by_hand=False)
+        else:
+            prepared = ", ".join(map(str, self.held()[:10])) or "none"
+            raise TransactionError(f"no transaction {xid} is prepared here; recover() lists those that are: {prepared}")
+
+    def _record(self, transaction: GlobalTransaction, commit: bool, by_hand: bool) -> None:
+        """Make the outcome durable, and carry it out. A rollback is recorded as a commit is: carried out in one store,
+        it must not become a commit in another."""
+        self._log.require_usable()
+        xid = transaction.xid if transaction.external else None
+        try:
+            decision = self._log.decide(Decision(transaction.id, commit, transaction.remembering, xid, by_hand))
+            transaction = self._table.by_id.setdefault(transaction.id, transaction)  # the log may have been read again
+            self._table.note_decision(transaction, decision)
+            self._resolver.resolve(transaction)
+            # No others than its stores, since one of another's decisions may take long to open (invariant 7), and the
+            # volatile ones, which nothing names.
+            self._resolver.recover_open([store for store in self._places.open_stores() if store.volatile])
+        except OutcomeUnknownError as error:
+            raise TransactionInDoubt(
+                f"transaction {transaction.id.hex()}: the decision log failed while it wrote the outcome: {error}; see "
+                "to the disk, call reopen_decisions() and look at recover()",
+                transaction.id.hex(),
+                [self._places.name_of(store_id) for store_id in transaction.participants],
+            ) from error
+        except KeyboardInterrupt:  # if it had not come to say the outcome, that waits to be said again
+            shared().schedule(0, partial(self._coordinator.resolve_after_flush, transaction))
+            raise
+        _require_same(transaction, commit)  # not another's, said just now
+
+    # By an operator
+
+    def in_doubt(self) -> list[InDoubt]:
+        """What is prepared in any store that can be opened, and what is decided and not carried out everywhere."""
+        waiting: dict[bytes, tuple[GlobalTransaction, set[str], list[Prepared]]] = {}
+        for store, branch in prepared_in(self._places.all_stores()):
+            transaction = self._table.of(branch)
+            if not transaction.running:
+                _, stores, branches = waiting.setdefault(branch.transaction, (transaction, set(), []))
+                stores.add(store.name)
+                branches.append(branch)
+        for transaction in self._table.all():
+            if transaction.waiting and not transaction.running:
+                _, stores, _ = waiting.setdefault(transaction.id, (transaction, set(), []))
+                stores.update(self._places.name_of(store_id) for store_id in transaction.waiting)
+        return [self._described(*waiting[transaction]) for transaction in sorted(waiting)]
+
+    def _described(self, transaction: GlobalTransaction, stores: set[str], branches: list[Prepared]) -> InDoubt:
+        why = self._resolver.outcome_of(transaction)
+        if not why and transaction.recorded:
+            why = "decided; these stores cannot carry it out now, and are told again until they can"
+        why = why or "it was never decided; its stores roll it back soon"
+        sends, acks = sum(branch.sends for branch in branches), sum(branch.acks for branch in branches)
+        return InDoubt(
+            transaction.id.hex(), transaction.xid, transaction.outcome, tuple(sorted(stores)), why, sends, acks
+        )
+
+    def resolve(self, transaction_id: bytes, commit: bool) -> None:
+        """The outcome by hand, recorded. Raises TransactionError for a transaction that does not wait for one."""
+        self._log.require_usable()
+        transaction = self._table.by_id.get(transaction_id)
+        if transaction is not None and transaction.recorded:
+            raise TransactionError(
+                f"transaction {transaction_id.hex()} is decided already: {transaction.outcome}; its stores carry it "
+                "out as soon as they can"
+            )
+        if transaction is None or not transaction.held:
+            transaction = self._prepared(transaction_id, commit)
+            self._log.new_transaction()  # there may be no log yet, or none that was used
+        self._record(transaction, commit, by_hand=True)
+
+    def _prepared(self, transaction_id: bytes, commit: bool) -> GlobalTransaction:
+        """One that is prepared in a store and may have that outcome. Raises TransactionError."""
+        for store, branch in prepared_in(self._places.all_stores()):
+            transaction = self._table.of(branch)
+            if branch.transaction == transaction_id and not transaction.running:
+                if commit and not self._resolver.outcome_of(transaction):
+                    raise TransactionError(
+                        f"transaction {transaction_id.hex()} cannot be committed: it was never decided, and its stores "
+                        "roll it back as soon as they can; some may have done so"
+                    )
+                other = None if commit else self._resolver.committed_elsewhere(transaction, store)
+                if other is not None:
+                    raise TransactionError(
+                        f"transaction {transaction_id.hex()} cannot be rolled back: store {other!r} has committed it, "
+                        "and the others follow by themselves"
+                    )
+                return transaction
+        raise TransactionError(f"no transaction {transaction_id.hex()} is in doubt; in_doubt() lists those that are")
+
+    def heuristics(self) -> list[Heuristic]:
+        """The outcomes given by hand that nobody has forgotten yet."""
+        given = sorted((known for known in self._table.all() if known.by_hand), key=_by_id)
+        return [Heuristic(g.id.hex(), g.xid, g.outcome) for g in given if g.outcome is not None]
+
+    def forget(self, transaction_id: bytes) -> None:
+        """Raises TransactionError unless its outcome was given by hand and is carried out."""
+        self._log.require_usable()
+        transaction = self._table.by_id.get(transaction_id)
+        if transaction is None or not transaction.by_hand:
+            raise TransactionError(f"no outcome of transaction {transaction_id.hex()} was given by hand")
+        cleanup, cannot = self._coordinator.cleanup, f"transaction {transaction_id.hex()} cannot be forgotten yet"
+        if transaction.waiting:
+            raise TransactionError(f"{cannot}: a store has yet to carry it out")
+        if not cleanup.made_durable([transaction]):
+            raise TransactionError(f"{cannot}: a store of it has failed; reopen that first")
+        cleanup.forget([transaction])
+
+
+def _require_same(transaction: GlobalTransaction, commit: bool) -> None:
+    """Raise TransactionError if the outcome that stands is the other one."""
+    if transaction.commit != commit:
+        what = f"transaction {transaction.xid if transaction.xid is not None else transaction.id.hex()}"
+        how = "by hand; forget it once you have put that right" if transaction.by_hand else "before"
+        raise TransactionError(f"the outcome of {what} is {transaction.outcome}: that was said {how}")
+
+
+def prepared_in(stores: Iterable[Store]) -> Iterator[tuple[Store, Prepared]]:
+    """What is prepared in those that can say it."""
+    for store in stores:
+        try:
+            branches = store.recover_prepared()
+        except AnabranchError as error:
+            log.debug("store %s cannot say what is prepared in it: %s", store.name, error)
+            continue
+        for branch in branches:
+            yield store, branch

@@ -1,0 +1,80 @@
+"""What a transaction does in one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from ...adapters.base import Change, Message, Outgoing, Receipt, Store
+from ...policies.destination import Destination
+from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
+
+if TYPE_CHECKING:
+    from ..places import Places
+
+T = TypeVar("T")
+
+
+class Participant:
+    """One store of a transaction. Of one that was found after a restart only the id is known: its branch is in the
+    store."""
+
+    __slots__ = (
+        "acks", "carried_out", "changes", "first", "receipts", "room", "sends", "store", "store_id", "volatile",
+    )  # fmt: skip
+
+    def __init__(self, store_id: bytes, store: Store | None = None, first: Destination | None = None) -> None:
+        self.store_id = store_id
+        self.store = store
+        """As it was when the transaction came to it; it may have been closed since, or have failed."""
+        self.first = first
+        """A destination in it: one that was closed for being idle is opened again by it."""
+        self.volatile = store is not None and store.volatile
+        """It takes part in visibility only, and no decision names it (rule T7)."""
+        self.sends: list[tuple[Destination, Outgoing]] = []
+        self.acks: list[Message] = []
+        self.changes: list[Change] = []
+        self.room: object = None
+        """What it has reserved for its sends, until it has prepared them."""
+        self.carried_out = False
+        """Whether it has carried the outcome out."""
+        self.receipts: list[Receipt] = []
+        """One for each send, once it has committed them."""
+
+    def call(self, places: Places, call: Callable[[Store], T]) -> T:
+        """Call with its store before anything is prepared there. One that is held by sends alone may have been closed
+        for being idle; it is opened again."""
+        while True:
+            assert self.store is not None
+            try:
+                return places.call_recorded(self.store, self.destinations, call)
+            except ClosedError:
+                if self.acks or self.first is None:
+                    raise
+                places.forget_closed(self.first, self.store)
+                self.store = places.store_for(self.first)
+
+    def destinations(self) -> list[Destination]:
+        """Those that it sends to, or subscribes to."""
+        names = {destination: None for destination, _ in self.sends}
+        names |= {change.subscription.topic: None for change in self.changes if change.subscribe}
+        return list(names)
+
+    def unclaim(self) -> None:
+        """Nothing is prepared there, or nothing any more: the messages are free again."""
+        if self.acks and self.store is not None:
+            unclaim(self.store, self.acks)
+
+
+def unclaim(store: Store, messages: Sequence[Message]) -> None:
+    """Free those of these messages that are claimed still."""
+    try:
+        store.unclaim(messages)
+    except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
+        for message in messages:
+            try:
+                store.unclaim([message])
+            except (StoreFailedError, ClosedError, UnknownMessageError):
+                pass
+    except (StoreFailedError, ClosedError):
+        pass  # the store's leases and claims are gone with it

@@ -1,0 +1,303 @@
+"""The resolver: brings a transaction to the end that it can reach now, wherever it was left (rules T2, T3).
+
+`resolve` is idempotent, and everything that ends a transaction over several stores calls it: a commit once it has
+decided, a rollback, a store that is opened, the router when it has read its decision log, the retry in the background,
+a transaction manager that says the outcome, an operator who does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+from ...adapters.background import shared
+from ...adapters.base import Pending, Store
+from ...policies.errors import AnabranchError, ClosedError, PlacementError
+from ..decision_log import DecisionLog
+from ..places import Places
+from .decision_cleanup import DecisionCleanup
+from .global_transaction import GlobalTransaction
+from .participant import Participant
+from .states import DECIDED, DONE
+from .table import TransactionTable
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS_MAX: Final = 30.0
+_RUNNING: Final = "it is being committed"
+_UNREADABLE: Final = "the decision log cannot be read; see to it and call reopen_decisions()"
+_TROUBLE: Final = (AnabranchError, OSError, RuntimeError)
+"""What keeps a store from being told. RuntimeError: a signal handler has interrupted that very store (rule G3)."""
+
+
+class Resolver:
+    """Threads: all. `_lock` guards the retry's two fields; a signal handler may come back to it in the same thread."""
+
+    def __init__(
+        self, decisions: DecisionLog, places: Places, table: TransactionTable, cleanup: DecisionCleanup
+    ) -> None:
+        self._log, self._places, self._table, self._cleanup = decisions, places, table, cleanup
+        self._lock = threading.RLock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing happens in the background until `closed` is unset."""
+        self.closed = True
+        self._retry_due = False
+        self._retry_seconds = RETRY_SECONDS
+
+    # What becomes of a transaction
+
+    def resolve(self, transaction: GlobalTransaction, store: Store | None = None) -> str:
+        """Find out its outcome, and tell its stores: all that have yet to carry it out, or this one, which is being
+        opened. Returns why it has none yet, else an empty text. A store that cannot carry it out undoes nothing: it is
+        told again later. For a transaction in the hand of the calling thread, or of none. Never raises but for a
+        signal."""
+        if transaction.state is not DECIDED and (why := self.outcome_of(transaction)):
+            return why
+        self.carry_out(transaction, store)
+        self._end(transaction)
+        return ""
+
+    def _end(self, transaction: GlobalTransaction) -> None:
+        """If it is decided, and carried out everywhere, only its decision is left to be forgotten."""
+        if self._table.finish(transaction):
+            if not transaction.recorded:
+                self._table.remove(transaction)
+            elif not transaction.by_hand:
+                self._cleanup.add()
+
+    def outcome_of(self, transaction: GlobalTransaction) -> str:
+        """Find out the outcome (rule T3). Returns why there is none yet, else an empty text."""
+        if transaction.state is DECIDED or transaction.state is DONE:
+            return ""
+        if transaction.running:  # who commits it tells the stores, and gets the receipts
+            return _RUNNING
+        opening, unusable = self._log.openings, self._log.unusable  # before: of what is half read nothing is known
+        decision, held = self._log.decisions.get(transaction.id), self._log.externals.get(transaction.id)
+        why = "" if decision is not None else self._why_unknown(transaction.id, held is not None, unusable)
+        if not why and decision is None:
+            decision = self._log.decisions.get(transaction.id)  # it may have been decided while we looked
+        if opening != self._log.openings:  # nor of what was looked up partly before it was read again
+            return _UNREADABLE
+        if decision is not None:
+            self._table.note_decision(transaction, decision)
+        elif held is not None:
+            self._table.note_held(transaction, held)
+        elif not why:
+            with self._table.lock:
+                transaction.decide(False)
+        return why
+
+    def _why_unknown(self, transaction: bytes, held: bool, unusable: BaseException | None) -> str:
+        """Why nobody can say what becomes of one without a decision; empty if it is rolled back."""
+        coordinator, epoch = transaction[:16], int.from_bytes(transaction[16:24], "big")
+        if held:
+            return "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
+        if unusable is not None:
+            return _UNREADABLE
+        if coordinator != self._log.id:
+            return (
+                f"it was prepared under another decision log ({coordinator.hex()}); put that back, or say the outcome "
+                "with resolve()"
+            )
+        if epoch not in self._log.epochs:
+            return (
+                "the decision log does not know of its time (restored from a backup?); put the right one back, or say "
+                "the outcome with resolve()"
+            )
+        return ""
+
+    def carry_out(self, transaction: GlobalTransaction, only: Store | None = None) -> None:
+        """Tell its outcome to all its stores at once, or to this one, which is being opened. Volatile ones come last:
+        what goes there beside a durable store stands behind what that has committed."""
+        steps: list[tuple[Participant, Store, Pending[Any]]] = []
+        failed: list[tuple[Participant, Exception]] = []
+        volatile: list[Participant] = []
+        for participant in transaction.participants.values():
+            if participant.carried_out or (only is not None and participant.store_id != only.store_id):
+                continue
+            if participant.volatile:
+                volatile.append(participant)
+                continue
+            try:
+                steps.append((participant, *self._told(participant, transaction, only)))
+            except _TROUBLE as error:
+                failed.append((participant, error))
+        for participant, store, step in steps:
+            try:
+                self._carried_out(transaction, participant, store, step.wait())
+            except _TROUBLE as error:
+                failed.append((participant, error))
+        for participant in volatile:
+            try:
+                store, step = self._told(participant, transaction, only)
+                self._carried_out(transaction, participant, store, step.wait())
+            except _TROUBLE as error:
+                failed.append((participant, error))
+        if failed:
+            self._tell_later(transaction, failed)
+
+    def _told(
+        self, participant: Participant, transaction: GlobalTransaction, only: Store | None
+    ) -> tuple[Store, Pending[Any]]:
+        store = only or participant.store
+        if store is not None and (only or transaction.running or participant.volatile):  # else another may be open now
+            try:
+                return _step(transaction, store)
+            except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
+                if only is not None:
+                    raise
+        return self._places.with_id(participant.store_id, partial(_step, transaction))
+
+    def _carried_out(self, transaction: GlobalTransaction, participant: Participant, store: Store, result: Any) -> None:
+        if transaction.commit:
+            participant.receipts = result or []
+        elif not result:  # not prepared there, or an interrupted rollback had come so far
+            participant.unclaim()
+        if store.volatile:  # no decision names it: nobody will ever ask it what became of that
+            store.forget([transaction.id])
+        elif not transaction.running:
+            self._places.align_companion(store)
+        participant.carried_out = True
+
+    def _tell_later(self, transaction: GlobalTransaction, failed: list[tuple[Participant, Exception]]) -> None:
+        again = False
+        for participant, error in failed:
+            if self._is_gone(participant.store_id, error):
+                participant.carried_out = True
+                continue
+            log.warning(
+                "transaction %s: %s is decided; store %r has yet to carry it out: %s", transaction.id.hex(),
+                transaction.outcome, self._places.name_of(participant.store_id), error,
+            )  # fmt: skip
+            again = again or isinstance(error, RuntimeError)
+        if again:
+            shared().schedule(0, partial(self.resolve_later, transaction))
+        self.retry_later()
+
+    def resolve_later(self, transaction: GlobalTransaction) -> None:
+        """For a background thread: what its own thread could not do."""
+        if not self.closed:
+            self.resolve(transaction)
+
+    # A store, all stores
+
+    def recover(self, store: Store, ask_others: bool = False) -> None:
+        """A store was opened: carry out in it what is decided, roll back what is not. `ask_others`, which opens them:
+        where the decision log cannot say the outcome, any participant's commit record does (rule T3). Raises what the
+        store raises."""
+        expected = [known for known in self._table.all() if store.store_id in known.waiting]
+        # In the order of their decisions, as they were seen before: an external one is older than its decision.
+        place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
+        found = [self._table.of(prepared) for prepared in store.recover_prepared()]
+        found.sort(key=lambda known: place.get(known.id, len(place)))
+        for transaction in found:
+            if not transaction.running:
+                self._recover_branch(transaction, store, ask_others)
+        for transaction in expected:  # those that are not prepared here have been carried out
+            if not transaction.running:
+                self.resolve(transaction, store)
+
+    def _recover_branch(self, transaction: GlobalTransaction, store: Store, ask_others: bool) -> None:
+        """It is prepared in this store, whatever was known of that."""
+        with self._table.lock:
+            participant = transaction.participants.setdefault(store.store_id, Participant(store.store_id, store))
+            participant.carried_out = False
+            if transaction.state is DONE:
+                transaction.move(DECIDED)
+        why = self.resolve(transaction, store)
+        if why and ask_others and not transaction.held:
+            other = self.committed_elsewhere(transaction, store)
+            if other is not None:
+                log.warning(
+                    "transaction %s: store %r has committed it, so store %r does", transaction.id.hex(), other,
+                    store.name,
+                )  # fmt: skip
+                with self._table.lock:
+                    transaction.decide(True)
+                why = self.resolve(transaction)
+        if why and not transaction.held:
+            self._table.by_id.setdefault(transaction.id, transaction)
+            self.retry_later()
+        elif not why and participant.carried_out:
+            log.info("store %s: transaction %s: %s", store.name, transaction.id.hex(), transaction.outcome)
+        if transaction.waiting and self._table.has(transaction):
+            self.retry_later()
+
+    def committed_elsewhere(self, transaction: GlobalTransaction, store: Store) -> str | None:
+        """The name of another participant that has committed it, among those that can be asked."""
+        for store_id in transaction.participants:
+            if store_id != store.store_id:
+                try:
+                    if transaction.id in self._places.with_id(store_id, lambda other: other.committed()):
+                        return self._places.name_of(store_id)
+                except (AnabranchError, OSError) as error:
+                    log.debug("store %s cannot be asked: %s", self._places.name_of(store_id), error)
+        return None
+
+    def recover_open(self, stores: Iterable[Store] | None = None) -> None:
+        """All open stores, or these. One that fails holds up no other (invariant 7)."""
+        for store in self._places.open_stores() if stores is None else stores:
+            try:
+                self.recover(store, ask_others=True)
+            except AnabranchError as error:
+                log.debug("store %s: what is prepared in it waits: %s", store.name, error)
+                self.retry_later()
+
+    def resolve_all(self) -> None:
+        """Everything that waits, store by store, so that one which cannot be opened is tried once."""
+        store_ids: set[bytes] = set()
+        for transaction in self._table.all():
+            if not transaction.running:
+                self.outcome_of(transaction)
+                store_ids.update(transaction.waiting)
+                self._end(transaction)  # of volatile stores alone, perhaps, which are gone
+        for store_id in sorted(store_ids):
+            try:
+                self.recover(self._places.store_by_id(store_id))
+            except (AnabranchError, OSError) as error:
+                log.debug("store %s cannot be told: %s", self._places.name_of(store_id), error)
+                if self._is_gone(store_id, error):
+                    self._pass_over(store_id)
+                else:
+                    self.retry_later()
+
+    def _is_gone(self, store_id: bytes, error: Exception) -> bool:
+        """Whether a store is no more: only one that was decided by hand, or a volatile one, can have it yet to tell."""
+        return isinstance(error, PlacementError) and store_id not in self._places.store_ids()
+
+    def _pass_over(self, store_id: bytes) -> None:
+        for transaction in self._table.all():
+            if store_id in transaction.waiting:
+                transaction.participants[store_id].carried_out = True
+                self._end(transaction)
+
+    def retry_later(self) -> None:
+        """Everything that waits is tried again soon."""
+        with self._lock:
+            if self._retry_due or self.closed:
+                return
+            seconds = self._retry_seconds
+            shared().schedule_while_alive(seconds, self._retry)
+            self._retry_due = True  # not before: Ctrl-C between the two would leave it due for ever
+            self._retry_seconds = min(2 * seconds, RETRY_SECONDS_MAX)
+
+    def _retry(self) -> None:
+        with self._lock:
+            self._retry_due = False
+        if self.closed:
+            return
+        self.resolve_all()
+        self.recover_open()
+        if not self._retry_due:
+            self._retry_seconds = RETRY_SECONDS
+
+
+def _step(transaction: GlobalTransaction, store: Store) -> tuple[Store, Pending[Any]]:
+    """A store, and the step that carries the outcome out in it."""
+    return store, (store.commit_prepared if transaction.commit else store.rollback_prepared)(transaction.id)

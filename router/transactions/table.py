@@ -1,0 +1,186 @@
+"""The table of a router's transactions: every one that is known, from its begin until its decision is forgotten."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ...adapters.background import shared
+from ...adapters.base import Prepared
+from ...policies.config import TransactionOptions
+from ...policies.errors import TransactionError
+from ..decision_log import Decision, DecisionLog, External
+from ..xid import Xid
+from .global_transaction import GlobalTransaction
+from .states import ACTIVE, DECIDED, DONE, IN_DOUBT, PREPARED
+
+if TYPE_CHECKING:
+    from .transaction import Transaction
+
+log = logging.getLogger(__name__)
+
+
+class TransactionTable:
+    """Threads: all; who looks something up takes no lock. What is decided is in the decision log, and what is prepared
+    in the stores: of what is here a crash loses nothing."""
+
+    def __init__(self, options: TransactionOptions, decisions: DecisionLog) -> None:
+        self.options = options
+        self._log = decisions
+        # Guards adding, and the moves of those that no thread has in hand. A signal handler may come back to it.
+        self.lock = threading.RLock()
+        self.begun: dict[GlobalTransaction, Transaction] = {}
+        """Those whose users have not ended them yet, oldest first: they are limited in number and in time."""
+        self.by_id: dict[bytes, GlobalTransaction] = {}
+        """All that have come to their first phase."""
+        self._timer = False
+
+    def clear(self) -> None:
+        """The router is opened: what its threads had in hand before is theirs no more."""
+        self.by_id.clear()
+
+    def load(self) -> None:
+        """Take over what the log says, now that it was read, in the order of its decisions. What a thread has in hand
+        stays: it hears from the log itself."""
+        with self.lock:
+            before = dict(self.by_id)
+            for transaction, known in before.items():
+                if not known.running:
+                    del self.by_id[transaction]
+            for external in list(self._log.externals.values()):
+                if external.transaction not in self.by_id:
+                    self.note_held(self._loaded(external, before.get(external.transaction)), external)
+            for decision in list(self._log.decisions.values()):
+                if decision.transaction not in self.by_id:
+                    self.note_decision(self._loaded(decision, before.get(decision.transaction)), decision)
+
+    def _loaded(self, record: Decision | External, known: GlobalTransaction | None) -> GlobalTransaction:
+        found = GlobalTransaction.recovered(record.transaction, record.participants, IN_DOUBT)
+        if known is not None:  # volatile participants too, which the log does not name
+            found.participants.update(known.participants)
+            for participant in found.participants.values():
+                participant.carried_out = False
+        self.by_id[record.transaction] = found
+        return found
+
+    # Those that their users have open
+
+    def begin(self, transaction: GlobalTransaction, user: Transaction) -> None:
+        """Raises TransactionError at the limit, and for the xid of another."""
+        with self.lock:
+            opened, prepared = len(self.begun), len(self._log.externals)
+            if opened + prepared >= self.options.max_open:
+                raise TransactionError(
+                    f"{opened} transactions are open and {prepared} prepared; transactions.max_open is "
+                    f"{self.options.max_open}: commit or roll back some (recover() lists the prepared ones), or raise "
+                    "the limit"
+                )
+            if transaction.xid is not None:
+                self._require_free(transaction.xid)
+            transaction.begun = time.monotonic()
+            self.begun[transaction] = user
+            if not self._timer:
+                self._schedule(self.options.timeout)
+                self._timer = True  # not before: Ctrl-C between the two would leave them without a time limit
+
+    def _require_free(self, xid: Xid) -> None:
+        if any(known.xid == xid for known in list(self.begun)):
+            raise TransactionError(f"xid {xid} is in use; commit or roll back that transaction first")
+        known = self.by_xid(xid)
+        if known is None:
+            return
+        if known.by_hand:
+            raise TransactionError(f"xid {xid} had its outcome by hand, {known.outcome}; forget it first")
+        step = "commit or roll back that transaction first" if known.commit is None else "it ended a moment ago"
+        raise TransactionError(f"xid {xid} is in use: {step}; each transaction needs one of its own")
+
+    def ended(self, transaction: GlobalTransaction) -> None:
+        """Its user has ended it."""
+        self.begun.pop(transaction, None)
+
+    def user_of(self, xid: Xid) -> Transaction | None:
+        """What the user of an external transaction of that name holds, while it is open or has voted."""
+        for known, user in list(self.begun.items()):
+            if known.xid == xid and user.state in ("open", "voted"):
+                return user
+        return None
+
+    def expire(self) -> None:
+        """Roll back those whose time is over; come again for the next."""
+        now = time.monotonic()
+        for known, user in list(self.begun.items()):
+            if known.state is ACTIVE and now - known.begun >= self.options.timeout:
+                try:
+                    user.expire()
+                except Exception:  # its store's trouble: the next ones' time is over all the same
+                    log.exception("a transaction that timed out could not be rolled back")
+        with self.lock:
+            oldest = next((known.begun for known in list(self.begun) if known.state is ACTIVE), None)
+            self._timer = oldest is not None
+        if oldest is not None:
+            self._schedule(max(oldest + self.options.timeout - time.monotonic(), 0.05))
+
+    def _schedule(self, seconds: float) -> None:
+        shared().schedule_while_alive(seconds, self.expire)  # a timer must not keep a closed router alive
+
+    # Those that have come to their first phase
+
+    def add(self, transaction: GlobalTransaction) -> None:
+        """It has an id now."""
+        self.by_id[transaction.id] = transaction
+
+    def remove(self, transaction: GlobalTransaction) -> None:
+        """Nothing is left to be done about it."""
+        if self.by_id.get(transaction.id) is transaction:
+            del self.by_id[transaction.id]
+
+    def has(self, transaction: GlobalTransaction) -> bool:
+        """Whether it is in here: one from before the router was closed and opened again is not."""
+        return self.by_id.get(transaction.id) is transaction
+
+    def all(self) -> list[GlobalTransaction]:
+        """All that have come to their first phase, oldest first."""
+        return list(self.by_id.values())
+
+    def of(self, prepared: Prepared) -> GlobalTransaction:
+        """The transaction of a branch that was found in a store; one that is not known is in doubt."""
+        known = self.by_id.get(prepared.transaction)
+        return known or GlobalTransaction.recovered(prepared.transaction, prepared.participants, IN_DOUBT)
+
+    def by_xid(self, xid: Xid) -> GlobalTransaction | None:
+        """The external transaction of that name that is prepared or decided."""
+        return next((known for known in self.all() if known.external and known.xid == xid), None)
+
+    def running(self) -> list[GlobalTransaction]:
+        """Those that a thread has in hand."""
+        return [known for known in self.all() if known.running]
+
+    # What no thread has in hand goes on under the lock
+
+    def note_held(self, transaction: GlobalTransaction, external: External) -> None:
+        """The log says that it is prepared and waits for its manager."""
+        with self.lock:
+            transaction.xid, transaction.external = external.xid, True
+            if transaction.state is IN_DOUBT:
+                transaction.move(PREPARED)
+
+    def note_decision(self, transaction: GlobalTransaction, decision: Decision) -> None:
+        """What the log says of it is its outcome."""
+        with self.lock:
+            transaction.recorded, transaction.by_hand = True, decision.by_hand
+            transaction.external = transaction.external or decision.xid is not None
+            transaction.xid = decision.xid or transaction.xid
+            transaction.decide(decision.commit)
+
+    def finish(self, transaction: GlobalTransaction) -> bool:
+        """Whether it is done just now: decided, and no store has yet to carry it out."""
+        with self.lock:
+            if transaction.state is not DECIDED:
+                return False
+            for participant in transaction.participants.values():
+                if not participant.carried_out:
+                    return False
+            transaction.move(DONE)
+            return True
