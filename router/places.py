@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -262,10 +262,11 @@ class Places:
             if not config.per_destination:  # outside: what several threads declare at once is one commit
                 self._record([destination], row)
 
-    def _record(self, destinations: Iterable[Destination], row: StoreRow) -> None:
+    def _record(self, destinations: Sequence[Destination], row: StoreRow) -> None:
         """Record destinations in a store, durably."""
         rows = [_row(destination, row, self.route(destination)) for destination in destinations]
-        self._placement.record_destinations(rows)
+        with disk_errors(f"{', '.join(map(str, destinations))} cannot be recorded in store {row.name!r}"):
+            self._placement.record_destinations(rows)
 
     def _require_directory(self, config: StoreConfig) -> None:
         """Raise ConfigError if the store's directory must be there and is not: since the router was opened, its disk
@@ -291,7 +292,14 @@ class Places:
 
     def record_again(self, destination: Destination) -> None:
         """After a call with a store that was found before `removals` rose to what it is now: the destination may have
-        been removed before the call, and its row with it."""
+        been removed before the call, and its row with it. The call has taken effect, so nothing is raised: the next
+        opening of the store finds what has no row."""
+        try:
+            self._record_again(destination)
+        except (AnabranchError, OSError) as error:
+            log.warning("%s has messages and no row in the placement record: %s", destination, error)
+
+    def _record_again(self, destination: Destination) -> None:
         if destination not in self._by_destination and self._recorded_store(destination) is None:
             path = self._layout.recorded(self._layout.expected(self.route(destination).target, destination))
             row = self._placement.store_at(path)
@@ -492,7 +500,10 @@ class Places:
             self._record_missing(store, destinations())
         result = call(store)
         if self.removals != removals:
-            self._record_missing(store, destinations())
+            try:
+                self._record_missing(store, destinations())
+            except (AnabranchError, OSError) as error:  # as in record_again
+                log.warning("store %s: destinations have no row in the record: %s", store.name, error)
         return result
 
     def _record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:

@@ -22,6 +22,14 @@ HERE = Path(__file__).parent
 SLOWEST = (HERE / "partitioning", HERE / "crash")
 OF_THE_DISK = (HERE / "journal", HERE / "crash")
 """Their files are on a real disk."""
+IN_MEMORY = (
+    "test_damage.py",
+    "test_interrupts.py",
+    "test_interrupts_across.py",
+    "test_interrupts_topics.py",
+    "test_power.py",
+)
+"""But for these, which sync at thousands of places and ask nothing of what a disk does then."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -97,7 +105,8 @@ def _kept(config: pytest.Config) -> bool:
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """pytest's own; in memory for those who wait for thousands of syncs and do not test them."""
     memory = in_memory()
-    if memory is None or _kept(request.config) or any(place in request.path.parents for place in OF_THE_DISK):
+    disk = any(place in request.path.parents for place in OF_THE_DISK) and request.path.name not in IN_MEMORY
+    if memory is None or _kept(request.config) or disk:
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(prefix="anabranch-test-", dir=memory) as place:

@@ -165,6 +165,8 @@ class CoreStore:
         finally:
             engine.wake_all()
         self._opened = False  # not after Ctrl-C: then close() may be called again
+        for feed in engine.catalog.feeds():
+            feed.held.clear()  # leases end with it, also where the same object is opened again
 
     def _close_backend(self) -> None:
         engine = self._engine
@@ -379,7 +381,6 @@ class CoreStore:
 
     def sync(self) -> None:
         self._engine.ensure_usable()
-        self._writer.flush()
         self.backend.sync()
 
     # Upkeep

@@ -131,7 +131,12 @@ class Transactions:
         except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
             self._backend.unstage(transaction)
             raise
-        step.refused = lambda: self._backend.unstage(transaction)
+
+        def refused() -> None:
+            branch.reservation = None  # the error's traceback may hold the branch for long
+            self._backend.unstage(transaction)
+
+        step.refused = refused
         return step
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:

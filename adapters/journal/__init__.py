@@ -14,15 +14,15 @@ kill of the process, under every policy, all that has returned. Formats: docs/fo
 
 Where things are:
 
-- the contract: `store`, with `receiving` (what comes out), `bodies` (reading messages back), `holds` (who holds what,
-  over ../delivery.py), `subscriptions`, `transactions` (branches of those over several stores)
-- writing: ../wal is the log; `batch` (what its tickets hold), `encoder` (their bytes), `messages` (a message's bytes),
-  `applying` (what is durable goes into the index)
-- the index: `index` (LMDB), `rows` (its messages: order, expiry, who has yet to ack), `destinations` (counts, durable
-  subscriptions), `checksums` (of its pages: what is damaged is not opened)
-- at open: `rebuild` (the index is brought up to the log), `replay` (what records mean), `check` (invariants)
+- `store` names the kind; the contract is the core's (../core), and `backend` is what it asks of a journal
+- writing: ../wal is the log; `writing` makes its bytes of changes, by `encoding`, the one place that knows them
+- the index: `applying` (what is written goes into it, and it is written out now and then), `index` (LMDB), `rows` (its
+  messages: order, expiry, who has yet to ack), `indexed` (what it keeps of destinations and subscriptions), `checksums`
+  (of its pages: what is damaged is not opened)
+- `bodies` reads messages back
+- at open: `opening` (recovery in order), `replay` (the index is brought up to the log); `check` (invariants)
 - space: `snapshot` (what must be said before segments go)
-- bytes and files: `format` (what records hold), `directory`
+- files: `directory`
 """
 
 from .store import JournalStore

@@ -3,117 +3,133 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
-from ..base import Message, Store
-from ..delivery import Feed, Note
+from ..core.backend import ReadError
+from ..core.delivery import OWN, SEQ, Place
+from ..core.engine import Engine
+from ..core.states import DestinationState
 from ..files import is_out_of_files, refused
 from ..wal.log import Log
 from ..wal.segment import Segment
-from . import messages
-from .applying import Applier
-from .destinations import LENGTH, LSN, OFFSET, SEQ, DestinationState, Place
+from .encoding import SEND, SEND_OVERHEAD
 
 log = logging.getLogger(__name__)
 
+SPAN_BYTES: Final = 1 << 20
+"""Messages that lie so close together are read with one call."""
 
-class UnreadableError(CorruptionError):
-    """The disk did not give a message's bytes, which may be whole: the same may be tried again."""
+HEAD = struct.Struct("<I4xQB3xIQ")
+"""What a reader looks at in a whole SEND: CRC, LSN, kind, destination, seq."""
+assert HEAD.size == SEND_OVERHEAD
+_unpack = HEAD.unpack_from
 
 
 class Bodies:
     """The messages of one store. Reading takes no lock of the store; a message that is not where the index said is
     looked up once more, to tell one that has died meanwhile from damage."""
 
-    def __init__(self, store: Store, the_log: Log, applier: Applier) -> None:
-        self._store, self._log, self._applier = store, the_log, applier
+    def __init__(self, engine: Engine, wal: Log) -> None:
+        self._engine, self._log = engine, wal
 
-    def one(self, state: DestinationState, place: Place, note: Note | None, deliveries: int = 0) -> Message | None:
-        """The message at a place, leased for `note`; None if it has died meanwhile. Raises CorruptionError,
-        UnreadableError, OutOfDescriptorsError."""
-        segment = self._log.table.find(place[LSN])
+    def read(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        """Backend.bodies. Raises OutOfDescriptorsError, too."""
+        if len(places) == 1:
+            return iter((self._one(state, places[0]),))
+        return self._page(state, places)
+
+    def _one(self, state: DestinationState, place: Place) -> bytes | None:
+        lsn, offset, length = place[OWN]
+        segment = self._log.table.find(lsn)
         if segment is not None:
             try:
-                record = messages.read_record(segment, place)
+                file = segment.open()
+                record = os.pread(file.fd, length, offset)
             except FileNotFoundError:
-                record = b""
+                pass
             except OSError as error:
                 if is_out_of_files(error):
                     what = f"message {place[SEQ]} of {state.destination} cannot be read now"
                     raise refused(f"{self._log.name}: {what}: {error}", error) from error
-                raise UnreadableError(str(segment.path), place[OFFSET], f"the disk cannot read it: {error}") from error
-            message = messages.decode(self._store, state, segment.seed, place, record, note, deliveries)
-            if message is not None:
-                return message
-        self._applier.check()
-        with self._applier.lock:
-            index = self._applier.current()
-            alive = index.rows.find(state, place[SEQ])
-        if alive != place:
+                raise ReadError(str(segment.path), offset, f"the disk cannot read it: {error}") from error
+            else:
+                body = body_of(record, segment.seed, state.number, place)
+                if body is not None:
+                    return body
+        alive = self._engine.asked(lambda: self._engine.backend.row(state, None, place[SEQ]))
+        if alive is None or alive[OWN] != place[OWN]:
             return None
         where = str(segment.path) if segment is not None else str(self._log.files.directory)
         raise CorruptionError(
             where,
-            place[OFFSET],
+            offset,
             f"message {place[SEQ]} of {state.destination} does not read back: its bytes are damaged. "
             "Receivers go on behind it; restore the file from a backup to have it again",
         )
 
-    def page(
-        self, state: DestinationState, places: list[Place], counts: Mapping[int, int], feed: Feed | None
-    ) -> Iterator[Message]:
-        """The messages at these places, in order, without those that have died since they were looked up, of a topic's
-        subscription those that it has acked. `counts`: how often they have come back, by seq, where they have."""
+    def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        """In order; None for what is known to have died since it was looked up."""
         for segment, run in self._segments_of(places):
             start, data = self._read_ahead(segment, run)
             for place in run:
-                if feed is not None or self._applier.behind:
-                    self._applier.check()
-                    with self._applier.lock:
-                        rows = self._applier.current().rows
-                        if feed is not None and rows.place(feed, place[SEQ]) is None:
-                            continue
-                if segment is not None and segment.is_dead(place[LSN]):
-                    continue
-                message, count = None, counts.get(place[SEQ], 0)
+                if self._engine.behind:
+                    self._engine.asked(lambda: None)  # what has been acked is marked dead then
+                lsn, offset, length = place[OWN]
+                body = None
                 if segment is not None:
-                    offset = place[OFFSET] - start
-                    record = data[offset : offset + place[LENGTH]]
-                    message = messages.decode(self._store, state, segment.seed, place, record, None, count)
-                if message is None:
-                    message = self.one(state, place, None, count)
-                if message is not None:
-                    if feed is not None:
-                        message.subscription = feed.key
-                    yield message
+                    if segment.is_dead(lsn):
+                        yield None
+                        continue
+                    record = data[offset - start : offset - start + length]
+                    body = body_of(record, segment.seed, state.number, place)
+                yield body if body is not None else self._one(state, place)
 
-    def _segments_of(self, places: list[Place]) -> Iterator[tuple[Segment | None, list[Place]]]:
+    def _segments_of(self, places: Sequence[Place]) -> Iterator[tuple[Segment | None, Sequence[Place]]]:
         """A page cut where the segment changes; by priority it may come back to one."""
         table = self._log.table
-        lsns = [place[LSN] for place in places]
+        lsns = [place[OWN][0] for place in places]
         segment = table.find(min(lsns))
         if segment is table.find(max(lsns)):
             yield segment, places
             return
-        segment, run = table.find(places[0][LSN]), [places[0]]
-        for place in places[1:]:
-            found = table.find(place[LSN])
+        segment, run = table.find(lsns[0]), [places[0]]
+        for place, lsn in zip(places[1:], lsns[1:], strict=True):
+            found = table.find(lsn)
             if found is not segment:
                 yield segment, run
                 segment, run = found, []
             run.append(place)
         yield segment, run
 
-    def _read_ahead(self, segment: Segment | None, places: list[Place]) -> tuple[int, bytes]:
+    def _read_ahead(self, segment: Segment | None, places: Sequence[Place]) -> tuple[int, bytes]:
         """The bytes of all these places; nothing if that would read too much or cannot be done: each is then read
         on its own, and errors are told there."""
-        first, last = messages.span_of(places)
-        if segment is not None and last - first <= messages.SPAN_BYTES:
+        first = min(place[OWN][1] for place in places)
+        last = max(place[OWN][1] + place[OWN][2] for place in places)
+        if segment is not None and last - first <= SPAN_BYTES:
             try:
-                span = first, messages.read_span(segment, first, last)
+                file = segment.open()
+                return first, os.pread(file.fd, last - first, first)
             except OSError as error:
                 log.debug("segment %s cannot be read ahead: %s", segment.path, error)
-            else:
-                return span
         return 0, b""
+
+
+def body_of(record: bytes, seed: int, number: int, place: Place) -> bytes | None:
+    """The message's record in the journal's, which was read at a place; None if it is not there (damage, or a file
+    used again)."""
+    lsn, offset, length = place[OWN]
+    if len(record) != length or length < SEND_OVERHEAD:
+        return None
+    crc, found_lsn, kind, found_number, seq = _unpack(record)
+    if crc != crc32c(seed ^ offset, record[4:]) or (found_lsn, kind, found_number, seq) != (
+        lsn, SEND, number, place[SEQ],
+    ):  # fmt: skip
+        return None
+    return record[SEND_OVERHEAD:]

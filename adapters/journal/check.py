@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...policies.errors import CorruptionError
+from ..core.delivery import EXPIRES, ORDER, OWN, SEQ, Place
 from ..wal import format as w
 from ..wal.reader import BatchReader, read_record
 from ..wal.segment import Segment, SegmentTable
 from ..wal.ticket import Tail
-from . import format as f
-from .destinations import Place
+from .bodies import body_of
+from .encoding import PREPARE, SEND_OVERHEAD
 from .index import Index
 
 
@@ -34,22 +35,21 @@ class _Counted:
     def __init__(self) -> None:
         self.messages: Counter[int] = Counter()
         self.bytes: Counter[int] = Counter()
-        """By destination id, both."""
+        """By destination, both."""
         self.live: Counter[int] = Counter()
         self.live_bytes: Counter[int] = Counter()
         """By segment number, both."""
 
         self.pending: Counter[tuple[int, int]] = Counter()
-        """By destination id and pending bits."""
+        """By destination and pending bits."""
         self.ordered: dict[int, tuple[int, int, int]] = {}
-        """Destination id, order and expiry by seq, of those that have one or the other, or whose store orders all."""
+        """Destination, order and expiry by seq, of those that have one or the other, or whose store orders all."""
 
     def row(self, number: int, place: Place, pending: int, ordered: bool) -> None:
         """A message."""
-        order, seq, expires, *_ = place
         self.pending[number, pending] += 1
-        if ordered or order or expires:
-            self.ordered[seq] = (number, order, expires)
+        if ordered or place[ORDER] or place[EXPIRES]:
+            self.ordered[place[SEQ]] = (number, place[ORDER], place[EXPIRES])
 
     def record(self, segment: Segment, length: int) -> None:
         """A record that is needed."""
@@ -58,7 +58,7 @@ class _Counted:
 
 
 def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str]:
-    """Each violation found, as a sentence. Called under the index lock, with nothing pending."""
+    """Each violation found, as a sentence. Called under the store's lock, with nothing pending."""
     counted = _Counted()
     yield from _segments(table, applied)
     yield from _messages(index, table, counted)
@@ -83,7 +83,7 @@ def _segments(table: SegmentTable, applied: Tail) -> Iterator[str]:
 def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
     reading = None
     for number, place, pending in index.rows.all():
-        _, seq, _, lsn, offset, length = place
+        seq, (lsn, offset, length) = place[SEQ], place[OWN]
         counted.row(number, place, pending, index.priorities)
         segment = table.find(lsn)
         if segment is None:
@@ -91,14 +91,10 @@ def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[
             continue
         if segment is not reading:
             reading, file = segment, segment.reading()
-        record = os.pread(file.fd, length, offset)
-        start = w.RECORD_HEADER.size + f.SEQ.size
-        if len(record) < start + 4 or f.SEQ.unpack_from(record, w.RECORD_HEADER.size)[0] != seq:
+        if body_of(os.pread(file.fd, length, offset), segment.seed, number, place) is None:
             yield f"C2 message {seq} of destination {number} does not read back at {segment.path}:{offset}"
-        elif f.MESSAGE.unpack_from(record, start)[0] != number:
-            yield f"C2 message {seq} at {segment.path}:{offset} is not of destination {number}"
         counted.messages[number] += 1
-        counted.bytes[number] += length
+        counted.bytes[number] += length - SEND_OVERHEAD
         counted.record(segment, length)
         if segment.is_dead(lsn):
             yield f"C4 message {seq} of destination {number} is in the index and marked dead in {segment.path}"
@@ -107,7 +103,7 @@ def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[
 def _branches(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
     for transaction, (lsn, offset, length) in index.prepared():
         segment = table.find(lsn)
-        if segment is None or read_record(segment, f.PREPARE, lsn, offset, length) is None:
+        if segment is None or read_record(segment, PREPARE, lsn, offset, length) is None:
             yield f"C5 the prepared transaction {transaction.hex()} (record {lsn}) does not read back"
             continue
         counted.record(segment, length)
@@ -136,10 +132,10 @@ def _subscriptions(index: Index, counted: _Counted) -> Iterator[str]:
     for number, state in index.states.items():
         held = {pending: count for (of, pending), count in counted.pending.items() if of == number}
         for pending, count in held.items():
-            if pending & ~state.mask or bool(pending) != state.is_topic:
-                yield f"C6 {count} messages of {state.destination} are for {pending:b}; there are {state.mask:b}"
-        for known in state.subscribers.values():
-            found = sum(count for pending, count in held.items() if pending & known.bit)
+            if pending & ~state.own.mask or bool(pending) != state.is_topic:
+                yield f"C6 {count} messages of {state.destination} are for {pending:b}; there are {state.own.mask:b}"
+        for known in state.own.subscriptions.values():
+            found = sum(count for pending, count in held.items() if pending & known.own.bit)
             if known.count != found:
                 yield f"C6 {known.subscription} counts {known.count} messages; the index holds {found}"
 
@@ -160,8 +156,9 @@ def _rows(index: Index, counted: _Counted) -> Iterator[str]:
     deliveries = 0
     for seq, number, _, destination in rows.all_deliveries():
         deliveries += 1
-        feeds = index.states[destination].feeds(number)
-        if not any(rows.place(feed, seq) is not None and feed.number == number for feed in feeds):
+        state = index.states[destination]
+        known = state.own.subscriptions.get(number)
+        if state.is_topic != (known is not None) or rows.row(state, known, seq) is None:
             yield f"C7 message {seq} of destination {destination} has come back to {number}, which has it not"
     if deliveries != rows.counted:
         yield f"C7 {deliveries} messages have come back; {rows.counted} are counted"

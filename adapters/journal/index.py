@@ -3,8 +3,8 @@
     messages, and what belongs to them: rows.py
     subscriptions  number                                   ->  topic, client, name, ..., start, bit, to be acked
     segments       number                                   ->  base LSN, last LSN, end, live, live bytes, dead bits
-    destinations   id                                       ->  kind, name, messages, bytes
-    duplicates     seq                                      ->  destination id, message id
+    destinations   number                                   ->  kind, name, messages, bytes
+    duplicates     seq                                      ->  destination, message id
     transactions   id                                       ->  LSN, offset, length of its PREPARE; empty: committed
     state          b"checkpoint"                            ->  Checkpoint
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,19 +27,22 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
 from ..base import Subscription
+from ..core.changes import Branch, Send
+from ..core.delivery import OWN, Place
+from ..core.engine import COMMITTED_MAX
+from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..files import FILE_MODE, create_lmdb, open_lmdb
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Checkpoint as LogCheckpoint
 from ..wal.survey import Kept
-from . import format as f
-from .batch import Entry
 from .checksums import Files, IndexBrokenError, PageChecksums, path_of
-from .destinations import LSN, DestinationState, SubscriptionState
-from .rows import ID, KEY, PLACE, SEQ_END, TABLES, Rows
+from .encoding import Own
+from .indexed import IndexedSubscription, indexed
+from .rows import ID, SEQ_END, TABLES, WHERE, MessageRows
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAP_BYTES: Final = 1 << 30
 """The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
 MAP_FULL_PERCENT: Final = 70
@@ -48,8 +51,6 @@ HELD_MAX: Final = 200_000
 """Messages; an error of a store with more does not look for those of one segment, which takes 1 us for each."""
 
 NUMBER = struct.Struct(">Q")
-COMMITTED_MAX: Final = 100_000
-"""Transactions over several stores that are remembered as committed until their coordinator forgets them."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +58,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     store_id: bytes
+    priorities: bool
+    """The store's option: the index is made for it."""
     lsn: int
     """The last LSN that is in the index."""
     segment: int
@@ -64,24 +67,23 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     """Where the batch after that LSN begins."""
     seq: int
-    last_number: int
+    last_segment: int
     """The highest segment number by then."""
-    next_destination: int
+    last_number: int
+    """The highest that a destination or a subscription had."""
     snapshot: tuple[int, int]
     clean: bool
     """The store was closed in order, and nothing has been written since."""
-    next_subscription: int = 1
-    priorities: bool = False
-    """The store's option: the index is made for it."""
 
 
 class Index:
-    """One index file, open. Every method is called under the store's index lock."""
+    """One index file, open: a Table (core/changes.py). Every method is called under the store's lock."""
 
     def __init__(
         self,
         path: Path,
         store_id: bytes,
+        catalog: Catalog,
         duplicate_limit: int,
         priorities: bool = False,
         file_mode: int = FILE_MODE,
@@ -93,26 +95,27 @@ class Index:
         self._duplicate_limit = duplicate_limit
         self._env: Any = None
         self._txn: Any = None
+        self.table = SegmentTable(())
+        """The segments in which is written what is applied."""
         self._checksums = PageChecksums(path, file_mode)
         self.checkpointed: Checkpoint | None = None
         self.is_undone = False
         """The file's last checkpoint had no checksums yet when the process was killed: it is the one before."""
         self.states: dict[int, DestinationState] = {}
-        self.by_destination: dict[Destination, DestinationState] = {}
-        self.next_destination = 1
-        self.subscribers: dict[int, SubscriptionState] = {}
-        """By number; also those that an earlier checkpoint does not know."""
-        self.next_subscription = 1
-        self.rows = Rows(priorities, self.states, self._bury)
+        """By number: those that are there, and those that were at the last checkpoint."""
+        self.subscriptions: dict[int, SubscriptionState] = {}
+        """Likewise."""
+        self.last_number = 0
+        """The highest that a destination or a subscription had, as far as is applied."""
+        self.rows = MessageRows(priorities, self.states, catalog, self.remember, self._remove_live)
         self._duplicates = 0
         self.transactions = 0
         """Prepared, or committed and not forgotten."""
+        self._committed = 0
         self.operations = 0
         """Applied since the last checkpoint."""
         self.emptied = False
         """A sealed segment has lost its last live message: there is something to reclaim."""
-        self.dropped = (0, 0)
-        """Messages of topics without subscriptions since open, and the seq of the last that was counted."""
 
     # Opening
 
@@ -152,9 +155,6 @@ class Index:
 
     def _open_file(self) -> None:
         self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=TABLES + 6)
-        self._begin()
-
-    def _begin(self) -> None:
         env = self._env
         self.rows.open(env)
         self._subscriptions_db = env.open_db(b"subscriptions")
@@ -193,16 +193,17 @@ class Index:
     def load(self, segments: Iterable[Segment]) -> None:
         """Set the destinations and the segments' counts to what the checkpoint says."""
         txn = self._txn
-        known = {}
+        for state in self.states.values():  # what was declared after the checkpoint the replay counts anew
+            state.count = state.bytes = 0
+            own = indexed(state)
+            own.named = False
+            own.reset()
         for key, value in txn.cursor(db=self._destinations_db):
             kind, name, count, size = msgspec.msgpack.decode(value)
-            number = ID.unpack(key)[0]
-            known[number] = self._state(number, Destination(Kind(kind), name), count, size)
-        for number, state in self.states.items():
-            if number not in known:  # declared after the checkpoint: the replay counts anew
-                state.count = state.bytes = 0
-                state.named = False
-        self._load_subscriptions()
+            state = self._state(ID.unpack(key)[0], Destination(Kind(kind), name))
+            state.count, state.bytes, state.own.named, state.own.changed = count, size, True, False
+        for key, value in txn.cursor(db=self._subscriptions_db):
+            self._load_subscription(ID.unpack(key)[0], *msgspec.msgpack.decode(value))
         self.rows.load()
         for segment in segments:
             row = txn.get(NUMBER.pack(segment.number), db=self._segments_db)
@@ -214,40 +215,32 @@ class Index:
             segment.changed = row is None or known_end != (segment.end or 0)
         self._duplicates = txn.stat(self._duplicates_db)["entries"]
         self.transactions = txn.stat(self._transactions_db)["entries"]
+        self._committed = len(self.committed())
         if self.checkpointed is not None:
-            self.next_destination = max(self.next_destination, self.checkpointed.next_destination)
-            self.next_subscription = max(self.next_subscription, self.checkpointed.next_subscription)
+            self.last_number = max(self.last_number, self.checkpointed.last_number)
         self.operations = 0
 
-    def _load_subscriptions(self) -> None:
-        """Each is the same object as before: what is held for it is not the index's."""
-        for state in self.states.values():
-            state.subscribers, state.mask, state.newest = {}, 0, 0
-        for key, value in self._txn.cursor(db=self._subscriptions_db):
-            destination, client, name, selector, no_local, start, slot, count = msgspec.msgpack.decode(value)
-            number, state = ID.unpack(key)[0], self.states[destination]
-            known = self.subscribers.get(number)
-            if known is None:
-                subscription = Subscription(state.destination, name, client, selector, no_local)
-                known = self.subscribers[number] = SubscriptionState(number, state, subscription, start)
-            known.bit, known.count, known.changed = 1 << slot, count, False
-            state.join(known)
+    def _load_subscription(
+        self, number: int, topic: int, client: str, name: str, selector: str | None, no_local: bool, start: int,
+        slot: int, count: int,
+    ) -> None:  # fmt: skip
+        """The same object as before: what is held for it is not the index's."""
+        state = self.states[topic]
+        known = self.subscriptions.get(number)
+        if known is None:
+            subscription = Subscription(state.destination, name, client, selector, no_local)
+            known = self.subscriptions[number] = SubscriptionState(number, state, subscription, start)
+        known.count, known.own = count, IndexedSubscription(1 << slot)
+        known.own.changed = False
+        state.own.join(known)
 
-    def _state(self, number: int, destination: Destination, count: int = 0, size: int = 0) -> DestinationState:
+    def _state(self, number: int, destination: Destination) -> DestinationState:
         state = self.states.get(number)
         if state is None:
-            state = DestinationState(number, destination, declared=True)
-            self.states[number] = state
-            self.by_destination[destination] = state
-        state.count, state.bytes, state.changed, state.named = count, size, False, True
-        self.next_destination = max(self.next_destination, number + 1)
+            state = self.states[number] = DestinationState(number, destination)
+        indexed(state)
+        self.last_number = max(self.last_number, number)
         return state
-
-    def declare(self, number: int, destination: Destination) -> None:
-        """A DESTINATION record met in the journal."""
-        if number not in self.states:
-            self._state(number, destination).changed = True
-        self.states[number].declared = True
 
     def segment_rows(self) -> dict[int, tuple[int, int, int, int]]:
         """number -> (base LSN, last LSN, end or 0, live) of each segment that the checkpoint knows."""
@@ -264,7 +257,7 @@ class Index:
             for number, (_, last_lsn, end, live) in self.segment_rows().items()
         }
         return LogCheckpoint(
-            checkpoint.lsn, checkpoint.segment, checkpoint.nonce, checkpoint.offset, checkpoint.last_number,
+            checkpoint.lsn, checkpoint.segment, checkpoint.nonce, checkpoint.offset, checkpoint.last_segment,
             checkpoint.snapshot, checkpoint.clean, kept,
         )  # fmt: skip
 
@@ -283,124 +276,94 @@ class Index:
             end = min((base for base in bases.values() if base > first), default=1 << 64) if first else 0
             counts = dict.fromkeys(names, 0)
             for number, place, _ in self.rows.all():
-                if number in counts and first <= place[LSN] < end:
+                if number in counts and first <= place[OWN][0] < end:
                     counts[number] += 1
         held: dict[str, int | None] = {names[number]: count for number, count in counts.items() if count}
         return held, f"{where} by the index's last checkpoint"
 
     def duplicates(self) -> Iterator[tuple[tuple[int, bytes], int]]:
-        """(destination id, message id), seq; oldest first."""
+        """(destination, message id), seq; oldest first."""
         for key, value in self._txn.cursor(db=self._duplicates_db):
             number, message_id = msgspec.msgpack.decode(value)
             yield (number, message_id), NUMBER.unpack(key)[0]
 
     # Changing
 
-    def apply(self, entries: list[Entry], segment: Segment, table: SegmentTable) -> None:
-        """Apply one batch, in order. `segment` is where it was written."""
-        puts: list[tuple[bytes, bytes]] = []
-        pack_key, pack_place = KEY.pack, PLACE.pack
-        live_bytes = 0
-        for entry in entries:
-            kind = entry[0]
-            if kind == f.SEND:
-                _, state, seq, lsn, offset, length, key, extra = entry
-                if key is not None:
-                    self.remember(key, seq)
-                row = pack_place(lsn, offset, length)
-                if extra is not None or state.is_topic:
-                    more = self.rows.more(state, seq, extra)
-                    if more is None:
-                        segment.mark_dead(lsn)
-                        if seq > self.dropped[1]:  # not when it is applied once more, from the checkpoint on
-                            self.dropped = (self.dropped[0] + 1, seq)
-                        continue
-                    row += more
-                puts.append((pack_key(state.id, seq), row))
-                state.count += 1
-                state.bytes += length
-                state.changed = True
-                live_bytes += length
-                continue
-            if puts:
-                self.rows.put(puts, segment, live_bytes)
-                puts, live_bytes = [], 0
-            if kind == f.ACK:
-                _, state, seq, number = entry
-                if number:
-                    self.rows.ack_for(state, seq, number, table)
-                else:
-                    self.rows.kill(state, seq, table)
-            else:
-                self._apply_other(entry, segment, table)
-        if puts:
-            self.rows.put(puts, segment, live_bytes)
-        self.operations += len(entries)
+    def put(self, sends: Sequence[Send]) -> None:
+        self.rows.put(sends, self.table)
 
-    def _apply_other(self, entry: Entry, segment: Segment, table: SegmentTable) -> None:
-        kind = entry[0]
-        if kind == f.ACK_RANGE:
-            _, state, first, last, number = entry
-            self.rows.ack_range(state, first, last, number, table)
-        elif kind == f.DESTINATION:
-            entry[1].changed = entry[1].named = True
-        elif kind == f.DELIVERED:
-            _, state, seq, number, count = entry
-            self.rows.delivered(state, number, seq, count)
-        elif kind == f.SUBSCRIBE:
-            self.subscribe(entry[2])
-        elif kind == f.UNSUBSCRIBE:
-            self._unsubscribe(entry[1], entry[2], table)
-        elif kind == f.PREPARE:
-            self._prepare(entry, segment)
-        elif kind in (f.COMMIT, f.ROLLBACK):
-            self._settle(entry[1], kind == f.COMMIT, table)
+    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
+        if number:
+            self.rows.ack_for(state, seq, number)
         else:
-            self._remove(entry[1], table)
+            self.rows.remove(state, seq)
+
+    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
+        self.rows.ack_range(state, first, last, number)
+
+    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+        self.rows.returned(state, seq, number, count)
+
+    def declare(self, state: DestinationState) -> None:
+        own = indexed(state)
+        own.changed = own.named = True
+        self.states[state.number] = state
+        self.last_number = max(self.last_number, state.number)
+
+    def remove(self, state: DestinationState) -> None:
+        self.rows.ack_range(state, 0, SEQ_END, 0)
+        for known in list(state.own.subscriptions.values()):
+            self._drop(known)
+        self._txn.delete(ID.pack(state.number), db=self._destinations_db)
+        self._forget_duplicates(state.number)
+        state.own.changed = state.own.named = False
 
     def subscribe(self, known: SubscriptionState) -> None:
-        """A subscription begins. One that was there before the index went back to a checkpoint is the same again."""
-        known = self.subscribers.setdefault(known.number, known)
-        state = known.state
-        known.bit, known.count, known.changed = 1 << state.free_slot(), 0, True
-        state.join(known)
+        own = known.topic.own
+        known.count, known.own = 0, IndexedSubscription(1 << own.free_slot())
+        self.subscriptions[known.number] = known
+        own.join(known)
         self.rows.begin(known)
-        self.next_subscription = max(self.next_subscription, known.number + 1)
+        self.last_number = max(self.last_number, known.number)
 
-    def _unsubscribe(self, state: DestinationState, number: int, table: SegmentTable) -> None:
-        """It has acked all, so to speak."""
-        known = state.subscribers.get(number)
-        if known is not None:
-            self.rows.ack_range(state, 0, SEQ_END, number, table)
-            self._drop(known)
+    def unsubscribe(self, known: SubscriptionState) -> None:
+        there = known.topic.own.subscriptions.get(known.number)
+        if there is not None:
+            self.rows.ack_range(known.topic, 0, SEQ_END, known.number)
+            self._drop(there)
 
     def _drop(self, known: SubscriptionState) -> None:
-        known.state.leave(known)
-        self.subscribers.pop(known.number, None)
+        known.topic.own.leave(known)
         self._txn.delete(ID.pack(known.number), db=self._subscriptions_db)
 
-    def _prepare(self, entry: Entry, segment: Segment) -> None:
+    def prepare(self, branch: Branch) -> None:
         """The record of a prepared branch retains its segment as a live message does."""
-        _, transaction, lsn, offset, length = entry
+        lsn, _, length = branch.own
+        segment = self.table.find(lsn)
+        if segment is None:
+            raise AssertionError(f"index: the prepared transaction {branch.transaction.hex()} lies in no segment")
         # A rebuild may know from the snapshot that it is committed before it comes to the PREPARE.
-        known = self._txn.replace(transaction, PLACE.pack(lsn, offset, length), db=self._transactions_db)
+        known = self._txn.replace(branch.transaction, WHERE.pack(*branch.own), db=self._transactions_db)
         self.transactions += known is None
+        self._committed -= known == b""
         segment.add_live(length)
 
-    def _settle(self, transaction: bytes, commit: bool, table: SegmentTable) -> None:
+    def settled(self, branch: Branch, committed: bool) -> None:
+        transaction = branch.transaction
         value = self._txn.pop(transaction, db=self._transactions_db)
         self.transactions -= value is not None
         if value:
-            lsn, _, length = PLACE.unpack(value)
-            self._bury(lsn, length, f"transaction {transaction.hex()}", table)
-        if commit:
+            lsn, _, length = WHERE.unpack(value)
+            self._remove_live(lsn, length, f"transaction {transaction.hex()}")
+        if committed:
             self.remember_committed(transaction)
 
     def remember_committed(self, transaction: bytes) -> None:
         """Until it is forgotten, or the oldest of too many."""
         self._txn.put(transaction, b"", db=self._transactions_db)
         self.transactions += 1
-        if self.transactions > COMMITTED_MAX:
+        self._committed += 1
+        if self._committed > COMMITTED_MAX:
             with self._txn.cursor(db=self._transactions_db) as cursor:
                 oldest = next((key for key, place in cursor if not place), None)
             if oldest is not None:
@@ -412,23 +375,16 @@ class Index:
             if self._txn.get(transaction, db=self._transactions_db) == b"":
                 self._txn.delete(transaction, db=self._transactions_db)
                 self.transactions -= 1
+                self._committed -= 1
 
-    def _bury(self, lsn: int, length: int, what: object, table: SegmentTable) -> None:
+    def _remove_live(self, lsn: int, length: int, what: object) -> None:
         """A record is live no more."""
-        segment = table.find(lsn)
+        segment = self.table.find(lsn)
         if segment is None:
             raise AssertionError(f"index: record {lsn} of {what} lies in no segment")
         segment.remove_live(lsn, length)
         if not segment.live and segment.end is not None:
             self.emptied = True
-
-    def _remove(self, state: DestinationState, table: SegmentTable) -> None:
-        self.rows.ack_range(state, 0, SEQ_END, 0, table)
-        for known in state.subscribers.values():
-            self._drop(known)
-        self._txn.delete(ID.pack(state.id), db=self._destinations_db)
-        self._forget_duplicates(state.id)
-        state.changed = state.named = False
 
     def remember(self, key: tuple[int, bytes], seq: int) -> None:
         """Keep an id of the duplicate window, drop the oldest beyond the limit."""
@@ -456,6 +412,8 @@ class Index:
         for number in numbers:
             self._txn.delete(NUMBER.pack(number), db=self._segments_db)
 
+    # Checkpoints
+
     def checksum_files(self) -> Files | None:
         """What `checkpoint` needs besides. Raises OSError if the process can open no more files."""
         return self._checksums.open_files()
@@ -467,26 +425,31 @@ class Index:
         for segment in segments:
             if segment.changed:
                 segment.changed = False
-                dead = bytes(segment.dead) if segment.dead else b""
-                row = (
-                    segment.base_lsn, segment.last_lsn, segment.end or 0, segment.live, segment.live_bytes, dead,
-                )  # fmt: skip
-                txn.put(NUMBER.pack(segment.number), _segment_row(row), db=self._segments_db)
-        for state in list(self.states.values()):
-            if state.changed and state.named:
-                state.changed = False
-                packed = msgspec.msgpack.encode(
-                    (state.destination.kind.value, state.destination.name, state.count, state.bytes)
-                )
-                txn.put(ID.pack(state.id), packed, db=self._destinations_db)
-        for known in list(self.subscribers.values()):
-            if known.changed and known.number in known.state.subscribers:
-                known.changed = False
-                txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
+                txn.put(NUMBER.pack(segment.number), _segment_row(segment), db=self._segments_db)
+        for state in self.states.values():
+            if state.own.named:
+                if state.own.changed:
+                    state.own.changed = False
+                    txn.put(ID.pack(state.number), _destination_row(state), db=self._destinations_db)
+                for known in state.own.subscriptions.values():
+                    if known.own.changed:
+                        known.own.changed = False
+                        txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
         txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)
         self.commit_partial()
         self._checksums.write(files)  # before the next transaction can write any page
         self.checkpointed = checkpoint
+        self._let_go_of_removed()
+
+    def _let_go_of_removed(self) -> None:
+        """Nothing goes back to before this checkpoint any more."""
+        for state in [state for state in self.states.values() if not state.own.named]:
+            del self.states[state.number]
+        for known in list(self.subscriptions.values()):
+            if self.states.get(known.topic.number) is not known.topic or (
+                known.topic.own.subscriptions.get(known.number) is not known
+            ):
+                del self.subscriptions[known.number]
 
     def commit_partial(self) -> None:
         """Commit, synced, and go on; the map grows here, where no transaction is open (rule X4)."""
@@ -500,10 +463,10 @@ class Index:
 
     # Asking
 
-    def prepared(self) -> list[tuple[bytes, tuple[int, int, int]]]:
-        """Transaction and (LSN, offset, length) of each that waits for its outcome; oldest first."""
+    def prepared(self) -> list[tuple[bytes, Own]]:
+        """Each transaction that waits for its outcome, and where its record is; oldest first."""
         with self._txn.cursor(db=self._transactions_db) as cursor:
-            return [(bytes(key), PLACE.unpack(place)) for key, place in cursor if place]
+            return [(bytes(key), WHERE.unpack(place)) for key, place in cursor if place]
 
     def committed(self) -> list[bytes]:
         """The transactions that are committed and not forgotten; oldest first."""
@@ -511,19 +474,23 @@ class Index:
             return [bytes(key) for key, place in cursor if not place]
 
 
-def _segment_row(row: tuple[int, int, int, int, int, bytes]) -> bytes:
-    base_lsn, last_lsn, end, live, live_bytes, dead = row
-    return msgspec.msgpack.encode((base_lsn, last_lsn, end, live, live_bytes, dead.rstrip(b"\0")))
+def _segment_row(segment: Segment) -> bytes:
+    dead = bytes(segment.dead).rstrip(b"\0") if segment.dead else b""
+    return msgspec.msgpack.encode(
+        (segment.base_lsn, segment.last_lsn, segment.end or 0, segment.live, segment.live_bytes, dead)
+    )
+
+
+def _destination_row(state: DestinationState) -> bytes:
+    return msgspec.msgpack.encode((state.destination.kind.value, state.destination.name, state.count, state.bytes))
 
 
 def _subscription_row(known: SubscriptionState) -> bytes:
-    subscription = known.subscription
+    _, name, client, selector, no_local = known.subscription
+    slot = known.own.bit.bit_length() - 1
     return msgspec.msgpack.encode(
-        (
-            known.state.id, subscription.client_id, subscription.name, subscription.selector, subscription.no_local,
-            known.start, known.bit.bit_length() - 1, known.count,
-        )
-    )  # fmt: skip
+        (known.topic.number, client, name, selector, no_local, known.start, slot, known.count)
+    )
 
 
 def is_of_index(error: Exception) -> bool:

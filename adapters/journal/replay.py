@@ -1,136 +1,181 @@
-"""What the journal's records mean: from the log into what the index applies."""
+"""Filling the index from the journal: what came after its checkpoint, or all of it. Records become the changes that
+they were made of, and these are applied as they were the first time."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
-from ..base import TRANSACTION_BYTES, Subscription
-from ..wal.reader import Batch, Record, records_of
-from . import format as f
-from .batch import Entry
-from .destinations import DestinationState, SubscriptionState
-from .index import Index
-from .messages import order_of
+from ..base import Progress, Subscription
+from ..core.changes import Change, Send, apply_all
+from ..core.states import DestinationState, SubscriptionState
+from ..wal import format as w
+from ..wal.reader import Batch, BatchReader, Record, records_of
+from ..wal.recovery import require_end
+from ..wal.segment import Segment, SegmentTable
+from ..wal.survey import Survey
+from ..wal.ticket import Tail
+from . import snapshot as snapshots
+from .encoding import DECODERS, PREPARE, SEND, SEND_START, decode_prepare, decode_send
+from .index import Checkpoint, Index
+
+PARTIAL_OPERATIONS: Final = 200_000
+"""A rebuild commits after so many, so that LMDB's transaction stays of bounded size; without a checkpoint in it such a
+file counts for nothing."""
 
 
-class Replayer:
-    """Turns records into what the index applies. Keeps the counters that only records tell.
+class Replay:
+    """Applies to an index what the segments of a table say."""
 
-    `live`: the log is at work meanwhile; which destinations are declared at its end is its own to know.
-    """
-
-    def __init__(self, index: Index, path: str, live: bool = False) -> None:
-        self.index = index
-        self.path = path
-        self.live = live
+    def __init__(self, index: Index, table: SegmentTable) -> None:
+        self._index, self._table = index, table
+        index.table = table
         self.seq = 0
-        self.snapshot: tuple[int, int] | None = None
-        self.skipped: list[int] = []
-        """LSNs of messages that turned out to be dead, since the caller last asked."""
-        self.reflected_lsn = 0
-        """A snapshot tells all names and message ids up to this LSN, and which are no more (rule J6)."""
+        """The highest that was met."""
+        self._reflected_lsn = 0
+        """A snapshot tells all that is needed of what comes before, but for the messages that live (rule J6)."""
 
-    def entries(self, batch: Batch, segment_number: int, dead: bytes | None = None, base_lsn: int = 0) -> list[Entry]:
-        """The entries of a batch. With `dead`, only its sends whose bit there is not set: how a segment older than a
-        snapshot is read (rule J6)."""
-        entries: list[Entry] = []
-        for record in records_of(batch):
-            kind = record.kind
-            if kind == f.SEND:
-                entry = self._send(record, dead, base_lsn)
-            elif kind == f.SNAPSHOT:
-                self.snapshot = (segment_number, batch.offset)
-                continue
-            elif kind not in f.RECORD_TYPES:
-                reason = f"record of unknown type {kind}; a newer version wrote it"
-                raise CorruptionError(self.path, record.offset, reason)
-            elif kind == f.PREPARE:
-                entry = self._prepare(record, dead, base_lsn)
-            elif dead is not None:
-                continue
-            elif kind in (f.COMMIT, f.ROLLBACK):
-                entry = (kind, record.payload, None)
-            elif kind == f.DESTINATION:
-                entry = self._declare(record)
+    def from_checkpoint(self, checkpoint: Checkpoint, end: Tail) -> None:
+        """All that lies between the index's checkpoint and `end`. Raises CorruptionError, OSError."""
+        for segment in self._table.segments:
+            if checkpoint.segment <= segment.number <= end.segment.number:
+                offset, lsn = w.HEADER_BYTES, segment.base_lsn - 1
+                if segment.number == checkpoint.segment:
+                    offset, lsn = checkpoint.offset, checkpoint.lsn
+                self._segment(segment, offset, lsn, end.offset if segment is end.segment else segment.end)
+
+    def everything(self, found: Survey, progress: Progress | None) -> None:
+        """The whole journal, into an empty index. Raises CorruptionError, OSError."""
+        kept: dict[int, snapshots.KeptSegment] = {}
+        latest: snapshots.Snapshot | None = None
+        if found.snapshot is not None:
+            latest = snapshots.decode(found.snapshot)
+            kept = {segment.number: segment for segment in latest.kept}
+            self._begin_with(latest)
+        total = sum(segment.end or found.end.offset for segment in self._table.segments)
+        done = 0
+        for segment in found.older:
+            dead = kept[segment.number].dead_bits() if segment.number in kept else b""
+            self._old_segment(segment, dead, segment.end)
+            done = _report(progress, done, segment.end or 0, total)
+        for link, segment in enumerate(found.chain):
+            end = found.end.offset if link == found.end.link else segment.end
+            if latest is not None and segment.number == latest.first_needed:
+                self._old_segment(segment, latest.first_dead_bits(), end, partial(self._restore_rest, latest))
             else:
-                entry = self._settle(record)
-            if entry is not None:
-                entries.append(entry)
-        return entries
+                self._segment(segment, w.HEADER_BYTES, segment.base_lsn - 1, end)
+            done = _report(progress, done, end or 0, total)
 
-    def _send(self, record: Record, dead: bytes | None, base_lsn: int) -> Entry | None:
-        payload = record.payload
-        seq = f.SEQ.unpack_from(payload)[0]
+    def _begin_with(self, latest: snapshots.Snapshot) -> None:
+        index = self._index
+        self.seq = max(self.seq, latest.seq)
+        self._reflected_lsn = latest.lsn
+        index.last_number = max(index.last_number, latest.last_number)
+        for number, kind, name in latest.destinations:
+            index.declare(DestinationState(number, Destination(Kind(kind), name)))
+        for number, seq, message_id in latest.duplicates:
+            index.remember((number, message_id), seq)
+        for transaction in latest.committed:
+            index.remember_committed(transaction)
+        for number, topic, client, name, selector, no_local, start in latest.subscriptions:
+            state = index.states[topic]
+            subscription = Subscription(state.destination, name, client, selector, no_local)
+            index.subscribe(SubscriptionState(number, state, subscription, start))
+
+    def _restore_rest(self, latest: snapshots.Snapshot) -> None:
+        """All live messages that the snapshot reflects are in the index: who has acked them, how often they have come
+        back."""
+        index = self._index
+        for number, acked in latest.acked:
+            topic = index.subscriptions[number].topic
+            for first, last in snapshots.ranges_of(acked):
+                index.ack_range(topic, first, last, number)
+        for seq, number, count, destination in latest.deliveries:
+            index.returned(index.states[destination], seq, number, count)
+
+    def _old_segment(
+        self, segment: Segment, dead: bytes, end: int | None, reflected: Callable[[], None] | None = None
+    ) -> None:
+        """One that a snapshot reflects, as far as it does: of that part only what is live. `reflected` is called where
+        that part ends."""
+        segment.dead = bytearray(dead) if dead else None
+        self._segment(segment, w.HEADER_BYTES, segment.base_lsn - 1, end, dead, reflected)
+
+    def _segment(
+        self,
+        segment: Segment,
+        offset: int,
+        lsn: int,
+        end: int | None,
+        dead: bytes | None = None,
+        reflected: Callable[[], None] | None = None,
+    ) -> None:
+        index = self._index
+        reader = BatchReader(segment, offset, lsn, end)
+        for batch in reader:
+            if reflected is not None and batch.last_lsn > self._reflected_lsn:
+                reflected()
+                dead = reflected = None
+            # Each record is read once what comes before it is applied: it may speak of what begins there.
+            apply_all(self._changes(batch) if dead is None else self._live(batch, dead), index)
+            index.operations += batch.header.count
+            if index.operations >= PARTIAL_OPERATIONS and index.checkpointed is None:
+                index.commit_partial()
+        require_end(reader, segment, end)
+        if reflected is not None:
+            reflected()
+
+    def _changes(self, batch: Batch) -> Iterator[Change]:
+        """What a batch says."""
+        for record in records_of(batch):
+            if record.kind == SEND:
+                yield self._send(record)
+                continue
+            decode = DECODERS.get(record.kind)
+            if decode is None:
+                reason = f"record of unknown kind {record.kind}; a newer version wrote it"
+                raise CorruptionError(str(batch.segment.path), record.offset, reason)
+            change = decode(record, self._index)
+            if change is not None:
+                yield change
+
+    def _live(self, batch: Batch, dead: bytes) -> Iterator[Change]:
+        """The messages and prepared branches of a batch whose bit is not set in `dead`. The message ids the snapshot
+        tells."""
+        base_lsn = batch.segment.base_lsn
+        for record in records_of(batch):
+            if record.kind == SEND:
+                self._meet(SEND_START.unpack_from(record.payload)[1])
+            if record.kind in (SEND, PREPARE) and not _bit(dead, record.lsn - base_lsn):
+                if record.kind == SEND:
+                    send = self._send(record)
+                    send.name = None
+                    yield send
+                else:
+                    yield decode_prepare(record, self._index)
+
+    def _send(self, record: Record) -> Send:
+        try:
+            send = decode_send(record, self._index)
+        except KeyError as error:
+            reason = f"record {record.lsn} is a message of destination {error}, which no record declares"
+            raise CorruptionError(str(record.segment.path), record.offset, reason) from None
+        self._meet(send.seq)
+        return send
+
+    def _meet(self, seq: int) -> None:
         if seq > self.seq:
             self.seq = seq
-        if dead is not None and _bit(dead, record.lsn - base_lsn):
-            return None
-        number, _, _, id_bytes, _, _, _ = f.MESSAGE.unpack_from(payload, f.SEQ.size)
-        state = self.index.states.get(number)
-        if state is None:
-            if dead is None and record.lsn <= self.reflected_lsn:
-                self.skipped.append(record.lsn)  # its destination was removed before the snapshot
-                return None
-            reason = f"record {record.lsn} names destination {number}, which no record declares"
-            raise CorruptionError(self.path, record.offset, reason)
-        key: Any = None
-        if id_bytes and record.lsn > self.reflected_lsn:
-            start = f.SEQ.size + f.MESSAGE.size
-            key = (number, payload[start : start + id_bytes])
-        extra = order_of(payload[f.SEQ.size :], self.index.priorities)
-        return (f.SEND, state, seq, record.lsn, record.offset, record.length, key, extra)
-
-    def _prepare(self, record: Record, dead: bytes | None, base_lsn: int) -> Entry | None:
-        """One whose outcome a snapshot knows is dead."""
-        if dead is not None and _bit(dead, record.lsn - base_lsn):
-            return None
-        return (f.PREPARE, record.payload[:TRANSACTION_BYTES], record.lsn, record.offset, record.length)
-
-    def _declare(self, record: Record) -> Entry | None:
-        if record.lsn <= self.reflected_lsn:
-            return None
-        number, kind = f.DESTINATION_PAYLOAD.unpack_from(record.payload)
-        name = record.payload[f.DESTINATION_PAYLOAD.size :].decode()
-        if not self.live:
-            self.index.declare(number, Destination(Kind(kind), name))
-        return (f.DESTINATION, self.index.states[number])
-
-    def _settle(self, record: Record) -> Entry | None:
-        """None for what concerns a destination that was removed: all its messages are dead already."""
-        state = self.index.states.get(f.GONE_PAYLOAD.unpack_from(record.payload)[0])
-        if state is None:
-            return None
-        if record.kind == f.ACK:
-            _, subscription, seq = f.ACK_PAYLOAD.unpack(record.payload)
-            return (f.ACK, state, seq, subscription)
-        if record.kind == f.ACK_RANGE:
-            _, subscription, first, last = f.RANGE_PAYLOAD.unpack(record.payload)
-            return (f.ACK_RANGE, state, first, last, subscription)
-        if record.kind == f.DELIVERED:
-            _, subscription, seq, count = f.DELIVERED_PAYLOAD.unpack(record.payload)
-            return (f.DELIVERED, state, seq, subscription, count)
-        if record.kind == f.SUBSCRIBE:
-            return (f.SUBSCRIBE, state, _subscription(state, record.payload))
-        if record.kind == f.UNSUBSCRIBE:
-            return (f.UNSUBSCRIBE, state, f.UNSUBSCRIBE_PAYLOAD.unpack(record.payload)[1])
-        if record.lsn <= self.reflected_lsn:  # it came back before the snapshot, which tells its message ids
-            return (f.ACK_RANGE, state, 0, f.SEQ_MAX, 0)
-        if not self.live:
-            state.declared = False
-        return (f.DESTINATION_GONE, state)
-
-
-def _subscription(state: DestinationState, payload: bytes) -> SubscriptionState:
-    _, number, start, flags, client_bytes, name_bytes, _ = f.SUBSCRIBE_PAYLOAD.unpack_from(payload)
-    name_at = f.SUBSCRIBE_PAYLOAD.size + client_bytes
-    client = payload[f.SUBSCRIBE_PAYLOAD.size : name_at].decode()
-    name = payload[name_at : name_at + name_bytes].decode()
-    selector = payload[name_at + name_bytes :].decode() if flags & f.HAS_SELECTOR else None
-    subscription = Subscription(state.destination, name, client, selector, bool(flags & f.NO_LOCAL))
-    return SubscriptionState(number, state, subscription, start)
 
 
 def _bit(bits: bytes, ordinal: int) -> bool:
     return ordinal >> 3 < len(bits) and bool(bits[ordinal >> 3] & 1 << (ordinal & 7))
+
+
+def _report(progress: Progress | None, done: int, more: int, total: int) -> int:
+    if progress is not None:
+        progress("rebuilding the index", done + more, total)
+    return done + more

@@ -10,16 +10,20 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ..duplicates import DuplicateWindow
+from ..core.changes import Table
+from ..core.delivery import Delivery
+from ..core.plan import Plan, Sequencer
+from ..core.states import DestinationState, SubscriptionState
 from ..wal.segment import Segment
 from ..wal.survey import Kept, Needed
-from .destinations import DestinationState, SubscriptionState
-from .index import Index
-from .rows import Rows
+
+if TYPE_CHECKING:
+    from .index import Index
+    from .rows import MessageRows
 
 RANGE = struct.Struct("<QQ")
 WORTH: Final = 4
@@ -50,30 +54,29 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The highest given out by then."""
     first_needed: int
     """The segment that was being written: it and all after it are needed whole."""
-    next_destination: int
+    last_number: int
+    """The highest that a destination or a subscription had by then."""
     kept: list[KeptSegment]
     """Those before `first_needed` that hold live messages. Others before it are released, or about to be."""
+    first_dead: bytes
+    """Which messages of the segment `first_needed` are dead, of those up to `lsn`; deflated bits as of a kept one."""
     destinations: list[tuple[int, int, str]]
-    """Id, kind, name."""
-    duplicates: list[tuple[int, int, bytes]]
-    """Destination id, seq, message id; oldest first."""
-    committed: list[bytes] = []
-    """Transactions over several stores that are committed here and not forgotten yet. Those that are prepared have
-    their records in `kept` segments, as live messages have."""
-    first_dead: bytes | None = None
-    """Which messages of the segment `first_needed` are dead, of those up to `lsn`; deflated bits as of a kept one. None
-    in snapshots from before subscriptions: then that segment is read from its start."""
-    next_subscription: int = 1
-    subscriptions: list[tuple[int, int, str, str, str | None, bool, int]] = []
-    """Number, destination id, client, name, selector, no_local, start."""
-    acked: list[tuple[int, bytes]] = []
+    """Number, kind, name."""
+    subscriptions: list[tuple[int, int, str, str, str | None, bool, int]]
+    """Number, destination's number, client, name, selector, no_local, start."""
+    acked: list[tuple[int, bytes]]
     """Subscription, and what it has acked of the messages that live: ranges of seqs, first and last as 64 bits each,
     deflated."""
-    deliveries: list[tuple[int, int, int, int]] = []
-    """Seq, subscription (0: a queue), how often it has come back, destination id; where it has."""
+    deliveries: list[tuple[int, int, int, int]]
+    """Seq, subscription (0: a queue), how often it has come back, destination; where it has."""
+    duplicates: list[tuple[int, int, bytes]]
+    """Destination, seq, message id; oldest first."""
+    committed: list[bytes]
+    """Transactions over several stores that are committed here and not forgotten yet. Those that are prepared have
+    their records in `kept` segments, as live messages have."""
 
-    def first_dead_bits(self) -> bytes | None:
-        return None if self.first_dead is None else zlib.decompress(self.first_dead)
+    def first_dead_bits(self) -> bytes:
+        return zlib.decompress(self.first_dead)
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -89,35 +92,59 @@ def needed_by(payload: bytes) -> Needed:
     return Needed(latest.first_needed, {kept.number: Kept(kept.end, kept.last_lsn) for kept in latest.kept})
 
 
+class WriteSnapshot:
+    """The change that puts a snapshot into the journal: nothing else comes of it."""
+
+    __slots__ = ("payload",)
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+
+    @property
+    def size(self) -> int:
+        return len(self.payload)
+
+    def plan(self, plan: Plan) -> None:
+        plan.changes.append(self)
+        plan.own = self
+
+    def apply(self, table: Table) -> None:
+        """It says what is in the index already."""
+
+    def settle(self, delivery: Delivery) -> None:
+        """It concerns no message."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return ()
+
+
 def take(
-    lsn: int, seq: int, active: Segment, kept: Iterable[Segment], index: Index, window: DuplicateWindow
+    lsn: int, active: Segment, kept: Iterable[Segment], index: Index, sequencer: Sequencer, last_number: int
 ) -> Snapshot:
-    """A snapshot of the index as it stands, up to `lsn` in the segment `active`. Called under the index lock."""
-    states = index.states.values()
-    known = [known for state in states for known in state.subscribers.values()]
+    """A snapshot of the index as it stands, up to `lsn` in the segment `active`. Called under the store's lock."""
+    states = [state for state in index.states.values() if state.own.named]
     return Snapshot(
         lsn=lsn,
-        seq=seq,
+        seq=sequencer.last_seq,
         first_needed=active.number,
-        next_destination=index.next_destination,
+        last_number=last_number,
         kept=[KeptSegment(s.number, s.nonce, s.base_lsn, s.last_lsn, s.end or 0, _deflate(s.dead)) for s in kept],
-        destinations=[(s.id, s.destination.kind.value, s.destination.name) for s in states if s.declared or s.named],
-        duplicates=[(key[0], seq, key[1]) for key, seq in window.items()],
-        committed=index.committed(),
         first_dead=zlib.compress(bytes(active.dead or b""), 1),
-        next_subscription=index.next_subscription,
-        subscriptions=[_subscription(one) for one in known],
-        acked=[said for state in states if state.subscribers for said in _acked(state, index.rows)],
+        destinations=[(state.number, state.destination.kind.value, state.destination.name) for state in states],
+        subscriptions=[_subscription(known) for state in states for known in state.own.subscriptions.values()],
+        acked=[acked for state in states if state.own.subscriptions for acked in _acked(state, index.rows)],
         deliveries=list(index.rows.all_deliveries()),
+        duplicates=[(key[0], seq, key[1]) for key, seq in sequencer.window.items()],
+        committed=index.committed(),
     )
 
 
 def _subscription(known: SubscriptionState) -> tuple[int, int, str, str, str | None, bool, int]:
     _, name, client, selector, no_local = known.subscription
-    return known.number, known.state.id, client, name, selector, no_local, known.start
+    return known.number, known.topic.number, client, name, selector, no_local, known.start
 
 
-def _acked(state: DestinationState, rows: Rows) -> Iterator[tuple[int, bytes]]:
+def _acked(state: DestinationState, rows: MessageRows) -> Iterator[tuple[int, bytes]]:
     """For each subscription of a topic the ranges of messages that it has acked, or that are not for it."""
     runs: list[tuple[int, int, int]] = []  # first and last seq of neighbours that the same ones have yet to ack
     for seq, pending in rows.pending(state):
@@ -125,11 +152,11 @@ def _acked(state: DestinationState, rows: Rows) -> Iterator[tuple[int, bytes]]:
             runs[-1] = (runs[-1][0], seq, pending)
         else:
             runs.append((seq, seq, pending))
-    for known in state.subscribers.values():
+    for known in state.own.subscriptions.values():
         ranges: list[int] = []
         joined = False
         for first, last, pending in runs:
-            if pending & known.bit:
+            if pending & known.own.bit:
                 joined = False
                 continue
             if joined:

@@ -280,8 +280,8 @@ class SqlBackend(Backend):
     def _outcome_unknown(self, error: SQLAlchemyError) -> OutcomeUnknownError:
         return OutcomeUnknownError(
             f"store {self.name!r}: the database was cut off, or failed, while it committed: "
-            f"{self._database.said(error)}; whether the operation took effect shows when it is back. A send is safe to "
-            "repeat with the same message_id"
+            f"{self._database.words(error)}; whether the operation took effect shows when it is back. A send is safe "
+            "to repeat with the same message_id"
         )
 
     def took_effect(self, plan: Plan) -> bool:

@@ -55,7 +55,7 @@ class Database:
                 raise ConfigError(
                     [
                         f"store {self.name!r}: keepalive_statement {statement!r} is wrong, "
-                        f"{shown_url(self.engine.url)} says: {self.said(error)}; mend it, or leave it out"
+                        f"{shown_url(self.engine.url)} says: {self.words(error)}; mend it, or leave it out"
                     ]
                 ) from None
 
@@ -63,7 +63,7 @@ class Database:
 
     def error(self, error: SQLAlchemyError) -> AnabranchError:
         """What to raise for it. Without its cause: a driver may have put a password there."""
-        words = self.said(error)
+        words = self.words(error)
         out_of_files = dialects.out_of_files(error)
         if out_of_files is not None:
             return refused(f"store {self.name!r}: {words}", out_of_files)
@@ -79,9 +79,9 @@ class Database:
     def disk_failed(self, error: SQLAlchemyError) -> StoreFailedError:
         """What the store fails for if the database says that the disk has failed, or that its file is damaged."""
         where = shown_url(self.engine.url)
-        return StoreFailedError(f"its database {where} is damaged, or its disk has failed: {self.said(error)}")
+        return StoreFailedError(f"its database {where} is damaged, or its disk has failed: {self.words(error)}")
 
-    def said(self, error: BaseException) -> str:
+    def words(self, error: BaseException) -> str:
         """The driver's words, on one line."""
         return words_of(error, self.engine.url)
 

@@ -2,9 +2,9 @@
 
 L1  A node owns the store while its name is in the row of LEASE and the row has not expired, both as the database says.
 L2  Nobody takes the row before it has expired or was given back; who takes it raises STORE.BATCH in the same database
-    transaction. Each transaction of an owner that writes says which batch it follows (S3), so that one who believes
-    that he owns it still, having slept through its end, cannot write.
-L3  The owner renews it in the background. He counts from before he sent the renewal, by a clock that no one sets, and
+    transaction. Each transaction of an owner that writes says which batch it follows (S3), so that one that believes
+    to own it still, having slept through its end, cannot write.
+L3  The owner renews it in the background. It counts from before it sent the renewal, by a clock that no one sets, and
     stops while a tenth of the lease is left: before anyone else can have it, even if clocks do not run alike.
 """
 
@@ -80,7 +80,7 @@ class _Held(NamedTuple):
 
     holder: str
     left: float
-    """Seconds; below 0: expired, but a transaction of his is not over."""
+    """Seconds; below 0: expired, but its last transaction is not over."""
 
 
 class Lease:

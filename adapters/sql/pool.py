@@ -74,7 +74,7 @@ class KeptPool(Pool):
         # perhaps in a thread that is in here, and so may a signal handler.
         self._lock = threading.RLock()
         self._idle: deque[ConnectionPoolEntry] = deque()  # used last: at the right, and taken first
-        # In use, since when. Weak: one whose user was interrupted before he had it is closed when nobody knows it.
+        # In use, since when. Weak: one whose user was interrupted before it had it is closed when nobody knows it.
         self._out: weakref.WeakKeyDictionary[ConnectionPoolEntry, float] = weakref.WeakKeyDictionary()
         self._slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
         self._waiters: deque[threading.Lock] = deque()
@@ -243,9 +243,9 @@ class KeptPool(Pool):
 
     def _is_due(self) -> bool:
         with self._lock:
-            return len(self._slots) < self._least or any(self._lot(record) for record in self._idle)
+            return len(self._slots) < self._least or any(self._due(record) for record in self._idle)
 
-    def _lot(self, record: ConnectionPoolEntry) -> str:
+    def _due(self, record: ConnectionPoolEntry) -> str:
         """What is to be done with an idle one: "" nothing, "ask", "close"."""
         about, now = _about(record), time.monotonic()
         if now - about["used"] >= self._idle_timeout and len(self._slots) > self._least:
@@ -262,11 +262,11 @@ class KeptPool(Pool):
         asked, closed = [], []
         with self._lock:
             for record in list(self._idle):  # the longest idle first
-                lot = self._lot(record)
-                if not lot:
+                due = self._due(record)
+                if not due:
                     continue
                 self._idle.remove(record)
-                if lot == "close":
+                if due == "close":
                     closed.append(record)
                     self._slots.discard(_about(record)["slot"])  # the next one counts without it
                 else:
@@ -308,7 +308,7 @@ class KeptPool(Pool):
             del record, slot
 
     def _cut_off(self) -> None:
-        """Those whose users have waited too long get an error: nobody hangs on a database that has gone dumb."""
+        """Those whose users have waited too long get an error: nobody hangs on a database that is unresponsive."""
         if not self._response_timeout:
             return
         overdue = time.monotonic() - self._response_timeout

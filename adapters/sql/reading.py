@@ -199,7 +199,7 @@ class Reading:
 
     def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
         after = 0
-        while rows := self._all("select.spent", least=least, after=after, most=PAGE):
+        while rows := self._all("select.limited", least=least, after=after, most=PAGE):
             for number, after in rows:
                 state = self._catalog.by_number.get(number)
                 if state is not None:
@@ -207,7 +207,7 @@ class Reading:
         for known in list(self._catalog.subscriptions.values()):
             after = 0
             while known.own and (
-                rows := self._all("select.spent.durable", durable=known.number, least=least, after=after, most=PAGE)
+                rows := self._all("select.limited.durable", durable=known.number, least=least, after=after, most=PAGE)
             ):
                 for _, after in rows:
                     yield known.feed, after

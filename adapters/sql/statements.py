@@ -90,11 +90,11 @@ def _reading(s: Schema) -> dict[str, Executable]:
         .order_by(m.expirationtime, m.id)
         .limit(p("most")),
         "select.expiry": select(func.min(m.expirationtime)).where(m.expirationtime > 0),
-        "select.spent": select(m.destination, m.id)
+        "select.limited": select(m.destination, m.id)
         .where(m.deliverycount >= p("least"), m.id > p("after"))
         .order_by(m.id)
         .limit(p("most")),
-        "select.spent.durable": select(r.durable, r.id)
+        "select.limited.durable": select(r.durable, r.id)
         .where(r.deliverycount >= p("least"), r.durable == p("durable"), r.id > p("after"))
         .order_by(r.id)
         .limit(p("most")),

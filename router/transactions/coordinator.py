@@ -142,14 +142,10 @@ class Coordinator:
 
     def _commit_alone(self, transaction: GlobalTransaction, alone: Participant) -> None:
         """By its store's own commit."""
-        sends, acks, changes, store = alone.sends, alone.acks, alone.changes, alone.store
+        sends, acks, changes = alone.sends, alone.acks, alone.changes
         transaction.move(IN_DOUBT)
         try:
-            try:
-                assert store is not None
-                alone.receipts = store.commit(sends, acks, changes=changes)
-            except ClosedError:
-                alone.receipts = alone.call(self._places, lambda store: store.commit(sends, acks, changes=changes))
+            alone.receipts = alone.call(self._places, lambda store: store.commit(sends, acks, changes=changes))
         except OutcomeUnknownError:
             raise
         except Exception:
@@ -265,21 +261,12 @@ class Coordinator:
         """The first phase, in these stores. If it fails anywhere all is rolled back."""
         try:
             for participant in participants:
-                try:
-                    assert participant.store is not None
-                    participant.room = participant.store.reserve(participant.sends)
-                except ClosedError:
-                    participant.room = participant.call(self._places, partial(_reserve, participant))
+                participant.room = participant.call(self._places, partial(_reserve, participant))
             steps: list[Pending[None]] = []
             for participant in participants:
                 if steps:
                     steps[-1].proceed()
-                prepare = partial(_prepare_in, participant, transaction, self._sync)
-                try:
-                    assert participant.store is not None
-                    steps.append(prepare(participant.store))
-                except ClosedError:
-                    steps.append(participant.call(self._places, prepare))
+                steps.append(participant.call(self._places, partial(_prepare_in, participant, transaction, self._sync)))
                 participant.room = None
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
                 step.wait()

@@ -492,8 +492,8 @@ class Script:
         router, self.router = self.open_router, None
         self.jobs.forget()
         for store in stores_of(router):
-            store._index.close()
-            store._directory.unlock()
+            store.backend._index.close()
+            store.backend._directory.unlock()
         router.coordinator.log._directory.unlock()
         router.places.let_go()
         router._directory_lock.release()

@@ -63,7 +63,7 @@ class Scene:
             time.sleep(0.0005)
         for store in self.router.places.open_stores():
             if isinstance(store, JournalStore):
-                store._log.flush()  # else a worker may carry on with a batch between two looks
+                store.backend._log.flush()  # else a worker may carry on with a batch between two looks
 
     def _busy(self) -> bool:
         if self.router.coordinator.table.running() or any(d.xid is None or d.outcome for d in self.router.in_doubt()):

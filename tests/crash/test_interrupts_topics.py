@@ -33,7 +33,7 @@ def store(disk: JournalDisk) -> JournalStore:
 
 def settled(store: JournalStore) -> None:
     """What an interrupted thread has left is done, else a worker may do it between two looks."""
-    store._log._lead_queued()
+    store.backend._log._lead_queued()
 
 
 def both(disk: JournalDisk, store: JournalStore) -> None:
@@ -159,10 +159,11 @@ def test_what_is_spent_or_over_taken_under_interruption(disk: JournalDisk) -> No
         settled(store)
         if store.stats().leased and not taken:
             lost_sight_of.append(where)  # between the store's last bytecode and this test's note of it
-            for key in list(store._delivery.held):
-                feed = store._delivery.held[key][0]
-                with store._applier.lock:
-                    store._delivery.free(feed, key - feed.base, store._applier.current().rows)
+            with store._engine.lock:
+                store._engine.current()
+                for feed in store._engine.catalog.feeds():
+                    for lease in list(feed.held.values()):
+                        store._engine.delivery.unlease(lease, store.backend)
         store.release(taken, delivered=False)
         found = [lost.message for lost in store.take_undelivered()]
         assert sorted(message.body for message in found) == [b"over", b"over", b"spent"], where

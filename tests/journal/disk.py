@@ -63,7 +63,7 @@ class JournalDisk(Disk):
         source, target = directory_of(store), self._new_path()
         self._given[target] = dict(self._given[source])
         # No write may come between two files of the copy; unfinished files come and go as they like.
-        with store._reclaimer._lock, store._log._lead, store._applier.lock:
+        with store.backend._reclaimer._lock, store.backend._log._lead, store._engine.lock:
             for file in sorted(source.rglob("*")):
                 copied = target / file.relative_to(source)
                 if file.is_file() and file.name != "store.lock" and file.suffix != ".tmp":
@@ -78,7 +78,7 @@ class JournalDisk(Disk):
 def directory_of(store: Store) -> Path:
     """Where a journal store lies."""
     assert isinstance(store, JournalStore)
-    return store._directory.path
+    return store.directory
 
 
 def segments_of(store: Store) -> list[Path]:

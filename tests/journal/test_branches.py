@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.base import Message, Outgoing
-from anabranch.adapters.journal import JournalStore, applying, holds, index
-from anabranch.adapters.journal import format as f
+from anabranch.adapters.core import engine
+from anabranch.adapters.core.records import HEAD
+from anabranch.adapters.journal import JournalStore, index
+from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.wal import format as w
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
@@ -39,10 +41,20 @@ def disk(tmp_path: Path) -> Iterator[JournalDisk]:
 
 def quiet(store: JournalStore) -> JournalStore:
     """Nothing happens in the background."""
-    store._log._idle_due = True
-    store._applier._checkpoint_due = True
-    store._applier.on_empty = lambda: None
+    store.backend._log._idle_due = True
+    store.backend._applier._checkpoint_due = True
+    store.backend._applier.on_empty = lambda: None
     return store
+
+
+def outcome_bytes(store: JournalStore, name: bytes) -> int:
+    """What a branch says that its outcome takes, at most."""
+    return store._engine.sequencer.prepared[name].outcome_size
+
+
+def interrupted(*_: object) -> None:
+    """Ctrl-C, where holds have ended and the index knows nothing of it yet."""
+    raise KeyboardInterrupt
 
 
 def churn(store: JournalStore, destination: Destination = C) -> None:
@@ -53,9 +65,10 @@ def churn(store: JournalStore, destination: Destination = C) -> None:
 
 def place_of(store: JournalStore, name: bytes) -> tuple[Path, int, int]:
     """File, offset and length of a branch's PREPARE record."""
-    with store._applier.lock:
-        lsn, offset, length = dict(store._applier.current().prepared())[name]
-        segment = store._log.table.find(lsn)
+    with store._engine.lock:
+        store._engine.current()
+        lsn, offset, length = dict(store.backend._index.prepared())[name]
+        segment = store.backend._log.table.find(lsn)
     assert segment is not None
     return segment.path, offset, length
 
@@ -88,7 +101,7 @@ class TestSyncs:
         assert syncs_of(lambda: store.rollback_prepared(transaction(2)).wait()) == 0
         assert syncs_of(store.sync) == 1
         assert syncs_of(store.sync) == 0
-        assert store._log.durable_lsn == store._log.tail.lsn
+        assert store.backend._log.durable_lsn == store.backend._log.tail.lsn
 
     def test_a_prepare_that_need_not_be_synced(self, disk: JournalDisk) -> None:
         """`transactions.sync: never`: as durable as the store's policy makes it."""
@@ -104,13 +117,13 @@ class TestSyncs:
         """Under `always` whoever receives what was committed and acks it has both on disk."""
         store = quiet(disk.create())
         store.commit_prepared(prepare(store, 1, to(A, b"x"))).wait()
-        assert store._log.durable_lsn < store._log.tail.lsn
+        assert store.backend._log.durable_lsn < store.backend._log.tail.lsn
         take(store).ack()
-        assert store._log.durable_lsn == store._log.tail.lsn
+        assert store.backend._log.durable_lsn == store.backend._log.tail.lsn
 
     def test_branches_that_wait_together_share_a_sync(self, disk: JournalDisk) -> None:
         store = quiet(disk.create())
-        with store._log._lead:
+        with store.backend._log._lead:
             steps = [store.prepare(transaction(n), [store.store_id], to(A, b"x"), [], True) for n in range(10)]
         before = store.stats().syncs
         for step in steps:
@@ -146,7 +159,7 @@ class TestRebuild:
         assert bodies(store, B) == [b"plain", b"sent 3", b"sent 0"]
         assert bodies(store) == [str(n).encode() for n in (2, 3, 4, 5, 8, 9, 10, 11)]
         assert store.stats().leased == 4
-        assert store._index.transactions == 4
+        assert store.backend._index.transactions == 4
         assert_whole(store)
 
     @pytest.mark.parametrize("checkpoint", ["before", "between", "after"])
@@ -157,7 +170,7 @@ class TestRebuild:
         if how == "replayed":
             store = disk.crash(store)
         elif how == "restored":
-            store._applier._interrupted = True  # what Ctrl-C in the middle of applying leaves
+            store._engine.interrupted = True  # what Ctrl-C in the middle of applying leaves
         else:
             store = rebuilt(disk, store, closed=how == "rebuilt after close")
         self.same(store)
@@ -191,7 +204,7 @@ class TestRebuild:
             prepared = [prepared.transaction for prepared in store.recover_prepared()]
             assert prepared == [transaction(n) for n in (2, 5, 32)]
             assert list(store.committed()) == [transaction(n) for n in (0, 3, 30, 31)]
-            assert store._index.transactions == 7
+            assert store.backend._index.transactions == 7
             assert_whole(store)
         assert bodies(store, C) == [b"c", b"d"]
 
@@ -218,13 +231,14 @@ class TestRebuild:
         self, disk: JournalDisk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Invariant 10. What is prepared is never among them."""
-        monkeypatch.setattr(index, "COMMITTED_MAX", 5)
+        for module in (index, engine):
+            monkeypatch.setattr(module, "COMMITTED_MAX", 5)
         store = disk.create()
         prepare(store, 0, to(A, b"x"))
         for n in range(1, 12):
             store.commit_prepared(prepare(store, n, to(B, b"x"))).wait()
         for _ in range(2):
-            assert list(store.committed()) == [transaction(n) for n in range(8, 12)]
+            assert list(store.committed()) == [transaction(n) for n in range(7, 12)]
             assert [prepared.transaction for prepared in store.recover_prepared()] == [transaction(0)]
             store = rebuilt(disk, store, closed=False)
 
@@ -321,8 +335,9 @@ class TestDamage:
         found = list(store.check())
         assert any(line.startswith("C5") and name.hex() in line for line in found), found
         spoil(path, offset + 30)
-        with store._applier.lock:
-            store._log.table.segments[0].mark_dead(store._applier.current().prepared()[0][1][0])
+        with store._engine.lock:
+            store._engine.current()
+            store.backend._log.table.segments[0].mark_dead(store.backend._index.prepared()[0][1][0])
         found = list(store.check())
         assert any(line.startswith("C4") and name.hex() in line for line in found), found
 
@@ -345,7 +360,7 @@ class TestDamage:
         store = quiet(disk.create())
         store.send(A, b"1")
         name = prepare(store, 1, [*to(B, b"b"), *to(A, b"2")], [claim(store)])
-        start = store._log.tail.offset
+        start = store.backend._log.tail.offset
         first = store.commit_prepared(name).wait()
         (path,) = segments_of(store)
         directory = disk.copy(store)
@@ -438,7 +453,7 @@ class TestFailures:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         with monkeypatch.context() as patch:
-            patch.setattr(store._log.files, "publish", full)
+            patch.setattr(store.backend._log.files, "publish", full)
             for _ in range(3):
                 with pytest.raises(StoreFullError, match="Nothing was written"):
                     store.commit_prepared(name).wait()
@@ -468,14 +483,8 @@ class TestInterleavings:
         take(store).release()  # what was fetched ahead is there without asking the index
         name = prepare(store, 1, (), [message])
         assert store.depth(A) == 4  # the prepare is applied
-        settle = holds.settle
-
-        def interrupted(*given: Any) -> None:
-            settle(*given)
-            raise KeyboardInterrupt
-
         with monkeypatch.context() as patch:
-            patch.setattr(applying, "settle", interrupted)
+            patch.setattr(store.backend, "apply", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.rollback_prepared(name).wait()
         assert take(store).body == b"1"
@@ -495,16 +504,10 @@ class TestInterleavings:
         name = prepare(store, 1, (), [message])
         store = quiet(disk.crash(store))
         first = take(store)
-        settle = holds.settle
-
-        def interrupted(*given: Any) -> None:
-            settle(*given)
-            raise KeyboardInterrupt
-
         step = store.commit_prepared(name)
         step.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(applying, "settle", interrupted)
+            patch.setattr(store.backend, "apply", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.depth(A)
         assert take(store).body == b"3"
@@ -520,13 +523,13 @@ class TestInterleavings:
         store.send(named, b"first", None, "id")
         name = prepare(store, 1, [(named, Outgoing(b"B" * 1000, None, "id")), *to(B, b"b")])
         store.delete(named)
-        log = store._log
-        need = w.BATCH_HEADER.size + store._encoder.prepared[name].size + f.OUTCOME_BYTES
+        log = store.backend._log
+        need = w.BATCH_HEADER.size + outcome_bytes(store, name)
 
         def left() -> int:
             return log.tail.segment.allocated - log.tail.offset
 
-        overhead = w.BATCH_HEADER.size + f.SEND_OVERHEAD
+        overhead = w.BATCH_HEADER.size + SEND_OVERHEAD + HEAD.size
         store.send(C, b"k")
         while left() > need + 5000:
             store.send(C, b"z" * 1000)
@@ -544,7 +547,7 @@ class TestInterleavings:
         earlier = store.send_nowait(A, b"earlier")
         name = prepare(store, 1, to(A, b"of the branch"))
         assert earlier.done() or earlier.result(PATIENCE)
-        with store._log._lead:
+        with store.backend._log._lead:
             later = store.send_nowait(A, b"later")
             step = store.commit_prepared(name)
         step.wait()
@@ -556,7 +559,7 @@ class TestInterleavings:
         store = disk.create()
         store.send(A, b"1")
         name = prepare(store, 1, to(B, b"b"), [claim(store)])
-        with store._log._lead:
+        with store.backend._log._lead:
             steps = [store.commit_prepared(name), store.rollback_prepared(name)]
         for step in steps:
             step.wait()
@@ -592,9 +595,9 @@ def test_what_a_branch_says_of_its_size_is_enough(disk: JournalDisk) -> None:
             for k in range(n % 9 + 1)
         ]
         name = prepare(store, n, sends)
-        batch = store._log.tail
-        size = store._encoder.prepared[name].size + f.OUTCOME_BYTES + w.BATCH_HEADER.size
+        batch = store.backend._log.tail
+        size = w.BATCH_HEADER.size + outcome_bytes(store, name)
         store.commit_prepared(name).wait()
-        if store._log.tail.segment is batch.segment:
-            assert store._log.tail.offset - batch.offset <= size
+        if store.backend._log.tail.segment is batch.segment:
+            assert store.backend._log.tail.offset - batch.offset <= size
     assert_whole(rebuilt(disk, store, closed=False))

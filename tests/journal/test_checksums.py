@@ -165,7 +165,7 @@ class TestKilled:
     def test_when_segments_have_gone_meanwhile(self, disk: JournalDisk, caplog: pytest.LogCaptureFixture) -> None:
         """The checkpoint before still needs them: the journal does not."""
         store = disk.create()
-        store._applier.on_empty = lambda: None  # reclaimed when the test says so
+        store.backend._applier.on_empty = lambda: None  # reclaimed when the test says so
         for _ in range(300):
             store.send(B, bytes(1000))
         store.checkpoint()
@@ -208,7 +208,7 @@ def test_rows_out_of_order_in_an_open_index(disk: JournalDisk, tmp_path: Path) -
     helps, since the file was damaged after it had been verified."""
     report = tmp_path / "report"
     store = sent(disk)
-    number, options, directory = store._index.by_destination[A].id, store.options, disk.copy(store)
+    number, options, directory = store._engine.catalog.destinations[A].number, store.options, disk.copy(store)
     wrong, right = KEY.pack(number, 100), KEY.pack(number, 200)
     pid = os.fork()
     if pid == 0:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.delivery import LEASED, LEAVING
-from anabranch.adapters.journal import format as f
-from anabranch.adapters.journal.batch import Branch
+from anabranch.adapters.core.changes import Branch
+from anabranch.adapters.core.delivery import LEASED, LEAVING
+from anabranch.adapters.core.records import HEAD
+from anabranch.adapters.journal.encoding import NUMBER, SEND_OVERHEAD
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.log import Log
 from anabranch.policies.destination import Destination
@@ -41,14 +42,15 @@ def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: Jo
     named = Destination.parse("queue://" + "x" * 900)
     store.send(named, b"first")
     store.send(B, b"k")
-    log = store._log
+    log = store.backend._log
 
     def left() -> int:
         return log.tail.segment.allocated - log.tail.offset
 
     body = b"B" * 1000
-    need = w.BATCH_HEADER.size + f.GONE_BYTES + f.SEND_OVERHEAD + len(body)
-    alone = w.BATCH_HEADER.size + f.SEND_OVERHEAD
+    overhead = SEND_OVERHEAD + HEAD.size
+    need = w.BATCH_HEADER.size + w.RECORD_HEADER.size + NUMBER.size + overhead + len(body)
+    alone = w.BATCH_HEADER.size + overhead
     while left() > need + 5000:
         store.send(B, b"z" * 1000)
     store.send(B, b"z" * (left() - need - alone))
@@ -79,7 +81,7 @@ def test_a_refused_purge_leaves_every_message_once(disk: JournalDisk, monkeypatc
         raise StoreFullError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_commit", full)
+        patch.setattr(store.backend._writer, "submit", full)
         with pytest.raises(StoreFullError):
             store.purge(A)
     assert take(store).body == b"0"
@@ -94,7 +96,7 @@ def test_a_restored_index_leaves_holds_and_what_was_fetched_alone(disk: JournalD
     store.delete(A)
     store.send_many(A, [b"0", b"1", b"2", b"3", b"4"])
     message = take(store)
-    store._applier._interrupted = True  # what Ctrl-C in the middle of applying leaves
+    store._engine.interrupted = True  # what Ctrl-C in the middle of applying leaves
     assert store.depth(A) == 5
     message.ack()
     assert drain(store) == [b"1", b"2", b"3", b"4"]
@@ -106,9 +108,9 @@ def test_a_restored_index_counts_nothing_twice(disk: JournalDisk) -> None:
     topic = Destination.parse("topic://nobody's")
     for _ in range(2):
         store.send_many(topic, [b"1", b"2"])
-        store._applier._interrupted = True  # what Ctrl-C in the middle of applying leaves
+        store._engine.interrupted = True  # what Ctrl-C in the middle of applying leaves
     assert store.stats().dropped == 4
-    store._applier._interrupted = True
+    store._engine.interrupted = True
     store.send(topic, b"3")
     assert store.stats().dropped == 5
     assert disk.reopen(store).stats().dropped == 0
@@ -117,7 +119,7 @@ def test_a_restored_index_counts_nothing_twice(disk: JournalDisk) -> None:
 def test_an_interrupted_reclaim_brings_nothing_back(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C just before the checkpoint: the acks in the segments to be released are replayed once more."""
     store = disk.create(checkpoint_interval=3600.0, checkpoint_operations=1_000_000, pool_files=0)
-    store._applier.on_empty = lambda: None  # nothing in the background
+    store.backend._applier.on_empty = lambda: None  # nothing in the background
     store.send_many(B, [b"k" * 1000] * 30)
     held = [take(store, B) for _ in range(10)]
 
@@ -134,7 +136,7 @@ def test_an_interrupted_reclaim_brings_nothing_back(disk: JournalDisk, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._index, "commit_partial", interrupted)
+        patch.setattr(store.backend._index, "commit_partial", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.reclaim()
     assert store.depth(B) == 20
@@ -151,17 +153,17 @@ def test_an_ack_that_lands_after_its_message_was_released_ends_it(disk: JournalD
     message = take(store)
 
     def interrupt() -> None:
-        queued(store._log, 1)
+        queued(store.backend._log, 1)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with store._log._lead:  # somebody else leads, on a slow disk
+    with store.backend._log._lead:  # somebody else leads, on a slow disk
         with pytest.raises(KeyboardInterrupt), Parallel(interrupt):
             message.ack()
         releasing = threading.Thread(target=message.release)
         releasing.start()
-        queued(store._log, 2)
+        queued(store.backend._log, 2)
     releasing.join()
-    store._log._lead_queued()
+    store.backend._log._lead_queued()
     assert store.depth(A) == 0
     assert store.receive(A) is None
 
@@ -170,13 +172,13 @@ def test_a_handler_that_calls_the_store_which_it_interrupted_is_refused(disk: Jo
     """Rule G3: an error instead of a deadlock, and nothing queued."""
     store = disk.create()
     store.send(A, b"1")
-    with store._applier.lock, pytest.raises(RuntimeError, match="signal handler"):
+    with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         store.receive(A)
-    with store._log._lead:
-        store._log._leader = threading.get_ident()
+    with store.backend._log._lead:
+        store.backend._log._leader = threading.get_ident()
         with pytest.raises(RuntimeError, match="signal handler"):
             store.send_nowait(A, b"2")
-        store._log._leader = 0
+        store.backend._log._leader = 0
     assert bodies(store) == [b"1"]
 
 
@@ -185,17 +187,17 @@ def test_what_a_refused_handler_would_have_settled_is_leased_still(disk: Journal
     store = disk.create()
     store.send(A, b"1")
     message = take(store)
-    with store._applier.lock, pytest.raises(RuntimeError, match="signal handler"):
+    with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         message.release()
-    with store._log._lead:
-        store._log._leader = threading.get_ident()
+    with store.backend._log._lead:
+        store.backend._log._leader = threading.get_ident()
         for call in (message.release, message.ack):
             with pytest.raises(RuntimeError, match="signal handler"):
                 call()
         store.claim(message)
         with pytest.raises(RuntimeError, match="signal handler"):
             store.commit([], [message])
-        store._log._leader = 0
+        store.backend._log._leader = 0
     store.unclaim([message])
     take(store).ack()
     assert bodies(store) == []
@@ -205,7 +207,7 @@ def test_who_releases_what_another_thread_is_just_acking_disturbs_nothing(disk: 
     store = disk.create()
     store.send(A, b"1")
     message = take(store)
-    store._delivery.take(store, [message], LEASED, LEAVING)
+    store._engine.delivery.take(store, [message], LEASED, LEAVING)
     for _ in range(2):
         with pytest.raises(UnknownMessageError):
             message.release()
@@ -230,7 +232,7 @@ def test_who_sees_that_a_branch_is_committed_can_make_it_durable(disk: JournalDi
     commit must not be missing from what is prepared before `sync` would reach it."""
     store = disk.create(sync="never", checkpoint_interval=3600)
     name = prepare(store, 1, to(A, b"1"))
-    the_log = store._log
+    the_log = store.backend._log
     unsynced: list[int] = []
 
     class Watched(dict[bytes, Branch]):
@@ -243,6 +245,6 @@ def test_who_sees_that_a_branch_is_committed_can_make_it_durable(disk: JournalDi
             unsynced.append(batch.tail.lsn - the_log.durable_lsn)
             return super().pop(*key)
 
-    store._encoder.prepared = Watched(store._encoder.prepared)
+    store._engine.sequencer.prepared = Watched(store._engine.sequencer.prepared)
     store.commit_prepared(name).wait()
     assert unsynced == [0]

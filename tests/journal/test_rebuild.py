@@ -30,28 +30,37 @@ FAR = 1 << 42
 
 def image(store: JournalStore) -> dict[str, Any]:
     """All that the index says, by what is the same in any index of that journal."""
-    with store._applier.lock:
-        index = store._applier.current()
+    with store._engine.lock:
+        store._engine.current()
+        index, catalog = store.backend._index, store._engine.catalog
         rows = index.rows
         return {
             "messages": {
-                place: sorted(s.number for s in index.states[number].subscribers.values() if s.bit & pending)
+                (number, place): sorted(
+                    s.number for s in index.states[number].own.subscriptions.values() if s.own.bit & pending
+                )
                 for number, place, pending in rows.all()
             },
             "lanes": sorted(rows.all_lanes()),
             "expiries": sorted(rows.all_expiries()),
             "deliveries": sorted(rows.all_deliveries()),
-            "destinations": sorted((str(s.destination), s.count, s.bytes) for s in index.states.values() if s.named),
+            "destinations": sorted(
+                (str(s.destination), s.count, s.bytes) for s in index.states.values() if s.own.named
+            ),
             "subscriptions": sorted(
                 (s.number, str(s.subscription), s.start, s.count)
                 for state in index.states.values()
-                for s in state.subscribers.values()
+                for s in state.own.subscriptions.values()
             ),
-            "totals": (rows.messages, rows.bytes, rows.counted),
+            "known to the core": sorted(
+                (str(s.destination), sorted(known.number for known in s.subscriptions.values()))
+                for s in catalog.declared()
+            ),
+            "totals": (catalog.messages, catalog.bytes, rows.counted),
             "prepared": sorted(index.prepared()),
             "segments": [
                 (s.number, s.live, s.live_bytes, bytes(s.dead or b"").rstrip(b"\0"))
-                for s in store._log.table.segments
+                for s in store.backend._log.table.segments
                 if s.live
             ],
         }
@@ -183,7 +192,7 @@ def test_the_journal_tells_what_the_index_says(data: st.DataObject, priorities: 
             workload = Workload(disk.create(), data)
             for _ in range(data.draw(st.integers(1, 3), "lives")):
                 store = workload.store
-                store._applier.on_empty = lambda: None  # reclaimed when the test says so
+                store.backend._applier.on_empty = lambda: None  # reclaimed when the test says so
                 for _ in range(data.draw(st.integers(10, 40), "steps")):
                     workload.step()
                 expected = image(store)

@@ -86,10 +86,10 @@ def test_the_journal_alone_tells_everything(disk: JournalDisk, closed: bool) -> 
             store.release(messages[count - 3 :])
         store.purge(Destination.parse("topic://nothing"))
     assert store.reclaim() >= 0
-    before, window = content(store), store._encoder.window.items()
+    before, window = content(store), store._engine.sequencer.window.items()
     again = rebuilt(disk, store, closed)
     assert content(again) == before
-    assert again._encoder.window.items() == window
+    assert again._engine.sequencer.window.items() == window
     assert_whole(again)
     assert again.reclaim() >= 0
     twice = rebuilt(disk, again, closed)

@@ -123,7 +123,7 @@ def crashed(router: anabranch.Router, copy: Path) -> Path:
     with ExitStack() as stack:
         for store in router.places.open_stores():
             assert isinstance(store, JournalStore)
-            for lock in (store._reclaimer._lock, store._log._lead, store._applier.lock):
+            for lock in (store.backend._reclaimer._lock, store.backend._log._lead, store._engine.lock):
                 stack.enter_context(lock)
         decisions = router.coordinator.log
         if decisions._reclaimer is not None:

@@ -276,7 +276,7 @@ def test_a_file_that_is_being_read_is_not_closed(tmp_path: Path, limit: int) -> 
             queue.send_many([body(n) for n in range(12)])
         store = next(store for store in router.places.open_stores() if store.name == "s0")
         assert isinstance(store, JournalStore)
-        segment = store._log.table.segments[0]
+        segment = store.backend._log.table.segments[0]
         file = segment.open()
         assert read_files.let_go()
         assert segment.file is None

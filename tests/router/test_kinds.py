@@ -86,7 +86,7 @@ class World:
         with ExitStack() as stack:
             for store in router.places.open_stores():
                 if isinstance(store, JournalStore):
-                    for lock in (store._reclaimer._lock, store._log._lead, store._applier.lock):
+                    for lock in (store.backend._reclaimer._lock, store.backend._log._lead, store._engine.lock):
                         stack.enter_context(lock)
                 elif isinstance(store, SqlStore):
                     stack.enter_context(lead_of(store))

@@ -244,7 +244,7 @@ def test_an_outcome_waits_for_no_store_of_others(cross: anabranch.Router) -> Non
     cross.queue("c.x").send(b"")
     other = next(store for store in cross.places.open_stores() if store.name == "c")
     assert isinstance(other, JournalStore)
-    path = cross.places._layout.recorded(other._directory.path)
+    path = cross.places._layout.recorded(other.backend._directory.path)
     cross.places._stores.close_at(path)
     unfinished = GlobalTransaction.recovered(bytes(32), [other.store_id], IN_DOUBT)
     unfinished.decide(True)

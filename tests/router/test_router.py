@@ -270,7 +270,7 @@ class TestIsolation:
 
     def fail(self, router: anabranch.Router, store: str) -> None:
         (failing,) = [s for s in router.places.open_stores() if s.name == store]
-        failing._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
+        failing.backend._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
 
     def test_other_stores_go_on(self, router: anabranch.Router) -> None:
         for name in ("one.a", "two.a"):
@@ -584,7 +584,7 @@ class TestIdleStores:
             queue.send_many([bytes(30_000)] * 10)
             queue.purge()
         one, two = router.places.open_stores()
-        one._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
+        one.backend._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
         before = two.stats().segments["retained"]
         with pytest.raises(StoreFailedError):
             router.reclaim()

@@ -222,7 +222,7 @@ def test_a_lost_lock_is_noticed(router: anabranch.Router, disk: Disk, tmp_path: 
     disk.hang()
     for store in router.places.open_stores():
         if store.name.startswith("bad"):
-            lock = store._directory._lock  # type: ignore[attr-defined]
+            lock = store.backend._directory._lock  # type: ignore[attr-defined]
 
             def hangs(lock: DirectoryLock = lock) -> None:
                 looked.append(lock)

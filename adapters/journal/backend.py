@@ -1,0 +1,245 @@
+"""The journal as a backend of the core: a log for all that happens, an index in LMDB for what is there now.
+
+log        what has been written, in order                      (../wal)
+writing    changes become its bytes                             (writing.py, encoding.py)
+applying   what is written goes into the index                  (applying.py)
+index      which messages there are and where                   (index.py, rows.py)
+bodies     messages read back from the log's files              (bodies.py)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ...policies.config import JournalOptions
+from ...policies.errors import StoreFailedError
+from ..base import Progress
+from ..core.backend import Backend, BackendStats, Found, Host, Settings
+from ..core.changes import Change
+from ..core.delivery import Feed, Place
+from ..core.engine import Engine
+from ..core.plan import Plan
+from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..core.writers import Writer
+from ..descriptors import STORE
+from ..wal import format as w
+from ..wal import recovery
+from ..wal.files import SegmentFiles
+from ..wal.log import Log
+from ..wal.reclaim import Reclaimer
+from ..wal.ticket import LogOptions
+from .applying import Applier
+from .bodies import Bodies
+from .check import violations
+from .directory import StoreDirectory, first_segment
+from .index import Index, is_of_index, remove_file
+from .opening import bring_up, log_recovered
+from .snapshot import WriteSnapshot
+from .writing import JournalEncoder, JournalWriter
+
+log = logging.getLogger(__name__)
+
+
+class JournalBackend(Backend):
+    """One store's."""
+
+    kind = "journal"
+    volatile = False
+    shared = False
+    descriptors = STORE
+    threaded = False
+
+    def __init__(
+        self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None
+    ) -> None:
+        self.name, self.options = name, options
+        room = options.segment_size - w.HEADER_BYTES
+        self.settings = Settings.of(
+            options, max_bytes=options.max_bytes, ticket_bytes_max=min(options.batch_bytes_max, room), promise_max=room
+        )
+        self._directory = StoreDirectory(name, directory, index_directory, options.file_mode, self._lose)
+        self._engine: Engine
+        self._encoder: JournalEncoder
+        self._writer: JournalWriter
+        self._log: Log
+        self._index: Index
+        self._applier: Applier
+        self._bodies: Bodies
+        self._reclaimer: Reclaimer
+
+    @classmethod
+    def create(cls, name: str, directory: Path, options: JournalOptions) -> bytes:
+        made = StoreDirectory(name, directory, None, options.file_mode)
+        return made.create(first_segment(options.segment_size, options.file_mode))
+
+    @classmethod
+    def identify(cls, directory: Path) -> bytes | None:
+        return StoreDirectory("", directory, None).identify()
+
+    # Opening and closing
+
+    def writer(self, engine: Engine) -> Writer:
+        """The log, once it is open."""
+        self._engine = engine
+        self._encoder = JournalEncoder(engine)
+        self._writer = JournalWriter(engine)
+        return self._writer
+
+    def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
+        store_id = self._directory.lock()
+        try:
+            try:
+                return store_id, self._open(store_id, host.catalog, progress)
+            except Exception as error:
+                if not is_of_index(error):
+                    raise
+                log.warning("store %s: its index is damaged, %r; it is rebuilt from the journal", self.name, error)
+                remove_file(self._directory.index)
+                return store_id, self._open(store_id, host.catalog, progress)
+        except BaseException:
+            self._directory.unlock()
+            raise
+
+    def _open(self, store_id: bytes, catalog: Catalog, progress: Progress | None) -> Found:
+        started = time.monotonic()
+        self._make(store_id)
+        index = self._index
+        opened = bring_up(self.name, store_id, self._log.files, index, progress)
+        try:
+            self._encoder.start(self._log, opened.survey.snapshot_at)
+            recovery.take_over(opened.survey, self._log, opened.seq)
+            self._applier.start(lambda: self._encoder.snapshot_at)
+        except BaseException:
+            self._log.let_go()
+            index.close()
+            raise
+        self._fill(catalog)
+        self._writer.start(self._log, self._reclaimer.finish)
+        log_recovered(self.name, opened, index, self._log, started)
+        return Found(opened.seq, opened.ids.items(), opened.prepared, opened.committed)
+
+    def _make(self, store_id: bytes) -> None:
+        """The parts of a store that is open."""
+        options, engine, file_mode = self.options, self._engine, self._directory.file_mode
+        files = SegmentFiles(self._directory.journal, options.segment_size, lambda: self._log.count_sync(), file_mode)
+        log_options = LogOptions(
+            options.segment_size, options.batch_bytes_max, options.sync, options.sync_interval, options.pool_files,
+            "a send can be retried with the same message_id",
+        )  # fmt: skip
+        self._log = Log(f"store {self.name!r}", store_id, files, log_options, self._encoder)
+        self._index = Index(
+            self._directory.index, store_id, engine.catalog, options.duplicate_window, options.priorities, file_mode
+        )
+        self._applier = applier = Applier(engine, self._log, self._index, options, self._directory.require_lock)
+        self._bodies = Bodies(engine, self._log)
+        archive = options.archive_directory
+        if archive is not None:  # stores may share it
+            archive /= f"{self._directory.path.name}-{store_id.hex()[:8]}"
+        self._reclaimer = Reclaimer(
+            self._log, applier.snapshot, lambda payload: [WriteSnapshot(payload)], applier.forget, archive
+        )
+        applier.on_empty = self._reclaimer.notice
+        self._encoder.on_written = applier.written
+
+    def _fill(self, catalog: Catalog) -> None:
+        """What the index holds is what there is."""
+        for state in self._index.states.values():
+            if state.own.named:
+                state.declared = True
+                catalog.add(state)
+                for known in state.own.subscriptions.values():
+                    state.join(known)
+                    catalog.subscriptions[known.number] = known
+        catalog.last_number = self._index.last_number
+        catalog.recount()
+
+    def close(self, clean: bool) -> None:
+        try:
+            if clean and self._index.is_open:
+                self._applier.finish()
+        except Exception:
+            self._let_go()
+            raise
+        self._let_go()  # not after Ctrl-C: then it is called again
+
+    def _let_go(self) -> None:
+        self._log.let_go()
+        self._index.close()
+        self._directory.unlock()
+
+    def require_owned(self) -> None:
+        self._directory.require_lock()
+
+    def _lose(self, error: StoreFailedError) -> None:
+        """The lock's file is gone, or is another's: so may the directory be."""
+        self._log.fail(error)
+
+    # Writing
+
+    def write(self, plan: Plan) -> None:
+        raise AssertionError("a journal's log writes")
+
+    def took_effect(self, plan: Plan) -> bool:
+        raise AssertionError("after an unknown outcome the store has failed")
+
+    def apply(self, changes: Sequence[Change], number: int) -> None:
+        self._applier.apply(changes, number)
+
+    def recover(self) -> int:
+        return self._applier.recover()
+
+    # Reading
+
+    def orders(self, feed: Feed) -> Sequence[int]:
+        return self._index.rows.orders(feed)
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        return self._index.rows.rows(state, subscription, order, after, limit)
+
+    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+        return self._index.rows.row(state, subscription, seq)
+
+    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
+        return self._index.rows.expired(now)
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+        return self._index.rows.limited(least)
+
+    def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        return self._bodies.read(state, places)
+
+    # Upkeep
+
+    def sync(self) -> None:
+        self._log.sync()
+
+    def checkpoint(self) -> None:
+        self._applier.checkpoint()
+
+    def reclaim(self) -> int:
+        return self._reclaimer.run()
+
+    def stats(self) -> BackendStats:
+        segments, tail, files = self._log.table.segments, self._log.tail, self._log.files
+        used = [(s.end or tail.offset) - w.HEADER_BYTES for s in segments]
+        # Where no message has died all is live, what belongs to no message too: a new store has nothing to reclaim.
+        live = sum(
+            size if s.dead is None and (s.live or s is tail.segment) else s.live_bytes
+            for s, size in zip(segments, used, strict=True)
+        )
+        return BackendStats(
+            syncs=self._log.syncs,
+            journal_bytes=sum(max(s.allocated, s.end or 0) for s in segments),
+            capacity_bytes=sum(s.capacity for s in segments),
+            pool_bytes=files.pool_bytes,
+            segments={"active": 1, "retained": len(segments) - 1, "pooled": len(files.pool)},
+            live_percent=100.0 * live / sum(used) if sum(used) else 100.0,
+        )
+
+    def check(self) -> Iterator[str]:
+        return violations(self._index, self._log.table, self._log.tail)

@@ -1,0 +1,287 @@
+"""How each change is written in the journal, and read back: one record each, of the kind that stands beside it below.
+Drawn in docs/format.md, pinned by tests/journal/test_golden.py. All integers are little-endian.
+
+What a record's header and a batch are, wal/format.py says; a message's record behind its seq, core/records.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from ...policies.destination import Destination, Kind
+from ..base import TRANSACTION_BYTES, Subscription
+from ..core.changes import (
+    Ack,
+    AckRange,
+    Branch,
+    Change,
+    Commit,
+    Declare,
+    Forget,
+    Prepare,
+    Remove,
+    Returned,
+    Rollback,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+from ..core.delivery import order_of
+from ..core.records import HEAD
+from ..core.states import DestinationState, SubscriptionState
+from ..wal import format as w
+from ..wal.reader import Record
+from .snapshot import WriteSnapshot
+
+Own = tuple[int, int, int]
+"""Where a record is: its LSN, its offset in the segment, its length. What a Send and a Branch have as `own`, and a
+Place as its last field."""
+
+SEND: Final = 1
+ACK: Final = 2
+ACK_RANGE: Final = 3
+DECLARE: Final = 4
+REMOVE: Final = 5
+SNAPSHOT: Final = w.SNAPSHOT
+PREPARE: Final = 7
+COMMIT: Final = 8
+ROLLBACK: Final = 9
+SUBSCRIBE: Final = 10
+UNSUBSCRIBE: Final = 11
+RETURNED: Final = 12
+FORGET: Final = 13
+
+NUMBER = struct.Struct("<I")
+"""A destination's number: what all begin with but those of a transaction. All of a REMOVE."""
+SEND_START = struct.Struct("<IQ")
+"""Destination and seq. Then the message's record."""
+ACK_PAYLOAD = struct.Struct("<IIQ")
+"""Destination, subscription (0: a queue, or all of a topic's), seq."""
+RANGE_PAYLOAD = struct.Struct("<IIQQ")
+"""Destination, subscription, first and last seq: all the messages between them are dead."""
+DECLARE_START = struct.Struct("<IB")
+"""Destination, kind (policies.destination.Kind). Then the name in UTF-8."""
+SUBSCRIBE_START = struct.Struct("<IIQBIII")
+"""Destination, subscription, start (the seq after which messages are for it), flags, bytes of client, name and
+selector. Then these three in UTF-8."""
+NO_LOCAL: Final = 1
+HAS_SELECTOR: Final = 2
+UNSUBSCRIBE_PAYLOAD = struct.Struct("<II")
+"""Destination, subscription."""
+RETURNED_PAYLOAD = struct.Struct("<IIQI")
+"""Destination, subscription (0: a queue), seq, how often it has come back."""
+DELIVERIES_MAX: Final = (1 << 32) - 1
+
+SEND_OVERHEAD: Final = w.RECORD_HEADER.size + SEND_START.size
+"""Bytes of a send in the journal beside the message's record."""
+
+SEND_HEAD = struct.Struct("<IQBBHIQ")
+"""A SEND's record header without its CRC, destination and seq: what stands before the message's record."""
+assert SEND_HEAD.size == w.RECORD_REST.size + SEND_START.size
+ACK_RECORD = struct.Struct("<IQBBHIIQ")
+"""A whole ACK but for its CRC."""
+assert ACK_RECORD.size == w.RECORD_REST.size + ACK_PAYLOAD.size
+
+
+class Known(Protocol):
+    """What a record's numbers mean to who reads it: the index, as far as it was filled."""
+
+    priorities: bool
+    states: dict[int, DestinationState]
+    subscriptions: dict[int, SubscriptionState]
+
+
+class Codec(NamedTuple):
+    """Of one type of change."""
+
+    kind: int
+    encode: Callable[[Any], bytes]
+    """The payload of its record."""
+    decode: Callable[[Record, Known], Change | None]
+    """None for what concerns a destination or a subscription that was removed. Raises KeyError for a message of a
+    destination that is not declared."""
+
+
+def _encode_send(change: Send) -> bytes:
+    return SEND_START.pack(change.state.number, change.seq) + change.record
+
+
+def decode_send(record: Record, known: Known) -> Send:
+    payload = record.payload
+    number, seq = SEND_START.unpack_from(payload)
+    priority, _, id_bytes, _, _, expires_at_ms = HEAD.unpack_from(payload, SEND_START.size)
+    name_at = SEND_START.size + HEAD.size
+    name = payload[name_at : name_at + id_bytes] if id_bytes else None
+    order = order_of(priority, known.priorities)
+    change = Send(known.states[number], payload[SEND_START.size :], name, order, expires_at_ms)
+    change.seq, change.own = seq, own_of(record)
+    return change
+
+
+def own_of(record: Record) -> Own:
+    """Where it is."""
+    return record.lsn, record.offset, record.length
+
+
+def _state(record: Record, known: Known) -> DestinationState | None:
+    return known.states.get(NUMBER.unpack_from(record.payload)[0])
+
+
+def _encode_ack(change: Ack) -> bytes:
+    return ACK_PAYLOAD.pack(change.state.number, change.number, change.seq)
+
+
+def _decode_ack(record: Record, known: Known) -> Ack | None:
+    state = _state(record, known)
+    _, number, seq = ACK_PAYLOAD.unpack(record.payload)
+    return Ack(state, seq, number) if state is not None else None
+
+
+def _encode_range(change: AckRange) -> bytes:
+    return RANGE_PAYLOAD.pack(change.state.number, change.number, change.first, change.last)
+
+
+def _decode_range(record: Record, known: Known) -> AckRange | None:
+    state = _state(record, known)
+    _, number, first, last = RANGE_PAYLOAD.unpack(record.payload)
+    return AckRange(state, first, last, number) if state is not None else None
+
+
+def _encode_returned(change: Returned) -> bytes:
+    return RETURNED_PAYLOAD.pack(change.state.number, change.number, change.seq, min(change.count, DELIVERIES_MAX))
+
+
+def _decode_returned(record: Record, known: Known) -> Returned | None:
+    state = _state(record, known)
+    _, number, seq, count = RETURNED_PAYLOAD.unpack(record.payload)
+    return Returned(state, seq, number, count) if state is not None else None
+
+
+def _encode_declare(change: Declare) -> bytes:
+    destination = change.state.destination
+    return DECLARE_START.pack(change.state.number, destination.kind.value) + destination.name.encode()
+
+
+def _decode_declare(record: Record, known: Known) -> Declare:
+    number, kind = DECLARE_START.unpack_from(record.payload)
+    state = known.states.get(number)
+    if state is None:
+        name = record.payload[DECLARE_START.size :].decode()
+        state = DestinationState(number, Destination(Kind(kind), name))
+    return Declare(state)
+
+
+def _encode_remove(change: Remove) -> bytes:
+    return NUMBER.pack(change.state.number)
+
+
+def _decode_remove(record: Record, known: Known) -> Remove | None:
+    state = _state(record, known)
+    return Remove(state) if state is not None else None
+
+
+def _encode_subscribe(change: Subscribe) -> bytes:
+    begun = change.known
+    if begun is None:
+        raise AssertionError(f"{change.subscription} was not planned")
+    _, name, client, selector, no_local = begun.subscription
+    flags = (NO_LOCAL if no_local else 0) | (HAS_SELECTOR if selector is not None else 0)
+    texts = [text.encode() for text in (client, name, selector or "")]
+    start = SUBSCRIBE_START.pack(begun.topic.number, begun.number, begun.start, flags, *map(len, texts))
+    return start + b"".join(texts)
+
+
+def _decode_subscribe(record: Record, known: Known) -> Subscribe | None:
+    state, payload = _state(record, known), record.payload
+    if state is None:
+        return None
+    _, number, start, flags, client_bytes, name_bytes, _ = SUBSCRIBE_START.unpack_from(payload)
+    begun = known.subscriptions.get(number)
+    if begun is None:
+        name_at = SUBSCRIBE_START.size + client_bytes
+        client = payload[SUBSCRIBE_START.size : name_at].decode()
+        name = payload[name_at : name_at + name_bytes].decode()
+        selector = payload[name_at + name_bytes :].decode() if flags & HAS_SELECTOR else None
+        subscription = Subscription(state.destination, name, client, selector, bool(flags & NO_LOCAL))
+        begun = SubscriptionState(number, state, subscription, start)
+    change = Subscribe(state, number, begun.subscription, retroactive=False)
+    change.known = begun
+    return change
+
+
+def _encode_unsubscribe(change: Unsubscribe) -> bytes:
+    if change.known is None:
+        raise AssertionError(f"the end of {change.key} was not planned")
+    return UNSUBSCRIBE_PAYLOAD.pack(change.state.number, change.known.number)
+
+
+def _decode_unsubscribe(record: Record, known: Known) -> Unsubscribe | None:
+    state = _state(record, known)
+    ended = known.subscriptions.get(UNSUBSCRIBE_PAYLOAD.unpack(record.payload)[1])
+    if state is None or ended is None:
+        return None
+    change = Unsubscribe(state, ended.subscription.key)
+    change.known = ended
+    return change
+
+
+def _encode_prepare(change: Prepare) -> bytes:
+    return change.branch.transaction + change.branch.payload
+
+
+def decode_prepare(record: Record, known: Known) -> Prepare:
+    branch = Branch(record.payload[:TRANSACTION_BYTES], (), ())
+    branch.payload, branch.own = record.payload[TRANSACTION_BYTES:], own_of(record)
+    return Prepare(branch)
+
+
+def _encode_outcome(change: Commit | Rollback) -> bytes:
+    return change.branch.transaction
+
+
+def _decode_commit(record: Record, known: Known) -> Commit:
+    return Commit(Branch(record.payload, (), ()))
+
+
+def _decode_rollback(record: Record, known: Known) -> Rollback:
+    return Rollback(Branch(record.payload, (), ()))
+
+
+def _encode_forget(change: Forget) -> bytes:
+    return b"".join(change.transactions)
+
+
+def _decode_forget(record: Record, known: Known) -> Forget:
+    payload = record.payload
+    return Forget([payload[at : at + TRANSACTION_BYTES] for at in range(0, len(payload), TRANSACTION_BYTES)])
+
+
+def _encode_snapshot(change: WriteSnapshot) -> bytes:
+    return change.payload
+
+
+def _decode_snapshot(record: Record, known: Known) -> None:
+    """It says again what was said before it."""
+
+
+CODECS: Final[dict[type, Codec]] = {
+    Send: Codec(SEND, _encode_send, decode_send),
+    Ack: Codec(ACK, _encode_ack, _decode_ack),
+    AckRange: Codec(ACK_RANGE, _encode_range, _decode_range),
+    Returned: Codec(RETURNED, _encode_returned, _decode_returned),
+    Declare: Codec(DECLARE, _encode_declare, _decode_declare),
+    Remove: Codec(REMOVE, _encode_remove, _decode_remove),
+    Subscribe: Codec(SUBSCRIBE, _encode_subscribe, _decode_subscribe),
+    Unsubscribe: Codec(UNSUBSCRIBE, _encode_unsubscribe, _decode_unsubscribe),
+    Prepare: Codec(PREPARE, _encode_prepare, decode_prepare),
+    Commit: Codec(COMMIT, _encode_outcome, _decode_commit),
+    Rollback: Codec(ROLLBACK, _encode_outcome, _decode_rollback),
+    Forget: Codec(FORGET, _encode_forget, _decode_forget),
+    WriteSnapshot: Codec(SNAPSHOT, _encode_snapshot, _decode_snapshot),
+}
+"""By type of change."""
+
+DECODERS: Final = {codec.kind: codec.decode for codec in CODECS.values()}
+"""By kind of record."""

@@ -1,0 +1,68 @@
+"""What the index keeps of a destination and of a subscription, beside what the core knows of them: their `own`. All
+belongs to the store's lock, and is as of what is applied."""
+
+from __future__ import annotations
+
+from ..core.states import DestinationState, SubscriptionState
+
+
+class IndexedDestination:
+    """Of a destination that the index has met."""
+
+    __slots__ = ("changed", "mask", "named", "newest", "subscriptions")
+
+    def __init__(self) -> None:
+        self.named = True
+        """It is there: the index has a row for it, or is to write one."""
+        self.changed = True
+        """The row says something else by now."""
+        self.subscriptions: dict[int, SubscriptionState] = {}
+        """Of a topic, by number."""
+        self.mask = 0
+        """The bits of all of them."""
+        self.newest = 0
+        """The latest start of any of them."""
+
+    def reset(self) -> None:
+        """Without any subscription."""
+        self.subscriptions, self.mask, self.newest = {}, 0, 0
+
+    def entitled(self, seq: int) -> int:
+        """The bits of those whom a message of that seq is for. Of one that takes effect now: all."""
+        if seq > self.newest:
+            return self.mask
+        return sum(known.own.bit for known in self.subscriptions.values() if known.start < seq)
+
+    def join(self, known: SubscriptionState) -> None:
+        """One more subscription; its bit is set."""
+        self.subscriptions[known.number] = known
+        self.mask |= known.own.bit
+        self.newest = max(self.newest, known.start)
+
+    def leave(self, known: SubscriptionState) -> None:
+        """One less. Its bit is in no message any more, and may be another's."""
+        self.subscriptions.pop(known.number, None)
+        self.mask &= ~known.own.bit
+
+    def free_slot(self) -> int:
+        """The number of a bit that is no subscription's."""
+        return (~self.mask & (self.mask + 1)).bit_length() - 1
+
+
+class IndexedSubscription:
+    """Of a subscription."""
+
+    __slots__ = ("bit", "changed")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        """Set in the row of a message that it has yet to ack."""
+        self.changed = True
+
+
+def indexed(state: DestinationState) -> IndexedDestination:
+    """What the index keeps of it, made if it has not met it."""
+    own: IndexedDestination | None = state.own
+    if own is None:
+        own = state.own = IndexedDestination()
+    return own

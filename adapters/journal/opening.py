@@ -1,0 +1,126 @@
+"""Opening a journal store: what the log says, the index brought up to it, then from reading to writing (rules J3 to J7,
+X3). Whatever is wrong with the index alone is mended here; what is wrong with the log is told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from ...policies.errors import CorruptionError
+from ..base import Progress
+from ..wal import format as w
+from ..wal import recovery
+from ..wal.files import SegmentFiles
+from ..wal.log import Log
+from ..wal.reader import read_record
+from ..wal.segment import SegmentTable
+from ..wal.survey import CheckpointMismatchError, Survey, survey
+from ..wal.ticket import Tail
+from . import snapshot
+from .checksums import IndexBrokenError
+from .encoding import PREPARE, Own
+from .index import Checkpoint, Index
+from .replay import Replay
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Opened:
+    """What there is once the index is up to the log."""
+
+    survey: Survey
+    seq: int
+    """The highest that was ever given out."""
+    ids: dict[tuple[int, bytes], int]
+    """Of the duplicate window, oldest first."""
+    prepared: list[tuple[bytes, bytes]]
+    """Transaction and payload of each branch that waits for its outcome."""
+    committed: list[bytes]
+    rebuilt: bool
+    """The index was made anew."""
+
+
+def bring_up(name: str, store_id: bytes, files: SegmentFiles, index: Index, progress: Progress | None) -> Opened:
+    """Fill the index. What is read above the last watermark is on disk before anybody sees it. Raises CorruptionError,
+    OSError, and whatever a damaged index makes of it (index.is_of_index); then the index is closed."""
+    try:
+        checkpoint, found = _survey(name, store_id, files, index)
+        recovery.settle(found, files)
+        replay = Replay(index, found.table())
+        replay.seq = found.highest_counter
+        if checkpoint is None:
+            replay.everything(found, progress)
+        else:
+            replay.seq = max(replay.seq, checkpoint.seq)
+            index.load(found.table().segments)
+            last = found.chain[found.end.link]
+            replay.from_checkpoint(checkpoint, Tail(last, found.end.offset, found.end.lsn, 0))
+        ids: dict[tuple[int, bytes], int] = {}
+        for key, seq in index.duplicates():
+            ids.pop(key, None)  # requeued: it is among the latest
+            ids[key] = seq
+        prepared = [(transaction, _payload(transaction, own, found.table())) for transaction, own in index.prepared()]
+        return Opened(found, replay.seq, ids, prepared, index.committed(), checkpoint is None)
+    except CorruptionError as error:
+        _name_held(error, index)
+        index.close()
+        raise
+    except BaseException:
+        index.close()
+        raise
+
+
+def _survey(name: str, store_id: bytes, files: SegmentFiles, index: Index) -> tuple[Checkpoint | None, Survey]:
+    """The index if it can be used, else an empty one (None), and what the journal says."""
+    try:
+        checkpoint = index.open()
+        try:
+            return checkpoint, survey(files, store_id, index.log_checkpoint(checkpoint), snapshot.needed_by)
+        except CorruptionError as error:
+            if not index.is_undone:
+                raise
+            raise IndexBrokenError(f"its last checkpoint is undone, and {error}") from error
+    except (IndexBrokenError, CheckpointMismatchError) as error:
+        index.close()
+        found = survey(files, store_id, None, snapshot.needed_by)
+        if found.end.offset > w.HEADER_BYTES or len(found.chain) > 1:
+            log.warning("store %s: the index is rebuilt from the journal: %s", name, error)
+        index.create()
+        return None, found
+
+
+def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes:
+    """What is behind the transaction's id in the PREPARE record at a place. Raises CorruptionError."""
+    lsn, offset, length = own
+    segment = table.find(lsn)
+    if segment is None:
+        raise AssertionError(f"the record {lsn} of transaction {transaction.hex()} lies in no segment")
+    payload = read_record(segment, PREPARE, lsn, offset, length)
+    if payload is None:
+        reason = f"the prepared transaction {transaction.hex()} does not read back; restore the file from a backup"
+        raise CorruptionError(str(segment.path), offset, reason)
+    return payload[len(transaction) :]
+
+
+def _name_held(error: CorruptionError, index: Index) -> None:
+    """Let the error of a segment, or of all of them, say what lies there, if there is an index that can tell."""
+    if index.is_open and index.checkpointed is not None:
+        number = Path(error.path).stem
+        with suppress(lmdb.Error):  # what is damaged counts more than what lay there
+            error.name_held(*index.held(int(number) if number.isdigit() else None))
+
+
+def log_recovered(name: str, opened: Opened, index: Index, wal: Log, started: float) -> None:
+    """Say so, if the store was not closed in order; `started`: when (monotonic)."""
+    if not opened.survey.clean and opened.survey.highest_lsn:  # else nothing was ever written
+        log.info(
+            "store %s: recovered %d messages in %d segments in %.2f s%s", name,
+            sum(state.count for state in index.states.values()), len(wal.table.segments),
+            time.monotonic() - started, ", index rebuilt" if opened.rebuilt else "",
+        )  # fmt: skip

@@ -1,0 +1,199 @@
+"""What many callers asked for, as the bytes of one batch: the encoder of a store's log (wal/ticket.py), and the log as
+the core's Writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from google_crc32c import extend as crc32c
+
+from ..core.changes import Ack, Change, Prepare, Send
+from ..core.engine import Engine
+from ..core.plan import Plan
+from ..wal import format as w
+from ..wal.log import Log
+from ..wal.ticket import Tail, Ticket, WriteBatch
+from .encoding import ACK, ACK_PAYLOAD, ACK_RECORD, CODECS, SEND, SEND_HEAD, SEND_START
+
+_BATCH_BYTES = w.BATCH_HEADER.size
+_SEND_BYTES = SEND_START.size
+_ACK_PAYLOAD_BYTES = ACK_PAYLOAD.size
+_pack_crc = w.CRC.pack
+_pack_record = w.RECORD_REST.pack
+_pack_batch = w.BATCH_REST.pack
+_pack_send = SEND_HEAD.pack
+_pack_ack = ACK_RECORD.pack
+
+
+T = TypeVar("T")
+
+
+class JournalBatch(WriteBatch):
+    """A write batch and the plan that it is made of; None in a mark."""
+
+    changes = True
+    plan: Plan | None
+
+    def __init__(self, start: Tail, tail: Tail, tickets: list[Any], data: bytes, sync: bool, plan: Plan | None) -> None:
+        self.segment = start.segment  # not by the base's: one call less for a send
+        self.offset = start.offset
+        self.tail = tail
+        self.tickets = tickets
+        self.data = data
+        """Empty if there are duplicates only."""
+        self.sync = sync
+        self.plan = plan
+
+
+class JournalEncoder:
+    """The journal's side of its log. All is the leader's, but for looking at it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._sequencer = engine, engine.sequencer
+        self.on_written: Callable[[int, Tail], None] = lambda number, tail: None
+        """Told of each plan that counts, and of the log's end after it, before the plan can be applied."""
+        self.snapshot_at = (0, 0)
+        self.promised = 0
+        """Bytes that the outcomes of prepared branches take; after Ctrl-C it may say too much until nothing is
+        prepared."""
+        self._log: Log
+
+    def start(self, wal: Log, snapshot_at: tuple[int, int]) -> None:
+        """The log that it encodes for, and where the latest snapshot is in it."""
+        self._log, self.snapshot_at = wal, snapshot_at
+
+    def load(self) -> None:
+        """The core knows what is prepared."""
+        self.promised = sum(branch.promise for branch in self._sequencer.prepared.values())
+
+    def encode(self, tail: Tail, tickets: list[Any], watermark: int) -> JournalBatch:
+        if not tickets:
+            data = w.encode_batch_header(tail.segment.seed, tail.offset, 0, 0, tail.lsn + 1, watermark)
+            return JournalBatch(tail, tail._replace(offset=tail.offset + _BATCH_BYTES), tickets, data, True, None)
+        plan = self._sequencer.plan(tickets)
+        changes = plan.changes
+        if len(changes) == 1:
+            data, end = _encode_one(tail, changes[0], watermark)
+        elif changes:
+            data, end = _encode_all(tail, changes, watermark)
+        else:
+            data, end = b"", tail
+        end = tuple.__new__(Tail, (end[0], end[1], end[2], plan.last_seq))
+        batch = JournalBatch(tail, end, tickets, data, any(ticket.sync for ticket in tickets), plan)
+        if tickets[0].unsynced:
+            batch.unsynced = all(ticket.unsynced for ticket in tickets)
+        return batch
+
+    def written(self, batch: JournalBatch) -> None:
+        plan = batch.plan
+        if plan is None:
+            return
+        if plan.prepared or plan.settled:
+            self._promise(plan)
+        if plan.own is not None:  # a snapshot
+            self.snapshot_at = (batch.segment.number, batch.offset)
+        self._sequencer.accept(plan)
+        if not self._sequencer.prepared:
+            self.promised = 0
+
+    def _promise(self, plan: Plan) -> None:
+        prepared = self._sequencer.prepared
+        self.promised += sum(branch.promise for branch in plan.prepared if branch.transaction not in prepared)
+        self.promised -= sum(branch.promise for branch in plan.settled if branch.transaction in prepared)
+
+    def deliver(self, batch: JournalBatch) -> None:
+        plan = batch.plan
+        if plan is not None:
+            self.on_written(plan.number, batch.tail)
+            self._engine.batches += 1
+            self._engine.take(plan)
+
+    def stopped(self) -> None:
+        if self._log.failed is not None:
+            self._engine.stop(self._log.failed)
+
+
+class JournalWriter:
+    """A log as the core's Writer: its methods are the log's own. Before there is a log they raise what
+    Engine.ensure_usable raises."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._close: Callable[[], None] = lambda: None
+        self.submit: Callable[[Ticket], object] = self._refuse
+        self.submit_all: Callable[[Sequence[Ticket]], object] = self._refuse
+        self.wait: Callable[[Ticket], list[Any]] = self._refuse
+        self.proceed: Callable[[], None] = self._refuse
+        self.flush: Callable[[], None] = self._refuse
+        self.refuse_more: Callable[[], None] = self._refuse
+        self._log: Log | None = None
+
+    def _refuse(self, *_: object) -> Any:
+        self._engine.ensure_usable()
+        raise self._engine.refusal()
+
+    def start(self, wal: Log, close: Callable[[], None]) -> None:
+        """From now on it is this log's. `close` is called after the log's."""
+        self._log, self._close = wal, close
+        self.submit, self.submit_all, self.wait = wal.submit, wal.submit_all, wal.wait
+        self.proceed, self.flush, self.refuse_more = wal.proceed, wal.flush, wal.refuse_more
+
+    def undisturbed(self, work: Callable[[], T]) -> T:
+        return work()  # what is read stays as it is while more is written behind it
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._close()
+
+
+def _encode_one(start: Tail, change: Change, watermark: int) -> tuple[bytes, Tail]:
+    """The batch after `start` that holds one record, and the log's end behind it."""
+    segment, offset, lsn, counter = start
+    lsn += 1
+    at = offset + _BATCH_BYTES
+    record = _record(change, lsn, at)
+    length = len(record) + 4
+    rest = _pack_batch(length, 1, lsn, watermark)
+    seed = segment.seed
+    crc = _pack_crc(crc32c(seed ^ offset, rest))
+    data = b"".join((w.BATCH_MAGIC, crc, rest, _pack_crc(crc32c(seed ^ at, record)), record))
+    return data, tuple.__new__(Tail, (segment, at + length, lsn, counter))
+
+
+def _record(change: Change, lsn: int, at: int) -> bytes:
+    """A record without its CRC, which stands at an offset in its segment."""
+    if type(change) is Send:
+        body = change.record
+        size = len(body) + _SEND_BYTES
+        change.own = (lsn, at, size + 20)
+        return _pack_send(size, lsn, SEND, 0, 0, change.state.number, change.seq) + body
+    if type(change) is Ack:
+        return _pack_ack(_ACK_PAYLOAD_BYTES, lsn, ACK, 0, 0, change.state.number, change.number, change.seq)
+    codec = CODECS[type(change)]
+    payload = codec.encode(change)
+    if type(change) is Prepare:
+        change.branch.own = (lsn, at, len(payload) + w.RECORD_HEADER.size)
+    return _pack_record(len(payload), lsn, codec.kind, 0, 0) + payload
+
+
+def _encode_all(start: Tail, changes: Sequence[Change], watermark: int) -> tuple[bytes, Tail]:
+    """The same of many."""
+    segment, first, lsn, counter = start
+    seed, offset = segment.seed, first + _BATCH_BYTES
+    parts = [b""]
+    for change in changes:
+        lsn += 1
+        if type(change) is Send:  # the body of a send_many: without another call
+            body = change.record
+            size = len(body) + _SEND_BYTES
+            record = _pack_send(size, lsn, SEND, 0, 0, change.state.number, change.seq) + body
+            change.own = (lsn, offset, size + 20)
+        else:
+            record = _record(change, lsn, offset)
+        parts += (_pack_crc(crc32c(seed ^ offset, record)), record)
+        offset += len(record) + 4
+    length = offset - first - _BATCH_BYTES
+    parts[0] = w.encode_batch_header(seed, first, length, len(changes), start.lsn + 1, watermark)
+    return b"".join(parts), tuple.__new__(Tail, (segment, offset, lsn, counter))
