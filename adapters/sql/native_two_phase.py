@@ -189,8 +189,8 @@ class Native:
                 if not is_cut_off(error):
                     self._loose.pop(transaction, None)
                     raise self._database.error(error) from None
-                if last or not self.abandon(transaction):
-                    self.abandon(transaction)
+                removed = self.abandon(transaction)
+                if last or not removed:
                     raise self._database.error(error) from None
                 self._loose[transaction] = None
             except BaseException:

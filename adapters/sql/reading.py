@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
@@ -219,7 +220,7 @@ class Reading:
         for place in places:
             seq = place[SEQ]
             record = self._records.get(seq)
-            yield record if record is not None else self._database.read(lambda c, seq=seq: self._record(c, seq))  # type: ignore[misc]
+            yield record if record is not None else self._database.read(partial(self._record, seq=seq))
 
     def _record(self, connection: Connection, seq: int) -> bytes | None:
         found = connection.execute(self._statements["select.message"], {"message": seq}).one_or_none()
