@@ -63,7 +63,7 @@ class Changed(NamedTuple):
     @property
     def subscription(self) -> Subscription:
         return Subscription(
-            Destination.parse(self.topic), self.name, self.client_id, self.selector, bool(self.no_local)
+            Destination.restored(self.topic), self.name, self.client_id, self.selector, bool(self.no_local)
         )
 
 
@@ -135,7 +135,7 @@ class Contents(msgspec.Struct):
         if sent.message_id is not None and key in self.window and not sent.requeued:
             return self.window[key], True
         self.last_seq += 1
-        if Destination.parse(sent.destination).kind is Kind.TOPIC:
+        if Destination.restored(sent.destination).kind is Kind.TOPIC:
             numbers = [n for n, known in self.subscriptions.items() if known.topic == sent.destination]
         else:
             numbers = [QUEUE]

@@ -39,14 +39,14 @@ class Source:
         for name, messages in self.contents.destinations.items():
             for stored in messages.values():
                 if 0 < stored.sent.expires_at_ms <= now:
-                    yield [self.feed(Destination.parse(name), n) for n in stored.pending], self.key_of(stored)
+                    yield [self.feed(Destination.restored(name), n) for n in stored.pending], self.key_of(stored)
 
     def spent(self, least: int) -> Iterable[tuple[Feed, int]]:
         for name, messages in self.contents.destinations.items():
             for stored in messages.values():
                 for number, count in stored.pending.items():
                     if count >= least:
-                        yield self.feed(Destination.parse(name), number), stored.seq
+                        yield self.feed(Destination.restored(name), number), stored.seq
 
     def key_of(self, stored: Stored) -> Place:
         return order_of(stored.sent.priority, self._priorities), stored.seq, stored.sent.expires_at_ms
@@ -70,7 +70,7 @@ class Source:
 
     def note_of(self, acked: Acked) -> Note:
         """Of a branch's ack: whom it is claimed for."""
-        destination = Destination.parse(acked.destination)
+        destination = Destination.restored(acked.destination)
         if acked.number is not None:
             return self.feed(destination, acked.number)
         stored = self.contents.of(acked.destination).get(acked.seq)

@@ -535,7 +535,7 @@ class OneFileStore:
             outcomes = self._change(change)
             self._claimed_by.pop(transaction, None)
             self._applied(taken, branch.sends, branch.acks, outcomes)
-            destinations = [Destination.parse(sent.destination) for sent in branch.sends]
+            destinations = [Destination.restored(sent.destination) for sent in branch.sends]
             return Done([Receipt(d, *outcome) for d, outcome in zip(destinations, outcomes, strict=True)])
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
@@ -585,7 +585,7 @@ class OneFileStore:
 
     def destinations(self) -> Sequence[Destination]:
         with self._usable:
-            return [Destination.parse(name) for name in self._contents.destinations]
+            return [Destination.restored(name) for name in self._contents.destinations]
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         with self._usable:
@@ -602,7 +602,7 @@ class OneFileStore:
             pending = [number for messages in found.values() for s in messages.values() for number in s.pending]
             return StoreStats(
                 self.name, "onefile", sum(map(len, found.values())),
-                {Destination.parse(name): len(messages) for name, messages in found.items()},
+                {Destination.restored(name): len(messages) for name, messages in found.items()},
                 len(self._delivery.held), self._sends, self._acks, self._syncs, self._batches,
                 journal_bytes=len(self._encoded), failed=str(self._failed) if self._failed is not None else None,
                 subscriptions={s.subscription: pending.count(n) for n, s in self._contents.subscriptions.items()},
