@@ -2,7 +2,8 @@
 
 Written `queue://orders.custom` or `topic://prices.eu`; a name alone is a queue. Several with commas between are a
 composite: one atomic send to all of them, `queue://a,topic://b`. Names are case-sensitive, may hold any character but
-the comma and NUL, and `.` separates their segments (an empty segment is a segment).
+NUL, and `.` separates their segments (an empty segment is a segment). The comma separates only where a text is parsed:
+`Destination.queue("Smith, J.")` and `Destination.topic(...)` take any text as a name.
 
 What is a wildcard in a pattern (wildcard.py) is a character like any other here. Where users write a name in a call it
 is refused all the same (router/addresses.py): who sends to `a.*` means something else than a queue of that name.
@@ -42,9 +43,8 @@ class Destination:
     def __post_init__(self) -> None:
         if not self.name:
             raise DestinationError("a destination needs a name; an empty one was given")
-        for bad, word in ((",", "a comma (it separates the parts of a composite)"), ("\0", "a NUL character")):
-            if bad in self.name:
-                raise DestinationError(f"destination name {self.name!r} holds {word}; leave it out")
+        if "\0" in self.name:
+            raise DestinationError(f"destination name {self.name!r} holds a NUL character; leave it out")
         try:
             size = len(self.name.encode())
         except UnicodeEncodeError as error:
@@ -62,9 +62,27 @@ class Destination:
         return self.kind.scheme + self.name
 
     @classmethod
+    def queue(cls, name: str) -> Destination:
+        """The queue of exactly this name, whatever characters it holds. Raises DestinationError for an empty name, one
+        that holds NUL, and one of more than NAME_BYTES_MAX bytes."""
+        return cls(Kind.QUEUE, name)
+
+    @classmethod
+    def topic(cls, name: str) -> Destination:
+        """The topic of exactly this name; likewise."""
+        return cls(Kind.TOPIC, name)
+
+    @classmethod
     def parse(cls, text: str) -> Destination:
-        """`queue://name`, `topic://name`, or a bare name, which is a queue. Raises DestinationError."""
+        """`queue://name`, `topic://name`, or a bare name, which is a queue. Raises DestinationError, for a comma too:
+        it separates the parts of a composite."""
         return _parse(text)
+
+    @classmethod
+    def restored(cls, text: str) -> Destination:
+        """The destination whose `str` this is; a bare name is a queue. A comma is a character of the name. Raises
+        DestinationError."""
+        return _split(text)
 
     @classmethod
     def parse_composite(cls, text: str) -> tuple[Destination, ...]:
@@ -88,6 +106,15 @@ def mistyped_scheme(text: str) -> bool:
 
 @lru_cache(maxsize=16384)
 def _parse(text: str) -> Destination:
+    if "," in text:
+        raise DestinationError(
+            f"destination {text!r} holds a comma, which separates the parts of a composite; name one destination, or "
+            "give one that is really named so as Destination.queue(name) or Destination.topic(name)"
+        )
+    return _split(text)
+
+
+def _split(text: str) -> Destination:
     scheme, separator, name = text.partition("://")
     if text[:1].isspace() or (not separator and text[-1:].isspace()):
         raise DestinationError(f"destination {text!r} begins or ends with a blank; leave it out")

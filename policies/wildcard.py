@@ -207,7 +207,7 @@ def escape(name: str) -> str:
         if segment == ">":
             segments.append("[>]")
         else:
-            segments.append("".join(f"[{char}]" if char in "*?[" else char for char in segment))
+            segments.append("".join(f"[{char}]" if char in "*?[," else char for char in segment))
     text = ".".join(segments).replace("://", "[:]//")
     if mistyped_scheme(text):
         text = f"[{text[0]}]{text[1:]}"
@@ -255,8 +255,10 @@ def _parse(text: str) -> Pattern:
         raise DestinationError(f"pattern {text!r} begins or ends with a blank; leave it out, or write it as [ ]")
     if not separator and mistyped_scheme(text):
         raise DestinationError(f"pattern {text!r} looks mistyped; two slashes after a colon: queue:// or topic://")
-    if "," in name or "\0" in name:
-        raise DestinationError(f"pattern {text!r} holds a comma or NUL, as no name does; list patterns one by one")
+    if "\0" in name:
+        raise DestinationError(f"pattern {text!r} holds NUL, as no name does")
+    if "," in name.replace("[,]", ""):
+        raise DestinationError(f"pattern {text!r} holds a comma; list patterns one by one, or write a comma as [,]")
     if any("\ud800" <= char <= "\udfff" for char in name):
         raise DestinationError(f"pattern {text!r} is not valid unicode")
     sources = name.split(".")

@@ -66,10 +66,11 @@ def _plain(destination: Destination) -> Destination:
     wildcard = wildcard_in(destination.name)
     if wildcard is None:
         return destination
+    literal = f"Destination.{destination.kind.name.lower()}({destination.name!r})"
     raise DestinationError(
         f"{destination} holds the wildcard {wildcard}, which only the patterns of a configuration have: name one "
         f"destination, or several with commas between. If one is really named so, give it as "
-        f"Destination.parse({str(destination)!r}), and write its pattern as {escape(destination.name)}"
+        f"{literal}, and write its pattern as {escape(destination.name)}"
     )
 
 

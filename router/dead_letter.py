@@ -117,7 +117,7 @@ class _Checker:
                 "somebody else stays there"
             )
         try:
-            source = Destination.parse(name)
+            source = Destination.restored(name)
             self._places.route(source)
         except AnabranchError as error:
             raise DeadLetterError(f"{message!r} cannot go back to {name}: {error}") from error

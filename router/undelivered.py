@@ -185,7 +185,7 @@ class Sweeper:
         try:
             for message, reason in found:
                 source = message.destination
-                target = Destination.parse(dead_letter_name(pattern, source.name)) if pattern is not None else None
+                target = _dead_letter_queue(pattern, source) if pattern is not None else None
                 if target is None or (target == source and reason == EXPIRED):
                     continue
                 transaction.send(
@@ -209,6 +209,12 @@ class Sweeper:
                 store.release([message], delivered=False)
             except AnabranchError:
                 pass  # the transaction has freed it, or acked it
+
+
+def _dead_letter_queue(pattern: str, source: Destination) -> Destination:
+    """The name comes in after the pattern is parsed: it may hold what means something there."""
+    parsed = Destination.restored(pattern)
+    return Destination(parsed.kind, dead_letter_name(parsed.name, source.name))
 
 
 def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]]:

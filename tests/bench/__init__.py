@@ -24,6 +24,7 @@ adds nothing.
     recover-rebuild-index  the same with the index deleted
     drain                  n messages of 1 KiB read in order
     toy-maker-disk         a factory's day replayed: the most files and bytes that were on disk at once
+    stores-in-turn         100 B to each of n / 10 stores in turn, ten times, not synced
     route                  a destination that was routed before: which store is it? With the default count of a
                            million, seconds are microseconds a lookup
 

@@ -305,6 +305,21 @@ def route(run: Run) -> Result:
     return Result(seconds, rounds * len(destinations), 0)
 
 
+def stores_in_turn(run: Run) -> Result:
+    """A send to each of n / 10 stores, ten times over; the stores are made before."""
+    many = run.peer.many(run.directory, max(1, run.n // 10))
+    message, senders = body(PLAIN_BYTES), many.senders
+    for send in senders:
+        send(message)
+    started = time.perf_counter()
+    for _ in range(10):
+        for send in senders:
+            send(message)
+    seconds = time.perf_counter() - started
+    many.close()
+    return Result(seconds, 10 * len(senders), PLAIN_BYTES)
+
+
 SCENARIOS = {
     "send-sync": Scenario(("sender",), 20_000, send_sync, threads=True),
     "send-nosync": Scenario(("sender",), 100_000, send_nosync, threads=True),
@@ -318,5 +333,6 @@ SCENARIOS = {
     "recover-rebuild-index": Scenario(("sender", "taker", "drop_index"), 200_000, recover_rebuild_index),
     "drain": Scenario(("sender", "reader"), 200_000, drain),
     "toy-maker-disk": Scenario(("day",), 100_000, toy_maker_disk),
+    "stores-in-turn": Scenario(("many",), 20_000, stores_in_turn),
     "route": Scenario(("routes",), 1_000_000, route),
 }

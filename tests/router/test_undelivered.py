@@ -219,3 +219,25 @@ def test_a_clock_before_1970_refuses_what_would_have_no_time(tmp_path: Path, mon
                 tx.ack(again)
         router.send("q,dlq,m", b"2")
         assert [len(router.queue(name)) for name in ("q", "dlq", "m")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["Smith, J.", "a,queue://b", " blank ", "a.*", "topic://x"])
+def test_any_text_is_a_name(tmp_path: Path, name: str) -> None:
+    """It is sent to, dead-lettered, put back, listed, deleted, and there after a restart."""
+    config = setup(tmp_path, "dlq.{name}", max_deliveries=1)
+    named = anabranch.Destination.queue(name)
+    with anabranch.open(config) as router:
+        queue = router.queue(named)
+        queue.send(b"x")
+        with router.transaction() as tx:
+            tx.send(named, b"y")
+        fail(queue)
+        dead = router.queue(anabranch.Destination.queue(f"dlq.{name}"))
+        eventually(lambda: len(dead) == 1)
+    with anabranch.open(config) as router:
+        queue, dead = router.queue(named), router.queue(dead.destination)
+        assert [m.body for m in queue.browse()] == [b"y"]
+        assert router.requeue(dead) == 1
+        assert router.exists(named)
+        assert router.delete(named) == 2
+        assert named not in router.destinations()

@@ -82,6 +82,10 @@ class Anabranch:
         return Routes(directory)
 
     @staticmethod
+    def many(directory: Path, stores: int) -> ManyStores:
+        return ManyStores(directory, stores)
+
+    @staticmethod
     def sql(directory: Path) -> Any:
         from .sql import SqlStore
 
@@ -97,6 +101,17 @@ class Anabranch:
 
     def close(self) -> None:
         self._router.close()
+
+
+class ManyStores:
+    """So many destinations, each with a journal store of its own."""
+
+    def __init__(self, directory: Path, stores: int) -> None:
+        journal = anabranch.JournalOptions(sync=anabranch.Sync.NEVER, segment_size=64 * 1024)
+        each = anabranch.StoreConfig("each", [">"], per_destination=True, journal=journal)
+        self._router = anabranch.open(anabranch.Config(directory, [each]))
+        self.senders = [self._router.queue(f"q.{number}").send for number in range(stores)]
+        self.close = self._router.close
 
 
 class AnabranchSplit:
