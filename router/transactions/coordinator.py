@@ -222,7 +222,7 @@ class Coordinator:
             transaction.move(DONE)
             return
         transaction.external = True
-        held = External(transaction.id, transaction.remembering, xid)
+        held = External(transaction.id, list(transaction.remembering), xid)
         self._hand_over(transaction, partial(self.log.hold, held, partial(self.table.has, transaction)))
         transaction.move(PREPARED)
         transaction.running = False
@@ -270,16 +270,17 @@ class Coordinator:
                     participant.room = participant.store.reserve(participant.sends)
                 except ClosedError:
                     participant.room = participant.call(self._places, partial(_reserve, participant))
-            steps: list[Pending[None]] = []
+            names, steps = transaction.remembering, list[Pending[None]]()
             for participant in participants:
                 if steps:
                     steps[-1].proceed()
-                prepare = partial(_prepare_in, participant, transaction, self._sync)
+                p, sync = participant, self._sync
                 try:
-                    assert participant.store is not None
-                    steps.append(prepare(participant.store))
+                    assert p.store is not None
+                    step = p.store.prepare(transaction.id, names, p.sends, p.acks, sync, p.room, p.changes)
                 except ClosedError:
-                    steps.append(participant.call(self._places, prepare))
+                    step = p.call(self._places, partial(_prepare_in, p, transaction, sync))
+                steps.append(step)
                 participant.room = None
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
                 step.wait()
@@ -307,7 +308,7 @@ class Coordinator:
         self._decide(transaction)
 
     def _decide(self, transaction: GlobalTransaction) -> None:
-        decision = Decision(transaction.id, True, transaction.remembering)
+        decision = Decision(transaction.id, True, list(transaction.remembering))
         self._hand_over(transaction, partial(self.log.decide, decision, partial(self.table.has, transaction)))
         transaction.recorded = True
         transaction.decide(True)
@@ -345,7 +346,11 @@ class Coordinator:
         if self._closed or not transaction.running:
             return
         try:
-            if transaction.state is IN_DOUBT:
+            if transaction.external and transaction.state in (PREPARED, IN_DOUBT):
+                self.log.flush()  # first: what is not in the log by then is rolled back, by whoever looks
+                transaction.running = False  # not held once more: its manager may have said the outcome since
+                self.resolver.resolve(transaction)
+            elif transaction.state is IN_DOUBT:
                 self._take_over_in_doubt(transaction)
             elif transaction.commit is None or not transaction.commit:
                 self.roll_back(transaction)
@@ -361,11 +366,8 @@ class Coordinator:
             if transaction.id:
                 self._undo_beside(transaction)
             self._free(transaction.alone)
-        elif transaction.external:  # not held once more: its manager may have said the outcome since
-            transaction.running = False
-            self.resolve_after_flush(transaction)
         else:  # the decision may be in the log's queue, or on disk; once more changes nothing
-            decision = Decision(transaction.id, True, transaction.remembering)
+            decision = Decision(transaction.id, True, list(transaction.remembering))
             self.log.decide(decision, partial(self.table.has, transaction))
             transaction.recorded = True
             transaction.decide(True)
