@@ -218,7 +218,7 @@ class Coordinator:
             transaction.move(DONE)
             return
         transaction.external = True
-        held = External(transaction.id, transaction.remembering, xid)
+        held = External(transaction.id, list(transaction.remembering), xid)
         self._hand_over(transaction, partial(self.log.hold, held, partial(self.table.has, transaction)))
         transaction.move(PREPARED)
         transaction.running = False
@@ -294,7 +294,7 @@ class Coordinator:
         self._decide(transaction)
 
     def _decide(self, transaction: GlobalTransaction) -> None:
-        decision = Decision(transaction.id, True, transaction.remembering)
+        decision = Decision(transaction.id, True, list(transaction.remembering))
         self._hand_over(transaction, partial(self.log.decide, decision, partial(self.table.has, transaction)))
         transaction.recorded = True
         transaction.decide(True)
@@ -332,7 +332,11 @@ class Coordinator:
         if self._closed or not transaction.running:
             return
         try:
-            if transaction.state is IN_DOUBT:
+            if transaction.external and transaction.state in (PREPARED, IN_DOUBT):
+                self.log.flush()  # first: what is not in the log by then is rolled back, by whoever looks
+                transaction.running = False  # not held once more: its manager may have said the outcome since
+                self.resolver.resolve(transaction)
+            elif transaction.state is IN_DOUBT:
                 self._take_over_in_doubt(transaction)
             elif transaction.commit is None or not transaction.commit:
                 self.roll_back(transaction)
@@ -348,11 +352,8 @@ class Coordinator:
             if transaction.id:
                 self._undo_beside(transaction)
             self._free(transaction.alone)
-        elif transaction.external:  # not held once more: its manager may have said the outcome since
-            transaction.running = False
-            self.resolve_after_flush(transaction)
         else:  # the decision may be in the log's queue, or on disk; once more changes nothing
-            decision = Decision(transaction.id, True, transaction.remembering)
+            decision = Decision(transaction.id, True, list(transaction.remembering))
             self.log.decide(decision, partial(self.table.has, transaction))
             transaction.recorded = True
             transaction.decide(True)

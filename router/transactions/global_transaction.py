@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..xid import Xid
 from .participant import Participant
@@ -17,36 +17,33 @@ class GlobalTransaction:
     another thread can take over from one that was interrupted anywhere.
     """
 
-    __slots__ = (
-        "alone", "begun", "by_hand", "commit", "external", "id", "participants", "recorded", "remembering", "running",
-        "state", "told", "xid",
-    )  # fmt: skip
+    # What most transactions leave as it is has its value here, not in each.
+    id = b""
+    """32 bytes, from the decision log or at random; empty before its first phase."""
+    commit: bool | None = None
+    """The outcome, once it is decided."""
+    remembering: Sequence[bytes] = ()
+    """The ids of the stores that have to remember, which a decision names (rule T7), from its first phase."""
+    alone: Participant | None = None
+    """The one store that remembers: its own commit is the decision, also for volatile ones (rule T7)."""
+    running = True
+    """Whether a thread has it in hand, which tells the stores and gets the receipts: nobody else may."""
+    external = False
+    """Prepared under its xid, or about to be: a transaction manager decides it (rule T4)."""
+    recorded = False
+    """Its outcome is in the decision log, to be forgotten there."""
+    by_hand = False
+    """Its outcome was given by hand: kept until somebody forgets it."""
+    begun = 0.0
+    """When, by the monotonic clock."""
+    told: TransactionState | None = None
+    """What its user is told of it, where its state alone does not say it."""
 
     def __init__(self, xid: Xid | None = None) -> None:
-        self.id = b""
-        """32 bytes, from the decision log or at random; empty before its first phase."""
         self.xid = xid
         self.state = ACTIVE
-        self.commit: bool | None = None
-        """The outcome, once it is decided."""
         self.participants: dict[bytes, Participant] = {}
         """By store id, since a store that was closed for being idle comes back as another object."""
-        self.remembering: list[bytes] = []
-        """The ids of the stores that have to remember, which a decision names (rule T7), from its first phase."""
-        self.alone: Participant | None = None
-        """The one store that remembers: its own commit is the decision, also for volatile ones (rule T7)."""
-        self.running = True
-        """Whether a thread has it in hand, which tells the stores and gets the receipts: nobody else may."""
-        self.external = False
-        """Prepared under its xid, or about to be: a transaction manager decides it (rule T4)."""
-        self.recorded = False
-        """Its outcome is in the decision log, to be forgotten there."""
-        self.by_hand = False
-        """Its outcome was given by hand: kept until somebody forgets it."""
-        self.begun = 0.0
-        """When, by the monotonic clock."""
-        self.told: TransactionState | None = None
-        """What its user is told of it, where its state alone does not say it."""
 
     @classmethod
     def recovered(cls, transaction: bytes, store_ids: Iterable[bytes], state: State) -> GlobalTransaction:

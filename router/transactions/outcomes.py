@@ -87,7 +87,7 @@ class Outcomes:
         self._log.require_usable()
         xid = transaction.xid if transaction.external else None
         try:
-            decision = self._log.decide(Decision(transaction.id, commit, transaction.remembering, xid, by_hand))
+            decision = self._log.decide(Decision(transaction.id, commit, list(transaction.remembering), xid, by_hand))
             transaction = self._table.by_id.setdefault(transaction.id, transaction)  # the log may have been read again
             self._table.note_decision(transaction, decision)
             self._resolver.resolve(transaction)

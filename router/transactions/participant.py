@@ -19,9 +19,12 @@ class Participant:
     """One store of a transaction. Of one that was found after a restart only the id is known: its branch is in the
     store."""
 
-    __slots__ = (
-        "acks", "carried_out", "changes", "first", "receipts", "room", "sends", "store", "store_id", "volatile",
-    )  # fmt: skip
+    room: object = None
+    """What it has reserved for its sends, until it has prepared them."""
+    carried_out = False
+    """Whether it has carried the outcome out."""
+    receipts: Sequence[Receipt] = ()
+    """One for each send, once it has committed them."""
 
     def __init__(self, store_id: bytes, store: Store | None = None, first: Destination | None = None) -> None:
         self.store_id = store_id
@@ -34,12 +37,6 @@ class Participant:
         self.sends: list[tuple[Destination, Outgoing]] = []
         self.acks: list[Message] = []
         self.changes: list[Change] = []
-        self.room: object = None
-        """What it has reserved for its sends, until it has prepared them."""
-        self.carried_out = False
-        """Whether it has carried the outcome out."""
-        self.receipts: list[Receipt] = []
-        """One for each send, once it has committed them."""
 
     def call(self, places: Places, call: Callable[[Store], T]) -> T:
         """Call with its store before anything is prepared there. One that is held by sends alone may have been closed

@@ -148,7 +148,7 @@ class Resolver:
         store = only or participant.store
         if store is not None and (only or transaction.running or participant.volatile):  # else another may be open now
             try:
-                return _step(transaction, store)
+                return store, (store.commit_prepared if transaction.commit else store.rollback_prepared)(transaction.id)
             except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
                 if only is not None:
                     raise

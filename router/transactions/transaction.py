@@ -15,7 +15,6 @@ and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,9 +63,7 @@ class Transaction:
         self.xid = xid
         self._coordinator, self._places = coordinator, places
         self._table = coordinator.table
-        options = self._table.options
-        self._operations_max = options.max_operations if limited else sys.maxsize
-        self._bytes_max = options.max_bytes if limited else sys.maxsize
+        self._options, self._limited = self._table.options, limited
         self._lock = threading.Lock()  # guards all below
         self._global = GlobalTransaction(xid)
         self._participants = self._global.participants
@@ -98,7 +95,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None and self.state in ("open", "voted", "timed out"):
+            if kind is None and (self._global.state is ACTIVE or self.state in ("voted", "timed out")):
                 self.commit()  # which says so if its time was over
             elif kind is not None and self.state in ("open", "voted"):
                 with suppress(
@@ -143,7 +140,8 @@ class Transaction:
             stores = list(map(place, destinations))
             size = len(destinations) * len(message.body)
             before = len(self._order), self._bytes
-            if before[0] + len(stores) > self._operations_max or before[1] + size > self._bytes_max:
+            options = self._options
+            if before[0] + len(stores) > options.max_operations or before[1] + size > options.max_bytes:
                 self._require_room(len(stores), size)
             try:
                 self._bytes += size
@@ -303,10 +301,10 @@ class Transaction:
 
     def _require_room(self, operations: int, size: int) -> None:
         for what, option, used, limit in (
-            ("operations", "max_operations", len(self._order) + operations, self._operations_max),
-            ("bytes of messages", "max_bytes", self._bytes + size, self._bytes_max),
+            ("operations", "max_operations", len(self._order) + operations, self._options.max_operations),
+            ("bytes of messages", "max_bytes", self._bytes + size, self._options.max_bytes),
         ):
-            if used > limit:
+            if used > limit and self._limited:
                 raise TransactionError(
                     f"this transaction would hold {used} {what}; transactions.{option} is {limit}: commit it and go on "
                     "in another, or raise the limit"
@@ -317,7 +315,7 @@ class Transaction:
         if state != "open":
             what, step = _STEPS.get(state, (f"is {state}", "begin another"))
             if state == "timed out":
-                what = f"timed out after {self._table.options.timeout:g} s and rolled back"
+                what = f"timed out after {self._options.timeout:g} s and rolled back"
             raise TransactionError(f"this transaction {what}; {step}")
 
     def commit(self) -> list[Receipt]:
@@ -373,6 +371,9 @@ class Transaction:
             for change in participant.changes:
                 with suppress(AnabranchError):  # it is committed; who receives there finds out
                     self._places.mirror(change.subscription, change.subscribe)
+        if len(participants) == 1 and len(participant.receipts) == len(participant.sends):
+            self.receipts = list(participant.receipts)
+            return
         self.receipts = [
             given[place] if (given := participant.receipts) else Receipt(participant.sends[place][0], 0)
             for participant, place in self._order
