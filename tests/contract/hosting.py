@@ -282,7 +282,11 @@ class HostingContract:
         assert store.find(A, "one") is None
 
     def test_headers_nest(self, disk: Disk, store: Store) -> None:
-        headers = {"list": [1, "two", None, [b"3", {"four": 4.5}]], "map": {"a": {"b": [True]}}, "plain": 1}
+        headers: dict[str, Any] = {
+            "list": [1, "two", None, [b"3", {"four": 4.5}]],
+            "map": {"a": {"b": [True]}},
+            "plain": 1,
+        }
         store.send(A, b"x", headers)
         for view in disk.views(store):
             assert take(view).headers == headers
