@@ -79,6 +79,11 @@ class JournalBackend(Backend):
     def identify(cls, directory: Path) -> bytes | None:
         return StoreDirectory("", directory, None).identify()
 
+    @classmethod
+    def is_contained(cls, options: JournalOptions) -> bool:
+        """If its index lies there, too."""
+        return True
+
     # Opening and closing
 
     def writer(self, engine: Engine) -> Writer:
