@@ -149,7 +149,7 @@ class Send:
             plan.declare(self.state)
         self.seq = plan.last_seq = seq = plan.last_seq + 1
         if key is not None:
-            plan.ids[key] = seq
+            plan.remember(key, seq)
         if self.state.is_topic:
             self.entitled = list(plan.subscriptions(self.state).values())
             plan.dropped += not self.entitled
@@ -423,7 +423,7 @@ class Prepare:
         return SMALL_BYTES + len(self.branch.payload)
 
     def plan(self, plan: Plan) -> None:
-        plan.prepared.append(self.branch)
+        plan.prepare(self.branch)
         plan.changes.append(self)
 
     def apply(self, table: Table) -> None:
@@ -453,7 +453,7 @@ class Commit:
         if not plan.is_prepared(self.branch):
             return None
         outcomes = [change.plan(plan) for change in self.branch.changes]
-        plan.settled.append(self.branch)
+        plan.settle(self.branch)
         plan.changes.append(self)
         return outcomes
 
@@ -485,7 +485,7 @@ class Rollback:
             return False
         for change in self.branch.returned:
             change.plan(plan)
-        plan.settled.append(self.branch)
+        plan.settle(self.branch)
         plan.changes.append(self)
         return True
 

@@ -147,9 +147,13 @@ class Engine:
         if plan.subscribed:
             self._changed = plan.number
         for change in plan.changes:
-            if type(change) is not Ack:
+            if type(change) is Send and not change.state.is_topic:
+                feed = change.state.feed
+                if feed.takers or feed.watches:
+                    feed.wake()
+            elif type(change) is not Ack:
                 for state in change.states():
-                    for feed in state.feeds() if state.is_topic else (state.feed,):
+                    for feed in state.feeds():
                         if feed.takers or feed.watches:
                             feed.wake()
 

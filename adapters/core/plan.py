@@ -22,10 +22,14 @@ Subscribed = dict[SubscriptionKey, SubscriptionState]
 """The subscriptions of a topic. Replaced, never changed."""
 
 
+_NO_IDS: dict[Key, int] = {}
+_NONE_SUBSCRIBED: dict[int, Subscribed] = {}
+
+
 class Plan:
     """The changes of some tickets."""
 
-    __slots__ = ("_sequencer", "changes", "declared", "dropped", "ids", "last_seq", "number", "own", "prepared",
+    __slots__ = ("_sequencer", "changes", "declared", "dropped", "ids", "is_more", "last_seq", "number", "own", "prepared",
                  "removed", "settled", "subscribed", "tickets")  # fmt: skip
 
     def __init__(self, sequencer: Sequencer) -> None:
@@ -36,24 +40,29 @@ class Plan:
         """Those that were not refused."""
         self.changes: list[Change] = []
         self.last_seq = sequencer.last_seq
-        self.ids: dict[Key, int] = {}
-        """New in the duplicate window."""
-        self.declared: list[DestinationState] = []
-        self.removed: list[DestinationState] = []
-        self.subscribed: dict[int, Subscribed] = {}
+        self.ids = _NO_IDS
+        """New in the duplicate window. Here and below: replaced, never changed, since most plans have none of them."""
+        self.declared: Sequence[DestinationState] = ()
+        self.removed: Sequence[DestinationState] = ()
+        self.subscribed = _NONE_SUBSCRIBED
         """By destination's number: the subscriptions of topics where they change."""
         self.dropped = 0
         """Messages of topics without subscriptions."""
-        self.prepared: list[Branch] = []
-        self.settled: list[Branch] = []
+        self.prepared: Sequence[Branch] = ()
+        self.settled: Sequence[Branch] = ()
+        self.is_more = False
+        """It does more than to send messages without ids, and to ack: one of the above says what."""
         self.own: Any = None
         """The backend's."""
 
     def add(self, ticket: Ticket) -> None:
         """Put a ticket's changes behind what is there. One that is refused leaves nothing."""
-        done = len(self.changes)
+        done, content = len(self.changes), ticket.content
         try:
-            ticket.outcomes = [change.plan(self) for change in ticket.content]
+            if len(content) == 1:
+                ticket.outcomes = [content[0].plan(self)]
+            else:
+                ticket.outcomes = [change.plan(self) for change in content]
         except AnabranchError as error:
             if len(self.changes) != done:
                 raise AssertionError(f"a ticket was refused half way: {error}") from error
@@ -75,6 +84,13 @@ class Plan:
             known = self._sequencer.window.get(key)
         return known
 
+    def remember(self, key: Key, seq: int) -> None:
+        """A message has been sent with this id."""
+        if self.ids is _NO_IDS:
+            self.ids = {}
+            self.is_more = True
+        self.ids[key] = seq
+
     def current(self, state: DestinationState) -> DestinationState:
         """Of the same destination, the one that is in the catalog."""
         return self._sequencer.catalog.current(state)
@@ -86,15 +102,17 @@ class Plan:
     def declare(self, state: DestinationState) -> None:
         """See that a destination is there."""
         if not self.is_declared(state):
-            self.declared.append(state)
+            self.declared = [*self.declared, state]
+            self.is_more = True
             self.changes.append(Declare(state))
 
     def remove(self, state: DestinationState) -> None:
         """It goes with its ids and subscriptions."""
-        self.removed.append(state)
+        self.removed = [*self.removed, state]
+        self.is_more = True
         self.declared = [other for other in self.declared if other is not state]
         self.ids = {key: seq for key, seq in self.ids.items() if key[0] != state.number}
-        self.subscribed[state.number] = {}
+        self.subscribed = {**self.subscribed, state.number: {}}
 
     def subscriptions(self, state: DestinationState) -> Subscribed:
         """Those of a topic by then."""
@@ -104,12 +122,26 @@ class Plan:
     def subscribe(self, known: SubscriptionState) -> None:
         """One more."""
         topic = known.topic
-        self.subscribed[topic.number] = {**self.subscriptions(topic), known.subscription.key: known}
+        self.is_more = True
+        those = {**self.subscriptions(topic), known.subscription.key: known}
+        self.subscribed = {**self.subscribed, topic.number: those}
 
     def unsubscribe(self, known: SubscriptionState) -> None:
         """One less."""
         others = self.subscriptions(known.topic).items()
-        self.subscribed[known.topic.number] = {key: other for key, other in others if other is not known}
+        self.is_more = True
+        those = {key: other for key, other in others if other is not known}
+        self.subscribed = {**self.subscribed, known.topic.number: those}
+
+    def prepare(self, branch: Branch) -> None:
+        """One more that waits for its outcome."""
+        self.prepared = [*self.prepared, branch]
+        self.is_more = True
+
+    def settle(self, branch: Branch) -> None:
+        """One that has its outcome."""
+        self.settled = [*self.settled, branch]
+        self.is_more = True
 
     def is_prepared(self, branch: Branch) -> bool:
         """Whether it still waits for its outcome by then."""
@@ -155,6 +187,13 @@ class Sequencer:
 
     def accept(self, plan: Plan) -> None:
         """It is about to be written, or was. Idempotent."""
+        if plan.is_more:
+            self._accept(plan)
+        if self.number < plan.number:
+            self.dropped += plan.dropped
+        self.last_seq, self.number = plan.last_seq, plan.number
+
+    def _accept(self, plan: Plan) -> None:
         for state in plan.removed:
             state.declared = False
             self.window.forget(state.number)
@@ -177,9 +216,6 @@ class Sequencer:
         for branch in plan.settled:
             self.prepared.pop(branch.transaction, None)
             branch.reservation = None
-        if self.number < plan.number:
-            self.dropped += plan.dropped
-        self.last_seq, self.number = plan.last_seq, plan.number
 
     def amount(self, sends: Sequence[Send]) -> tuple[int, int]:
         """How many messages and bytes these take of the store's room; those that are stored already, nothing."""

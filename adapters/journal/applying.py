@@ -41,18 +41,24 @@ class Applied(NamedTuple):
 
 
 class Applier:
-    """Of one store that is open. All but `written` is called under the store's lock, if not said otherwise."""
+    """Of one store that is open. All is called under the store's lock, if not said otherwise."""
 
     def __init__(
-        self, engine: Engine, wal: Log, index: Index, options: JournalOptions, require_owned: Callable[[], None]
+        self,
+        engine: Engine,
+        wal: Log,
+        index: Index,
+        options: JournalOptions,
+        ends: deque[tuple[int, Tail]],
+        require_owned: Callable[[], None],
     ) -> None:
-        """`require_owned` raises AnabranchError where the directory may be another's: before the index is written out,
-        and so before a segment is released."""
+        """`ends` says where in the log each plan ends that is not applied yet (JournalEncoder.ends). `require_owned`
+        raises AnabranchError where the directory may be another's: before the index is written out, and so before a
+        segment is released."""
         self._engine, self._log, self._index, self._options = engine, wal, index, options
-        self._require_owned = require_owned
+        self._ends, self._require_owned = ends, require_owned
         self.on_empty: Callable[[], None] = lambda: None
         """Called when a sealed segment has lost its last live message."""
-        self._written: deque[tuple[int, Tail]] = deque()
         self._applied: Applied
         self._snapshot_at: Callable[[], tuple[int, int]]
         self._checkpoint_due = self._checkpoint_soon = False
@@ -76,17 +82,12 @@ class Applier:
 
     # Applying
 
-    def written(self, number: int, tail: Tail) -> None:
-        """A plan is written up to there. Called by the log's leader, before the plan can be applied; perhaps twice."""
-        if not self._written or self._written[-1][0] < number:
-            self._written.append((number, tail))
-
     def apply(self, changes: Sequence[Change], number: int) -> None:
         """Changes of the plans that follow what is applied, up to this one. Raises StoreFailedError."""
-        index, written, before = self._index, self._written, self._applied.tail
+        index, ends, before = self._index, self._ends, self._applied.tail
         tail, count = before, 0
-        while count < len(written) and written[count][0] <= number:
-            tail, count = written[count][1], count + 1
+        while count < len(ends) and ends[count][0] <= number:
+            tail, count = ends[count][1], count + 1
         index.table = self._log.table
         try:
             apply_all(changes, index)
@@ -96,8 +97,8 @@ class Applier:
         if tail.segment is not before.segment and not before.segment.live:
             index.emptied = True
         self._applied = Applied(number, tail)
-        while written and written[0][0] <= number:
-            written.popleft()
+        while ends and ends[0][0] <= number:
+            ends.popleft()
         self._look_after()
 
     def _look_after(self) -> None:

@@ -79,6 +79,11 @@ class JournalBackend(Backend):
     def identify(cls, directory: Path) -> bytes | None:
         return StoreDirectory("", directory, None).identify()
 
+    @classmethod
+    def is_contained(cls, options: JournalOptions) -> bool:
+        """If its index lies there, too."""
+        return True
+
     # Opening and closing
 
     def writer(self, engine: Engine) -> Writer:
@@ -133,7 +138,9 @@ class JournalBackend(Backend):
         self._index = Index(
             self._directory.index, store_id, engine.catalog, options.duplicate_window, options.priorities, file_mode
         )
-        self._applier = applier = Applier(engine, self._log, self._index, options, self._directory.require_lock)
+        self._applier = applier = Applier(
+            engine, self._log, self._index, options, self._encoder.ends, self._directory.require_lock
+        )
         self._bodies = Bodies(engine, self._log)
         archive = options.archive_directory
         if archive is not None:  # stores may share it
@@ -142,7 +149,6 @@ class JournalBackend(Backend):
             self._log, applier.snapshot, lambda payload: [WriteSnapshot(payload)], applier.forget, archive
         )
         applier.on_empty = self._reclaimer.notice
-        self._encoder.on_written = applier.written
 
     def _fill(self, catalog: Catalog) -> None:
         """What the index holds is what there is."""

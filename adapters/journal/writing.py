@@ -3,6 +3,7 @@ the core's Writer."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ _pack_batch = w.BATCH_REST.pack
 _pack_send = SEND_HEAD.pack
 _pack_ack = ACK_RECORD.pack
 
+
+_NO_TICKETS: list[Any] = []
 
 T = TypeVar("T")
 
@@ -51,8 +54,9 @@ class JournalEncoder:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._sequencer = engine, engine.sequencer
-        self.on_written: Callable[[int, Tail], None] = lambda number, tail: None
-        """Told of each plan that counts, and of the log's end after it, before the plan can be applied."""
+        self.ends: deque[tuple[int, Tail]] = deque()
+        """For each plan that counts its number and the log's end after it; there before the plan can be applied, and
+        perhaps twice. Who applies them takes them out."""
         self.snapshot_at = (0, 0)
         self.promised = 0
         """Bytes that the outcomes of prepared branches take; after Ctrl-C it may say too much until nothing is
@@ -74,14 +78,18 @@ class JournalEncoder:
         plan = self._sequencer.plan(tickets)
         changes = plan.changes
         if len(changes) == 1:
-            data, end = _encode_one(tail, changes[0], watermark)
+            data, end = _encode_one(tail, changes[0], plan.last_seq, watermark)
         elif changes:
-            data, end = _encode_all(tail, changes, watermark)
+            data, end = _encode_all(tail, changes, plan.last_seq, watermark)
         else:
             data, end = b"", tail
-        end = tuple.__new__(Tail, (end[0], end[1], end[2], plan.last_seq))
+        first = tickets[0]
+        if len(tickets) == 1:
+            batch = JournalBatch(tail, end, tickets, data, first.sync, plan)
+            batch.unsynced = first.unsynced
+            return batch
         batch = JournalBatch(tail, end, tickets, data, any(ticket.sync for ticket in tickets), plan)
-        if tickets[0].unsynced:
+        if first.unsynced:
             batch.unsynced = all(ticket.unsynced for ticket in tickets)
         return batch
 
@@ -94,7 +102,7 @@ class JournalEncoder:
         if plan.own is not None:  # a snapshot
             self.snapshot_at = (batch.segment.number, batch.offset)
         self._sequencer.accept(plan)
-        if not self._sequencer.prepared:
+        if self.promised and not self._sequencer.prepared:
             self.promised = 0
 
     def _promise(self, plan: Plan) -> None:
@@ -103,11 +111,12 @@ class JournalEncoder:
         self.promised -= sum(branch.promise for branch in plan.settled if branch.transaction in prepared)
 
     def deliver(self, batch: JournalBatch) -> None:
-        plan = batch.plan
+        plan, engine = batch.plan, self._engine
         if plan is not None:
-            self.on_written(plan.number, batch.tail)
-            self._engine.batches += 1
-            self._engine.take(plan)
+            plan.tickets = _NO_TICKETS  # who keeps the plan needs them no more
+            self.ends.append((plan.number, batch.tail))
+            engine.batches += 1
+            engine.take(plan)
 
     def stopped(self) -> None:
         if self._log.failed is not None:
@@ -148,12 +157,18 @@ class JournalWriter:
             self._close()
 
 
-def _encode_one(start: Tail, change: Change, watermark: int) -> tuple[bytes, Tail]:
+def _encode_one(start: Tail, change: Change, counter: int, watermark: int) -> tuple[bytes, Tail]:
     """The batch after `start` that holds one record, and the log's end behind it."""
-    segment, offset, lsn, counter = start
+    segment, offset, lsn, _ = start
     lsn += 1
     at = offset + _BATCH_BYTES
-    record = _record(change, lsn, at)
+    if type(change) is Send:  # the commonest: without another call
+        body = change.record
+        size = len(body) + _SEND_BYTES
+        record = _pack_send(size, lsn, SEND, 0, 0, change.state.number, change.seq) + body
+        change.own = (lsn, at, size + 20)
+    else:
+        record = _record(change, lsn, at)
     length = len(record) + 4
     rest = _pack_batch(length, 1, lsn, watermark)
     seed = segment.seed
@@ -178,9 +193,9 @@ def _record(change: Change, lsn: int, at: int) -> bytes:
     return _pack_record(len(payload), lsn, codec.kind, 0, 0) + payload
 
 
-def _encode_all(start: Tail, changes: Sequence[Change], watermark: int) -> tuple[bytes, Tail]:
+def _encode_all(start: Tail, changes: Sequence[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
     """The same of many."""
-    segment, first, lsn, counter = start
+    segment, first, lsn, _ = start
     seed, offset = segment.seed, first + _BATCH_BYTES
     parts = [b""]
     for change in changes:

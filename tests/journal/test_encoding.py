@@ -66,7 +66,7 @@ class Made:
         self.desk = SubscriptionState(5, self.topic, DESK, 52)
         self.subscriptions: dict[int, SubscriptionState] = {}
         self.segment = Segment(header_of(base_lsn=1), Path("x"))
-        self.engine.sequencer.prepared = self.prepared = {}
+        self.prepared = self.engine.sequencer.prepared
 
     def back(self, change: Any) -> Any:
         """The change as it is read."""

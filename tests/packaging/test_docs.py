@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.journal import checksums, index
-from anabranch.adapters.journal import format as segments
+from anabranch.adapters.wal import format as segments
 from anabranch.policies.config import loads
 from anabranch.router import placement
 
