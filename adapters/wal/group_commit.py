@@ -29,6 +29,10 @@ HINT_WAIT: Final = 0.05
 """Seconds after which a waiter looks whether anybody leads: handing on is a hint, never a debt (rule G1)."""
 QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
+GATHER_SYNC_SECONDS: Final = 0.0005
+"""Where a sync takes less, a leader waits for nobody: parking costs about as much as it saves."""
+GATHER_SHARE: Final = 0.25
+"""Of a sync's time: how long a leader waits, at the most, for those who are likely to come."""
 
 
 class GroupCommit(ABC):
@@ -50,6 +54,13 @@ class GroupCommit(ABC):
         self._lead = threading.Lock()
         self._leader = 0
         self._lead_due = False
+        self._expected = 0
+        """How many tickets shared the last sync, or waited for it to end; 0 where syncs are quick. Their threads are
+        likely to come again at once, just after a leader that did not wait for them has begun the next sync: then they
+        would wait for two."""
+        self._gathering: threading.Lock | None = None
+        """What a leader waits for: released once so many are queued."""
+        self._gather_seconds = 0.0
         self._closed = True
         """It takes no more tickets."""
         self._generation = fork_generation()
@@ -108,6 +119,8 @@ class GroupCommit(ABC):
         """Queue it, and return it. It will be written in the order of submission."""
         self._require_usable()
         (self._unsynced_queue if ticket.unsynced else self._queue).append(ticket)
+        if self._gathering is not None:
+            self._look_whether_gathered()
         return ticket
 
     def _require_usable(self) -> None:
@@ -130,6 +143,8 @@ class GroupCommit(ABC):
         """Queue them, next to each other: all, or none if this raises."""
         self._require_usable()
         self._queue.extend(tickets)
+        if self._gathering is not None:
+            self._look_whether_gathered()
 
     def submit_nowait(self, ticket: Ticket) -> None:
         """Queue it for a background thread, or whoever comes first, to write (rule G4)."""
@@ -189,7 +204,33 @@ class GroupCommit(ABC):
             with self._lead:
                 self._lead_once()
 
+    def _look_whether_gathered(self) -> None:
+        """Let the leader go on that waits for more tickets, if there are enough, or one that should not wait."""
+        gathering = self._gathering
+        if gathering is not None and (len(self._queue) >= self._expected or self._unsynced_queue):
+            try:
+                gathering.release()
+            except RuntimeError:
+                pass  # another thread has
+
     # Only with _lead held
+
+    def _gather(self) -> None:
+        """Wait a little for those who shared the last sync, parked until they are there."""
+        gathering = threading.Lock()
+        gathering.acquire()
+        try:
+            self._gathering = gathering
+            if len(self._queue) < self._expected and not self._unsynced_queue:
+                gathering.acquire(timeout=self._gather_seconds)
+        finally:
+            self._gathering = None
+
+    def _synced(self, seconds: float) -> None:
+        """A sync that took so long has ended; its tickets are still queued."""
+        queued = len(self._queue)
+        self._expected = queued if queued > 1 and seconds > GATHER_SYNC_SECONDS else 0
+        self._gather_seconds = seconds * GATHER_SHARE
 
     def _take(self) -> tuple[list[Ticket], int]:
         """The tickets of the next batch and its size, at most; they stay at the head of the queue until they are

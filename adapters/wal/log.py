@@ -146,6 +146,8 @@ class Log(GroupCommit):
             self._leader = get_ident()
             if self._in_flight is not None:
                 self._finish(self._in_flight)
+            if self._expected > len(self._queue) and not self._unsynced_queue and not self._ended:
+                self._gather()
             tickets, size = self._take()
             if not tickets:
                 return
@@ -221,7 +223,9 @@ class Log(GroupCommit):
                     if not self._idle_due:
                         self._schedule_idle()
             if batch.sync or (self._always and not batch.unsynced) or (self._periodic and self._overdue()):
+                began = monotonic()
                 syncer.through(batch.tail)
+                self._synced(monotonic() - began)
         except (OSError, StoreFailedError) as error:
             self._lose(batch, error)
             return

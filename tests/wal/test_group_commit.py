@@ -1,0 +1,151 @@
+"""Who writes, for whom, and who waits for whom."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.wal import RecordBatch, record_ticket
+from anabranch.policies.errors import ClosedError
+
+from ..contract.disk import eventually
+from .logs import KIND, Opened, created, opened
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Opened]:
+    one = created(tmp_path / "log")
+    yield one
+    one.close()
+
+
+def writing(one: Opened, *payloads: bytes) -> list[threading.Thread]:
+    """A thread for each."""
+    threads = [threading.Thread(target=one.write, args=(payload,)) for payload in payloads]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def joined(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_what_is_queued_together_is_written_and_synced_together(one: Opened) -> None:
+    batches, syncs = one.log.batches, one.log.syncs
+    with one.log._lead:  # somebody else leads, on a slow disk
+        threads = writing(one, *(b"%d" % number for number in range(20)))
+        eventually(lambda: len(one.log._queue) == 20)
+    joined(threads)
+    assert (one.log.batches, one.log.syncs) == (batches + 1, syncs + 1)
+    assert sorted(one.counted) == sorted(b"%d" % number for number in range(20))
+
+
+def test_a_ticket_that_nobody_waits_for_is_written_all_the_same(one: Opened) -> None:
+    ticket = one.submit(b"alone")
+    one.log.proceed()
+    eventually(lambda: ticket.done)
+    assert one.counted == [b"alone"]
+
+
+def test_flush_waits_for_what_others_have_queued(one: Opened) -> None:
+    one.submit(b"1")
+    one.submit(b"2")
+    one.log.flush()
+    assert one.counted == [b"1", b"2"]
+
+
+def test_a_leader_waits_for_those_who_shared_the_last_slow_sync(one: Opened) -> None:
+    """They come just after it, and would wait for two syncs otherwise."""
+    batches = one.log.batches
+    one.log._expected, one.log._gather_seconds = 3, 3600.0
+    threads = writing(one, b"a")
+    eventually(lambda: one.log._gathering is not None)
+    threads += writing(one, b"b")
+    eventually(lambda: len(one.log._queue) == 2)
+    assert one.log.batches == batches
+    threads += writing(one, b"c")
+    joined(threads)
+    assert one.log.batches == batches + 1
+    assert sorted(one.counted) == [b"a", b"b", b"c"]
+
+
+def test_a_leader_does_not_wait_for_ever_for_those_who_do_not_come(one: Opened) -> None:
+    one.log._expected, one.log._gather_seconds = 50, 0.001
+    one.write(b"a")
+    assert one.counted == [b"a"]
+
+
+def test_a_leader_lets_nobody_wait_who_needs_no_sync(one: Opened) -> None:
+    one.log._expected, one.log._gather_seconds = 3, 3600.0
+    threads = writing(one, b"a")
+    eventually(lambda: one.log._gathering is not None)
+    unsynced = record_ticket([(KIND, b"unsynced", None)])
+    unsynced.unsynced = True
+    one.log.wait(one.log.submit(unsynced))
+    assert one.counted == [b"unsynced"]
+    threads += writing(one, b"b", b"c")
+    joined(threads)
+    assert sorted(one.counted[1:]) == [b"a", b"b", b"c"]
+
+
+def test_only_slow_syncs_are_worth_waiting_for(one: Opened) -> None:
+    tickets = [one.submit(b"%d" % number) for number in range(4)]
+    one.log._synced(0.0001)
+    assert one.log._expected == 0
+    one.log._synced(0.004)
+    assert one.log._expected == 4
+    one.log._expected = 0
+    for ticket in tickets:
+        one.log.wait(ticket)
+
+
+def test_a_signal_handler_that_interrupts_its_own_write_is_refused(one: Opened) -> None:
+    """It would wait for itself."""
+    refused: list[str] = []
+
+    def handler(*_: object) -> None:
+        try:
+            one.write(b"from the handler")
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        deliver = one.log._deliver
+
+        def interrupted(batch: RecordBatch) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            deliver(batch)
+
+        one.log._deliver = interrupted
+        one.write(b"interrupted")
+        one.log._deliver = deliver
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [error for error in refused if "called from a signal handler" in error]
+    one.write(b"after")
+    assert one.counted == [b"interrupted", b"after"]
+
+
+def test_a_closed_log_refuses_and_says_so(tmp_path: Path) -> None:
+    one = created(tmp_path / "log")
+    one.write(b"kept")
+    one.close()
+    with pytest.raises(ClosedError, match="the log is closed; open it again"):
+        one.write(b"late")
+    assert opened(tmp_path / "log").held == [b"kept"]
+
+
+def test_what_was_queued_when_it_is_closed_is_written(tmp_path: Path) -> None:
+    one = created(tmp_path / "log")
+    tickets = [one.submit(b"%d" % number) for number in range(5)]
+    one.close()
+    assert all(ticket.done and ticket.error is None for ticket in tickets)
+    assert opened(tmp_path / "log").held == [b"0", b"1", b"2", b"3", b"4"]
