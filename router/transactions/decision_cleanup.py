@@ -65,7 +65,7 @@ class DecisionCleanup:
                 self._due = True
 
     def _done(self) -> list[GlobalTransaction]:
-        return [known for known in self._table.all() if known.state is DONE and not known.by_hand]
+        return [done for done in self._table.all() if done.state is DONE and not done.by_hand]
 
     def run(self) -> None:
         """What is carried out everywhere is made durable there, then forgotten (rule T5). Where a store cannot, its
@@ -98,10 +98,10 @@ class DecisionCleanup:
             except (AnabranchError, OSError) as error:
                 log.debug("decisions of store %s are kept: %s", self._places.name_of(store_id), error)
                 gone = isinstance(error, PlacementError)
-                kept.update(known.id for known in committed if not (gone and known.by_hand))
+                kept.update(t.id for t in committed if not (gone and t.by_hand))
         durable = [transaction for transaction in transactions if transaction.id not in kept]
         for store_id in synced:
-            ids = [known.id for known in by_store[store_id] if known.id not in kept]
+            ids = [t.id for t in by_store[store_id] if t.id not in kept]
             try:
                 self._places.with_id(store_id, lambda store, ids=ids: store.forget(ids))  # type: ignore[misc]
             except (AnabranchError, OSError) as error:  # it only remembers more than it needs to

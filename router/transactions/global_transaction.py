@@ -48,11 +48,11 @@ class GlobalTransaction:
     @classmethod
     def recovered(cls, transaction: bytes, store_ids: Iterable[bytes], state: State) -> GlobalTransaction:
         """One that was found in the decision log or in a store."""
-        found = cls()
-        found.id, found.state, found.running = transaction, state, False
-        found.remembering = list(store_ids)
-        found.participants = {store_id: Participant(store_id) for store_id in found.remembering}
-        return found
+        recovered = cls()
+        recovered.id, recovered.state, recovered.running = transaction, state, False
+        recovered.remembering = list(store_ids)
+        recovered.participants = {store_id: Participant(store_id) for store_id in recovered.remembering}
+        return recovered
 
     def __repr__(self) -> str:
         return f"<GlobalTransaction {self.id.hex()}, {self.state.label}>"

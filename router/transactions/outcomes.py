@@ -168,7 +168,7 @@ class Outcomes:
 
     def heuristics(self) -> list[Heuristic]:
         """The outcomes given by hand that nobody has forgotten yet."""
-        given = sorted((known for known in self._table.all() if known.by_hand), key=_by_id)
+        given = sorted((transaction for transaction in self._table.all() if transaction.by_hand), key=_by_id)
         return [Heuristic(g.id.hex(), g.xid, g.outcome) for g in given if g.outcome is not None]
 
     def forget(self, transaction_id: bytes) -> None:

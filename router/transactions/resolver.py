@@ -191,12 +191,12 @@ class Resolver:
         """A store was opened: carry out in it what is decided, roll back what is not. `ask_others`, which opens them:
         where the decision log cannot say the outcome, any participant's commit record does (rule T3). Raises what the
         store raises."""
-        expected = [known for known in self._table.all() if store.store_id in known.waiting]
+        expected = [t for t in self._table.all() if store.store_id in t.waiting]
         # In the order of their decisions, as they were seen before: an external one is older than its decision.
         place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
-        found = [self._table.of(prepared) for prepared in store.recover_prepared()]
-        found.sort(key=lambda known: place.get(known.id, len(place)))
-        for transaction in found:
+        branches = [self._table.of(prepared) for prepared in store.recover_prepared()]
+        branches.sort(key=lambda transaction: place.get(transaction.id, len(place)))
+        for transaction in branches:
             if not transaction.running:
                 self._recover_branch(transaction, store, ask_others)
         for transaction in expected:  # those that are not prepared here have been carried out

@@ -46,9 +46,9 @@ class TransactionTable:
         stays: it hears from the log itself."""
         with self.lock:
             before = dict(self.by_id)
-            for transaction, known in before.items():
-                if not known.running:
-                    del self.by_id[transaction]
+            for transaction in before.values():
+                if not transaction.running:
+                    del self.by_id[transaction.id]
             for external in list(self._log.externals.values()):
                 if external.transaction not in self.by_id:
                     self.note_held(self._loaded(external, before.get(external.transaction)), external)
@@ -56,14 +56,14 @@ class TransactionTable:
                 if decision.transaction not in self.by_id:
                     self.note_decision(self._loaded(decision, before.get(decision.transaction)), decision)
 
-    def _loaded(self, record: Decision | External, known: GlobalTransaction | None) -> GlobalTransaction:
-        found = GlobalTransaction.recovered(record.transaction, record.participants, IN_DOUBT)
-        if known is not None:  # volatile participants too, which the log does not name
-            found.participants.update(known.participants)
-            for participant in found.participants.values():
+    def _loaded(self, record: Decision | External, before: GlobalTransaction | None) -> GlobalTransaction:
+        loaded = GlobalTransaction.recovered(record.transaction, record.participants, IN_DOUBT)
+        if before is not None:  # volatile participants too, which the log does not name
+            loaded.participants.update(before.participants)
+            for participant in loaded.participants.values():
                 participant.carried_out = False
-        self.by_id[record.transaction] = found
-        return found
+        self.by_id[record.transaction] = loaded
+        return loaded
 
     # Those that their users have open
 
@@ -86,14 +86,14 @@ class TransactionTable:
                 self._timer = True  # not before: Ctrl-C between the two would leave them without a time limit
 
     def _require_free(self, xid: Xid) -> None:
-        if any(known.xid == xid for known in list(self.begun)):
+        if any(other.xid == xid for other in list(self.begun)):
             raise TransactionError(f"xid {xid} is in use; commit or roll back that transaction first")
-        known = self.by_xid(xid)
-        if known is None:
+        other = self.by_xid(xid)
+        if other is None:
             return
-        if known.by_hand:
-            raise TransactionError(f"xid {xid} had its outcome by hand, {known.outcome}; forget it first")
-        step = "commit or roll back that transaction first" if known.commit is None else "it ended a moment ago"
+        if other.by_hand:
+            raise TransactionError(f"xid {xid} had its outcome by hand, {other.outcome}; forget it first")
+        step = "commit or roll back that transaction first" if other.commit is None else "it ended a moment ago"
         raise TransactionError(f"xid {xid} is in use: {step}; each transaction needs one of its own")
 
     def ended(self, transaction: GlobalTransaction) -> None:
@@ -102,22 +102,22 @@ class TransactionTable:
 
     def user_of(self, xid: Xid) -> Transaction | None:
         """What the user of an external transaction of that name holds, while it is open or has voted."""
-        for known, user in list(self.begun.items()):
-            if known.xid == xid and user.state in ("open", "voted"):
+        for other, user in list(self.begun.items()):
+            if other.xid == xid and user.state in ("open", "voted"):
                 return user
         return None
 
     def expire(self) -> None:
         """Roll back those whose time is over; come again for the next."""
         now = time.monotonic()
-        for known, user in list(self.begun.items()):
-            if known.state is ACTIVE and now - known.begun >= self.options.timeout:
+        for other, user in list(self.begun.items()):
+            if other.state is ACTIVE and now - other.begun >= self.options.timeout:
                 try:
                     user.expire()
                 except Exception:  # its store's trouble: the next ones' time is over all the same
                     log.exception("a transaction that timed out could not be rolled back")
         with self.lock:
-            oldest = next((known.begun for known in list(self.begun) if known.state is ACTIVE), None)
+            oldest = next((other.begun for other in list(self.begun) if other.state is ACTIVE), None)
             self._timer = oldest is not None
         if oldest is not None:
             self._schedule(max(oldest + self.options.timeout - time.monotonic(), 0.05))
@@ -146,16 +146,16 @@ class TransactionTable:
 
     def of(self, prepared: Prepared) -> GlobalTransaction:
         """The transaction of a branch that was found in a store; one that is not known is in doubt."""
-        known = self.by_id.get(prepared.transaction)
-        return known or GlobalTransaction.recovered(prepared.transaction, prepared.participants, IN_DOUBT)
+        other = self.by_id.get(prepared.transaction)
+        return other or GlobalTransaction.recovered(prepared.transaction, prepared.participants, IN_DOUBT)
 
     def by_xid(self, xid: Xid) -> GlobalTransaction | None:
         """The external transaction of that name that is prepared or decided."""
-        return next((known for known in self.all() if known.external and known.xid == xid), None)
+        return next((other for other in self.all() if other.external and other.xid == xid), None)
 
     def running(self) -> list[GlobalTransaction]:
         """Those that a thread has in hand."""
-        return [known for known in self.all() if known.running]
+        return [other for other in self.all() if other.running]
 
     # What no thread has in hand goes on under the lock
 

@@ -449,7 +449,7 @@ KILLED = textwrap.dedent(
     import os, pathlib, signal, sys
     import transaction
     import anabranch
-    from tests.router import test_datamanager as t
+    from tests.router import test_data_manager as t
 
     directory, step, key, xid = sys.argv[1:]
     directory = pathlib.Path(directory)
