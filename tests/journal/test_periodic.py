@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.wal import log, syncing
+from anabranch.adapters.wal import log
 
 from ..contract.disk import A
 from .disk import JournalDisk
