@@ -41,6 +41,8 @@ class Engine:
 
     def __init__(self, name: str, backend: Backend) -> None:
         self.name, self.backend = name, backend
+        self.owner: object = None
+        """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
         self.lock = threading.RLock()
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""

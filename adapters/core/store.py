@@ -80,13 +80,14 @@ class CoreStore:
         self.shared = self.backend.shared
         self.descriptors = self.backend.descriptors
         self.store_id = b""
-        self.owner: object = None
         self._opened = False
         self._begin()
 
     def _begin(self) -> None:
         """The state of a store that is not open yet."""
+        owner = self._engine.owner if hasattr(self, "_engine") else None
         self._engine = engine = Engine(self.name, self.backend)
+        engine.owner = owner
         own = self.backend.writer(engine)
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
         self._sending = Sending(engine, self._writer)
@@ -109,6 +110,15 @@ class CoreStore:
     def is_contained(cls, options: Any) -> bool:
         """Whether all of a store lies in its directory."""
         return cls.backend_type.is_contained(options)
+
+    @property
+    def owner(self) -> object:
+        """As the contract says. What works in the background for a store that nobody holds any more reaches it too."""
+        return self._engine.owner
+
+    @owner.setter
+    def owner(self, owner: object) -> None:
+        self._engine.owner = owner
 
     # Opening and closing
 
@@ -381,6 +391,8 @@ class CoreStore:
 
     def sync(self) -> None:
         self._engine.ensure_usable()
+        if self.backend.threaded:
+            self._writer.flush()  # who was interrupted does not wait for what he had queued
         self.backend.sync()
 
     # Upkeep
@@ -482,7 +494,10 @@ class CoreStore:
     def stats(self) -> StoreStats:
         engine = self._engine
         if engine.failed is None:
-            return engine.asked(self._stats)
+            try:
+                return engine.asked(self._stats)
+            except StoreFailedError:
+                pass  # it has just failed
         with engine.lock:
             return self._stats()
 

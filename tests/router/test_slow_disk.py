@@ -217,7 +217,7 @@ def test_other_stores_are_opened(
 def test_a_lost_lock_is_noticed(router: anabranch.Router, disk: Disk, tmp_path: Path) -> None:
     """While it cannot be looked whether others are there, each of which is looked after all the same only once."""
     good = next(store for store in router.places.open_stores() if store.name == "good")
-    directory = good._directory  # type: ignore[attr-defined]
+    directory = good.backend._directory  # type: ignore[attr-defined]
     looked: list[DirectoryLock] = []
     disk.hang()
     for store in router.places.open_stores():
