@@ -29,8 +29,8 @@ _NONE_SUBSCRIBED: dict[int, Subscribed] = {}
 class Plan:
     """The changes of some tickets."""
 
-    __slots__ = ("_sequencer", "changes", "declared", "dropped", "ids", "is_more", "last_seq", "number", "own", "prepared",
-                 "removed", "settled", "subscribed", "tickets")  # fmt: skip
+    __slots__ = ("_sequencer", "changes", "declared", "dropped", "ids", "is_more", "last_seq", "number", "own",
+                 "prepared", "removed", "settled", "subscribed", "tickets")  # fmt: skip
 
     def __init__(self, sequencer: Sequencer) -> None:
         self._sequencer = sequencer
