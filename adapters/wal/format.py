@@ -16,7 +16,7 @@ from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAGIC: Final = b"ANBRSEG\n"
 
 RESTORE: Final = "restore it from a backup"

@@ -184,7 +184,7 @@ class TestIdentity:
         struct.pack_into("<H", page, 8, w.VERSION + 1)
         path.write_bytes(page)
         before = listing(directory_of(store))
-        with pytest.raises(CorruptionError, match="version 2; this program reads version 1"):
+        with pytest.raises(CorruptionError, match=f"version {w.VERSION + 1}; this program reads version {w.VERSION}"):
             disk.reopen(store)
         assert listing(directory_of(store)) == before
 

@@ -103,6 +103,7 @@ def test_the_page_of_formats_tells_the_version_of_each_file() -> None:
     rows = re.findall(r"^\| (`.*?) \| (\d+) \|", (ROOT / "docs" / "format.md").read_text(), re.MULTILINE)
     assert dict(rows) == {
         "`*.seg`, also of decisions": str(segments.VERSION),
+        "`watermark`, also of decisions": str(segments.VERSION),
         "`index.mdb`": str(index.VERSION),
         "`index.sums`": str(checksums.MAGIC[-1]),
         "`placement.mdb`": str(placement.VERSION),
