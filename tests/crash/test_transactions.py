@@ -115,7 +115,7 @@ def test_random_transactions_survive_any_fault(
 
 
 def _lazily(self: Any, decision: Any, *_: Any) -> Any:
-    self._write(decision_log.f.DECISION, decision_log._encode(decision), said=decision, lazy=True)
+    self._write(decision_log.DECISION, decision_log._encode(decision), decision, unsynced=True)
     return decision
 
 
