@@ -160,8 +160,8 @@ class SegmentWriter:
             kept = (s for s in self.table.segments if s is old or s.base_lsn != header.base_lsn)
             self.table = SegmentTable((*kept, segment))
         self.tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.counter)
+        self.vouch()  # before anything is written to it: who is interrupted here begins another
         self.must_roll = self.prepared_ahead = False
-        self.vouch()
 
     def vouch(self) -> None:
         """Say in a second place that the segment being written is there, and what is durable (rule J7)."""

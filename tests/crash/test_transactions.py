@@ -129,7 +129,7 @@ def survives(stores: int, steps: list[Step], kind: str, where: int, backward: bo
 
 
 def _lazily(self: Any, decision: Any, *_: Any) -> Any:
-    self._write(decision_log.f.DECISION, decision_log._encode(decision), said=decision, lazy=True)
+    self._write(decision_log.DECISION, decision_log._encode(decision), decision, unsynced=True)
     return decision
 
 

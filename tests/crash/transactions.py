@@ -45,10 +45,8 @@ DECISIONS_BYTES: Final = w.HEADER_BYTES + 1024
 @contextlib.contextmanager
 def small_decision_log() -> Iterator[None]:
     """Smaller than options may ask for."""
-    options = decision_log.JournalOptions.model_construct
     with (
         mock.patch.object(decision_log, "SEGMENT_BYTES", DECISIONS_BYTES),
-        mock.patch.object(decision_log, "JournalOptions", options),
     ):
         yield
 
