@@ -85,8 +85,9 @@ class CoreStore:
 
     def _begin(self) -> None:
         """The state of a store that is not open yet."""
-        owner = self._engine.owner if hasattr(self, "_engine") else None
-        self._engine = engine = Engine(self.name, self.backend)
+        owner: object = self._engine.owner if hasattr(self, "_engine") else None
+        self._engine: Engine = Engine(self.name, self.backend)
+        engine = self._engine
         engine.owner = owner
         own = self.backend.writer(engine)
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
