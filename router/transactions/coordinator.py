@@ -35,7 +35,7 @@ from ...policies.errors import (
     TransactionInDoubt,
 )
 from ..decision_log import Decision, DecisionLog, External
-from ..places import Places
+from ..store_registry import StoreRegistry
 from ..xid import Xid
 from .decision_cleanup import DecisionCleanup
 from .global_transaction import GlobalTransaction
@@ -54,7 +54,7 @@ class Coordinator:
     """Threads: all, once open."""
 
     def __init__(
-        self, directory: Path, options: TransactionOptions, places: Places, file_mode: int = FILE_MODE
+        self, directory: Path, options: TransactionOptions, places: StoreRegistry, file_mode: int = FILE_MODE
     ) -> None:
         self._sync = options.sync is Sync.ALWAYS
         self._places = places

@@ -12,7 +12,7 @@ from ...adapters.background import shared
 from ...adapters.base import Store
 from ...policies.errors import AnabranchError, PlacementError
 from ..decision_log import DecisionLog
-from ..places import Places
+from ..store_registry import StoreRegistry
 from .global_transaction import GlobalTransaction
 from .states import DONE
 from .table import TransactionTable
@@ -28,7 +28,7 @@ FORGET_MAX: Final = 1000
 class DecisionCleanup:
     """Threads: all. `_lock` guards `_count` and `_due`; `busy` is held while decisions are being forgotten."""
 
-    def __init__(self, decisions: DecisionLog, places: Places, table: TransactionTable) -> None:
+    def __init__(self, decisions: DecisionLog, places: StoreRegistry, table: TransactionTable) -> None:
         self._log, self._places, self._table = decisions, places, table
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self.busy = threading.Lock()

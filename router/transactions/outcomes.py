@@ -12,7 +12,7 @@ from ...adapters.background import shared
 from ...adapters.base import Prepared, Store
 from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
 from ..decision_log import Decision
-from ..places import Places
+from ..store_registry import StoreRegistry
 from ..xid import Xid
 from .coordinator import Coordinator
 from .global_transaction import GlobalTransaction
@@ -55,7 +55,7 @@ class Heuristic:
 class Outcomes:
     """Threads: all. Keeps nothing itself."""
 
-    def __init__(self, coordinator: Coordinator, places: Places) -> None:
+    def __init__(self, coordinator: Coordinator, places: StoreRegistry) -> None:
         self._coordinator, self._places = coordinator, places
         self._log, self._table, self._resolver = coordinator.log, coordinator.table, coordinator.resolver
 

@@ -10,7 +10,7 @@ from ...policies.destination import Destination
 from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
 
 if TYPE_CHECKING:
-    from ..places import Places
+    from ..store_registry import StoreRegistry
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Participant:
         self.acks: list[Message] = []
         self.changes: list[Change] = []
 
-    def call(self, places: Places, call: Callable[[Store], T]) -> T:
+    def call(self, places: StoreRegistry, call: Callable[[Store], T]) -> T:
         """Call with its store before anything is prepared there. One that is held by sends alone may have been closed
         for being idle; it is opened again."""
         while True:

@@ -17,7 +17,7 @@ from ...adapters.background import shared
 from ...adapters.base import Pending, Store
 from ...policies.errors import AnabranchError, ClosedError, PlacementError
 from ..decision_log import DecisionLog
-from ..places import Places
+from ..store_registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
 from .global_transaction import GlobalTransaction
 from .participant import Participant
@@ -38,7 +38,7 @@ class Resolver:
     """Threads: all. `_lock` guards the retry's two fields; a signal handler may come back to it in the same thread."""
 
     def __init__(
-        self, decisions: DecisionLog, places: Places, table: TransactionTable, cleanup: DecisionCleanup
+        self, decisions: DecisionLog, places: StoreRegistry, table: TransactionTable, cleanup: DecisionCleanup
     ) -> None:
         self._log, self._places, self._table, self._cleanup = decisions, places, table, cleanup
         self._lock = threading.RLock()

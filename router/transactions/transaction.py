@@ -28,8 +28,8 @@ from ...adapters.subscriptions import require_same
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, TransactionError
 from ..addresses import Address, resolve_all, topic_of
-from ..dead_letter import mark_requeued
 from ..endpoint import expiry
+from ..requeue import mark_requeued
 from ..xid import Xid
 from .coordinator import Coordinator
 from .global_transaction import GlobalTransaction
@@ -37,7 +37,7 @@ from .participant import Participant, unclaim
 from .states import ACTIVE, PREPARING, TransactionState
 
 if TYPE_CHECKING:
-    from ..places import Places
+    from ..store_registry import StoreRegistry
     from ..topic import Subscriber
 
 ACK: Final = -1
@@ -57,7 +57,9 @@ class Transaction:
     """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block, or when its time
     is over."""
 
-    def __init__(self, coordinator: Coordinator, places: Places, xid: Xid | None = None, limited: bool = True) -> None:
+    def __init__(
+        self, coordinator: Coordinator, places: StoreRegistry, xid: Xid | None = None, limited: bool = True
+    ) -> None:
         """`limited`: by max_operations and max_bytes. Raises TransactionError at the limit of open transactions, and
         for an xid that is in use."""
         self.xid = xid

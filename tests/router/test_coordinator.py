@@ -16,7 +16,7 @@ import pytest
 import anabranch
 from anabranch.adapters.wal import log
 from anabranch.policies.errors import StoreFailedError, StoreFullError, StoreLockedError
-from anabranch.router import stores as stores_module
+from anabranch.router import open_stores as stores_module
 from anabranch.router.transactions import decision_cleanup
 
 from ..contract.disk import eventually

@@ -19,7 +19,7 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.router import stores as stores_module
+from anabranch.router import open_stores as stores_module
 from anabranch.router.transactions import decision_cleanup
 
 from ..contract.disk import PATIENCE, Parallel, eventually
