@@ -40,8 +40,8 @@ from .doubt import Doubt
 from .external import Externals
 from .forgetting import Forgetting, tell
 from .parts import Part, Work
-from .places import Places
 from .settling import Settling
+from .store_registry import StoreRegistry
 from .xid import Xid
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Coordinator:
     """Threads: all, once open. What is decided, the decision log says; the fields here are memory alone."""
 
     def __init__(
-        self, directory: Path, options: TransactionOptions, places: Places, file_mode: int = FILE_MODE
+        self, directory: Path, options: TransactionOptions, places: StoreRegistry, file_mode: int = FILE_MODE
     ) -> None:
         self._options = options
         self._places = places

@@ -11,8 +11,8 @@ from ..policies.errors import AnabranchError, TransactionError
 from .decision_log import Decision, DecisionLog, word
 from .external import Externals
 from .forgetting import Forgetting
-from .places import Places
 from .settling import Settling
+from .store_registry import StoreRegistry
 from .xid import Xid
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Doubt:
     def __init__(
         self,
         the_log: DecisionLog,
-        places: Places,
+        places: StoreRegistry,
         active: Container[bytes],
         settling: Settling,
         forgetting: Forgetting,

@@ -13,7 +13,7 @@ from ..policies.destination import Destination
 from ..policies.errors import ClosedError
 
 if TYPE_CHECKING:
-    from .places import Places
+    from .store_registry import StoreRegistry
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Endpoint:
 
     __slots__ = ("_places", "destination")
 
-    def __init__(self, places: Places, destination: Destination) -> None:
+    def __init__(self, places: StoreRegistry, destination: Destination) -> None:
         self._places = places
         self.destination = destination
 

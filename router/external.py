@@ -8,8 +8,8 @@ from functools import partial
 from ..adapters.background import shared
 from ..policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
 from .decision_log import Decision, DecisionLog, External, word
-from .places import Places
 from .settling import Settling
+from .store_registry import StoreRegistry
 from .xid import Xid
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class Externals:
     """Those that are prepared, by the names that their managers gave them. Threads: all. Keeps nothing itself."""
 
-    def __init__(self, the_log: DecisionLog, places: Places, settling: Settling) -> None:
+    def __init__(self, the_log: DecisionLog, places: StoreRegistry, settling: Settling) -> None:
         self._log, self._places, self._settling = the_log, places, settling
 
     def __len__(self) -> int:

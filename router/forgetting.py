@@ -12,7 +12,7 @@ from ..adapters.background import shared
 from ..adapters.base import Pending, Store
 from ..policies.errors import AnabranchError, PlacementError
 from .decision_log import Decision, DecisionLog
-from .places import Places
+from .store_registry import StoreRegistry
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ FORGET_MAX: Final = 1000
 class Forgetting:
     """Threads: all. `_lock` guards `_finished` and `_due`; `busy` is held while decisions are being forgotten."""
 
-    def __init__(self, the_log: DecisionLog, places: Places) -> None:
+    def __init__(self, the_log: DecisionLog, places: StoreRegistry) -> None:
         self._log, self._places = the_log, places
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self.busy = threading.Lock()

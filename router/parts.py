@@ -11,7 +11,7 @@ from ..policies.errors import ClosedError, OutcomeUnknownError, StoreFailedError
 from .xid import Xid
 
 if TYPE_CHECKING:
-    from .places import Places
+    from .store_registry import StoreRegistry
 
 
 class Part:
@@ -30,7 +30,7 @@ class Part:
         self.work: Work | None = None
         """The transaction that it has become part of."""
 
-    def commit(self, places: Places) -> list[Receipt]:
+    def commit(self, places: StoreRegistry) -> list[Receipt]:
         """By its store alone. After any error but OutcomeUnknownError its messages are free again."""
         try:
             return places.with_store(self, lambda store: store.commit(self.sends, self.acks, changes=self.changes))

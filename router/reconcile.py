@@ -22,9 +22,9 @@ from ..policies.destination import Destination
 from ..policies.errors import PlacementError, StoreLockedError, shown_held
 from ..policies.kinds import DEFAULT_KIND
 from ..policies.wildcard import Match, RouteTable, escape
-from .layout import Layout, Place
-from .placement import DestinationRow, Placement, StoreRow
-from .stores import OpenStores
+from .destinations_table import DestinationRow, DestinationsTable, StoreRow
+from .open_stores import OpenStores
+from .store_directories import Place, StoreDirectories
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,11 @@ class Reconciler:
     """Used by the router, at open and when it meets a directory that it did not make."""
 
     def __init__(
-        self, layout: Layout, routes: RouteTable[StoreConfig], placement: Placement, stores: OpenStores
+        self,
+        layout: StoreDirectories,
+        routes: RouteTable[StoreConfig],
+        placement: DestinationsTable,
+        stores: OpenStores,
     ) -> None:
         self._layout = layout
         self._routes = routes
@@ -226,7 +230,7 @@ _UNKNOWN: Final = (
 )
 
 
-def _refusal(text: str, found: Sequence[Misplaced], layout: Layout) -> PlacementError:
+def _refusal(text: str, found: Sequence[Misplaced], layout: StoreDirectories) -> PlacementError:
     return PlacementError("\n".join([text.format(count=len(found)), *_lines(found, layout)]))
 
 
@@ -244,7 +248,7 @@ def _missing(row: StoreRow, path: Path, found: bytes | None) -> str:
     )
 
 
-def _lines(found: Sequence[Misplaced], layout: Layout) -> list[str]:
+def _lines(found: Sequence[Misplaced], layout: StoreDirectories) -> list[str]:
     """Every destination, how many messages, from where, to where, and the way out; and the way out for each store
     that has left the configuration."""
     lines = []
@@ -272,7 +276,7 @@ def _lines(found: Sequence[Misplaced], layout: Layout) -> list[str]:
     return lines
 
 
-def _left(row: StoreRow, layout: Layout) -> tuple[str, Path]:
+def _left(row: StoreRow, layout: StoreDirectories) -> tuple[str, Path]:
     """Name and directory, as the configuration had them, of a store that it has no more."""
     name, separator, _ = row.name.partition(":")
     path = layout.path(row)

@@ -36,19 +36,19 @@ from ..policies.errors import (
     StoreFailedError,
     TransactionError,
 )
-from . import dead_letter
+from . import requeue
 from .addresses import Address, queue_of, resolve, topic_of
 from .coordinator import Coordinator
+from .dead_letters import DeadLetterSweeper
 from .decision_log import COMMIT, ROLLBACK
 from .doubt import Heuristic, InDoubt
 from .endpoint import Endpoint, SendOptions
 from .open_transactions import OpenTransactions
-from .places import Places, missing_directories
 from .queue import Queue
+from .store_registry import StoreRegistry, missing_directories
 from .topic import Topic
 from .tpc import Connection
 from .transaction import Transaction
-from .undelivered import Sweeper
 from .xid import Xid, as_xid
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class Router:
     It is open until `close`, or until nothing is held any more that can reach one of its stores: whatever it gives out
     (a queue, a subscription, a message, a transaction) keeps it, and so its directory's lock, alive (invariant 8).
 
-    `_lock` is held while the router is opened and closed; places.py says which locks are taken while a store opens.
+    `_lock` is held while the router is opened and closed; store_registry.py says which locks are taken while a store
+    opens.
     """
 
     def __init__(self, config: Config) -> None:
@@ -91,14 +92,14 @@ class Router:
         self._directory_lock = DirectoryLock(
             config.directory / "router.lock", "the router", config.file_mode, self._lose
         )
-        self.places = Places(config, self, self._directory_lock.require)
+        self.places = StoreRegistry(config, self, self._directory_lock.require)
         """Where destinations live. For what users hold, which goes through it; not for users."""
         self.coordinator = Coordinator(
             config.directory / "decisions", config.transactions, self.places, config.file_mode
         )
         """Of transactions over several stores; likewise."""
         self.places.on_open(self.coordinator.settling.settle)
-        self.sweeper = Sweeper(self.places, self._unlimited)
+        self.sweeper = DeadLetterSweeper(self.places, self._unlimited)
         """Of messages that are not delivered any more; likewise."""
         self._transactions = OpenTransactions(config.transactions, lambda: len(self.coordinator.externals))
 
@@ -244,7 +245,7 @@ class Router:
         if limit is not None and limit < 0:
             raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit}")
         if isinstance(letters, str | Destination | Endpoint):
-            return dead_letter.requeue_all(self.places, self._unlimited, self.queue(letters), limit)
+            return requeue.requeue_all(self.places, self._unlimited, self.queue(letters), limit)
         if limit is not None:
             raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
         if isinstance(letters, Message):
@@ -254,7 +255,7 @@ class Router:
                 "requeue takes messages that were received, or their queue as text, as a Destination or a Queue, "
                 f"not {type(letters).__name__}: {letters!r}"
             )
-        return dead_letter.requeue(self.places, self._unlimited, letters)
+        return requeue.requeue(self.places, self._unlimited, letters)
 
     # Transactions
 

@@ -16,7 +16,7 @@ from ..adapters.base import Prepared, Store
 from ..policies.errors import AnabranchError, PlacementError
 from .decision_log import Decision, DecisionLog, word
 from .forgetting import Forgetting, tell
-from .places import Places
+from .store_registry import StoreRegistry
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,9 @@ class Settling:
     """Threads: all. `_lock` guards `_unfinished` and the retry's two fields; a signal handler may come back to it in
     the same thread."""
 
-    def __init__(self, the_log: DecisionLog, places: Places, active: Container[bytes], forgetting: Forgetting) -> None:
+    def __init__(
+        self, the_log: DecisionLog, places: StoreRegistry, active: Container[bytes], forgetting: Forgetting
+    ) -> None:
         """`active`: the transactions that a thread is committing or preparing, which are not ours to settle."""
         self._log, self._places, self._active, self._forgetting = the_log, places, active, forgetting
         self._lock = threading.RLock()

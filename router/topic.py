@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..adapters.base import Message, Subscription
 from ..policies.errors import DestinationError
+from .consumer import Consumer
 from .endpoint import Endpoint
-from .inlet import Inlet
 
 if TYPE_CHECKING:
-    from .places import Places
+    from .store_registry import StoreRegistry
 
 
 class Subscriber:
     """A durable subscription as its user holds it. Cheap to make and keep; any thread may use it, and several may
     receive for one: each message goes to one of them."""
 
-    __slots__ = ("_inlet", "_places", "subscription")
+    __slots__ = ("_consumer", "_places", "subscription")
 
-    def __init__(self, places: Places, subscription: Subscription) -> None:
+    def __init__(self, places: StoreRegistry, subscription: Subscription) -> None:
         self._places = places
         self.subscription = subscription
-        self._inlet = Inlet(places, subscription.topic, subscription.key)
+        self._consumer = Consumer(places, subscription.topic, subscription.key)
 
     def __repr__(self) -> str:
         client = f" of client {self.subscription.client_id!r}" if self.subscription.client_id else ""
@@ -42,19 +42,19 @@ class Subscriber:
     def receive(self, timeout: float | None = 0) -> Message | None:
         """Lease the first message that this subscription has not acked and nobody holds for it; as Queue.receive.
         Raises UnknownSubscriptionError once it is unsubscribed."""
-        return self._inlet.receive(timeout)
+        return self._consumer.receive(timeout)
 
     def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
         """Look at what this subscription has yet to ack; as Queue.browse."""
-        return self._inlet.browse(limit, after)
+        return self._consumer.browse(limit, after)
 
     def purge(self) -> int:
         """Ack all that nobody holds for this subscription; returns how many."""
-        return self._inlet.purge()
+        return self._consumer.purge()
 
     def __len__(self) -> int:
         """Messages that it has yet to ack, leased ones included."""
-        return self._inlet.depth()
+        return self._consumer.depth()
 
     def __bool__(self) -> bool:
         return True
@@ -107,8 +107,8 @@ class Topic(Endpoint):
 
     def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
         """Look at all messages that some subscription has yet to ack; as Queue.browse."""
-        return Inlet(self._places, self.destination, None).browse(limit, after)
+        return Consumer(self._places, self.destination, None).browse(limit, after)
 
     def __len__(self) -> int:
         """Messages that some subscription has yet to ack, each counted once."""
-        return Inlet(self._places, self.destination, None).depth()
+        return Consumer(self._places, self.destination, None).depth()

@@ -41,9 +41,9 @@ from ..policies.errors import (
     TransactionInDoubt,
 )
 from .addresses import Address, resolve_all, topic_of
-from .dead_letter import mark_requeued
 from .endpoint import expiry
 from .parts import Part, Work, unclaim
+from .requeue import mark_requeued
 from .xid import Xid
 
 if TYPE_CHECKING:

@@ -75,9 +75,9 @@ def test_its_destinations_may_be_routed_elsewhere_next_time(tmp_path: Path) -> N
 
 def test_an_idle_one_is_not_closed_while_it_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The router keeps few stores open at once; closing this one would lose its messages."""
-    from anabranch.router import stores
+    from anabranch.router import open_stores
 
-    monkeypatch.setattr(stores, "OPEN_STORES_MAX", 3)
+    monkeypatch.setattr(open_stores, "OPEN_STORES_MAX", 3)
     with anabranch.open(config(tmp_path, per_destination=True)) as router:
         for n in range(12):
             router.queue(f"scratch.{n}").send(str(n).encode())

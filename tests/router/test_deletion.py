@@ -14,7 +14,7 @@ import pytest
 import anabranch
 from anabranch.adapters.base import Outgoing
 from anabranch.policies.errors import DestinationError
-from anabranch.router.placement import DestinationRow, Placement, StoreRow
+from anabranch.router.destinations_table import DestinationRow, DestinationsTable, StoreRow
 
 from ..contract.disk import Parallel, eventually
 
@@ -39,7 +39,7 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> anabranch.Config:
 
 def rows(config: anabranch.Config) -> tuple[set[str], set[str]]:
     """The destinations and the stores in the record's file, which nobody has open."""
-    placement = Placement(config.directory / "placement.mdb")
+    placement = DestinationsTable(config.directory / "placement.mdb")
     placement.open()
     try:
         return {str(d) for d in placement.destinations}, {row.name for row in placement.stores.values()}
@@ -177,8 +177,8 @@ def test_a_prepared_send_keeps_its_row(config: anabranch.Config) -> None:
 
 
 class TestRecord:
-    def placement(self, path: Path) -> Placement:
-        placement = Placement(path / "placement.mdb")
+    def placement(self, path: Path) -> DestinationsTable:
+        placement = DestinationsTable(path / "placement.mdb")
         placement.open()
         placement.record_store(StoreRow(b"i" * 16, "stores/a", "journal", "a"))
         return placement
@@ -191,15 +191,15 @@ class TestRecord:
     ) -> None:
         placement = self.placement(tmp_path)
         commits: list[int] = []
-        real = Placement._write
+        real = DestinationsTable._write
 
-        def write(placement: Placement, batches: Any) -> None:
+        def write(placement: DestinationsTable, batches: Any) -> None:
             commits.append(len(batches))
             if len(commits) == 1:
                 eventually(lambda: len(placement._waiting) == 20)
             real(placement, batches)
 
-        monkeypatch.setattr(Placement, "_write", write)
+        monkeypatch.setattr(DestinationsTable, "_write", write)
         threads = [
             threading.Thread(target=placement.record_destinations, args=([self.row(str(n))],)) for n in range(20)
         ]
@@ -255,7 +255,7 @@ def test_what_a_crash_left_behind_goes_once_the_store_is_opened(config: anabranc
         router.queue("kept").send(b"x")
         router.queue("lost").send(b"x")
         (kept, lost) = router.destinations()
-    placement = Placement(config.directory / "placement.mdb")
+    placement = DestinationsTable(config.directory / "placement.mdb")
     placement.open()
     row = placement.destinations[kept]
     placement.record_destinations([DestinationRow(0, "gone", row.store_id, ">")])
@@ -274,13 +274,13 @@ def test_many_new_destinations_of_one_transaction_are_one_commit(
     with anabranch.open(config) as router:
         router.queue("first").send(b"x")
         commits: list[int] = []
-        real = Placement._write
+        real = DestinationsTable._write
 
-        def write(placement: Placement, batches: Any) -> None:
+        def write(placement: DestinationsTable, batches: Any) -> None:
             commits.append(len(batches))
             real(placement, batches)
 
-        monkeypatch.setattr(Placement, "_write", write)
+        monkeypatch.setattr(DestinationsTable, "_write", write)
         with router.transaction() as tx:
             for number in range(50):
                 tx.send(f"new.{number}", b"x")
@@ -336,7 +336,7 @@ def _die_at(config: anabranch.Config, step: str) -> None:
     router = anabranch.open(config)
     router.queue("each.q").send(b"x")
     if step == "flush":
-        Placement.flush = die  # type: ignore[method-assign]
+        DestinationsTable.flush = die  # type: ignore[method-assign]
     elif step == "rename":
         Path.rename = die  # type: ignore[assignment,method-assign]
     else:

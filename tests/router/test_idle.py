@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.base import Outgoing
-from anabranch.router import stores as stores_module
+from anabranch.router import open_stores as stores_module
 from anabranch.router.router import Router
 
 from ..contract.disk import Parallel, eventually

@@ -14,7 +14,7 @@ import pytest
 import anabranch
 from anabranch.adapters import locking
 from anabranch.policies.errors import StoreFailedError, StoreLockedError
-from anabranch.router import undelivered
+from anabranch.router import dead_letters
 
 from .disk import config, contents
 
@@ -78,7 +78,7 @@ class TestWhatKeepsARouterOpen:
         assert len(queue) == 2
 
     def test_dead_letters_move_while_a_queue_is_held(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(undelivered, "SWEEP_SECONDS", 0.01)
+        monkeypatch.setattr(dead_letters, "SWEEP_SECONDS", 0.01)
         options = anabranch.JournalOptions(dead_letter="dead")
         stores = [anabranch.StoreConfig("a", [">"], journal=options)]
         router = anabranch.open(anabranch.Config(tmp_path / "data", stores))

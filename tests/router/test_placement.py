@@ -16,7 +16,7 @@ from anabranch.adapters.files import LMDB_ENGINE
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError, PlacementError, StoreLockedError
-from anabranch.router.placement import DestinationRow, Placement, StoreRow
+from anabranch.router.destinations_table import DestinationRow, DestinationsTable, StoreRow
 
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 
@@ -36,7 +36,7 @@ def held(router: anabranch.Router) -> dict[str, list[bytes]]:
 class TestRecord:
     def test_rows_come_back(self, tmp_path: Path) -> None:
         path = tmp_path / "placement.mdb"
-        placement = Placement(path)
+        placement = DestinationsTable(path)
         placement.open()
         store = StoreRow(b"i" * 16, "stores/a", "journal", "a")
         rows = [DestinationRow(kind, name, b"i" * 16, ">") for kind in (0, 1) for name in ("a", "ü" * 512)]
@@ -46,7 +46,7 @@ class TestRecord:
         placement.record_destinations([rows[0]])
         placement.close()
         placement.close()
-        again = Placement(path)
+        again = DestinationsTable(path)
         again.open()
         assert again.stores == {store.store_id: store}
         assert again.destinations == {row.destination: row for row in rows}
@@ -58,7 +58,7 @@ class TestRecord:
 
     def test_a_newer_version_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "placement.mdb"
-        placement = Placement(path)
+        placement = DestinationsTable(path)
         placement.open()
         placement.close()
         env = lmdb.open(str(path), subdir=False, lock=False, max_dbs=3, lib_version=LMDB_ENGINE)
@@ -234,7 +234,7 @@ class TestReconcile:
         with anabranch.open(config(tmp_path, ("all", [">"]))) as router:
             router.queue("a").send(b"x")
             shutil.copytree(tmp_path, tmp_path.with_name("crash"), ignore=shutil.ignore_patterns("*.lock"))
-        placement = Placement(tmp_path.with_name("crash") / "placement.mdb")
+        placement = DestinationsTable(tmp_path.with_name("crash") / "placement.mdb")
         placement.open()
         assert list(placement.destinations) == [Destination.parse("a")]
         placement.close()
@@ -313,7 +313,7 @@ class TestLostRecord:
         with anabranch.open(both) as router:
             router.queue("a").send(b"1")
             router.queue("b").send(b"2")
-        placement = Placement(tmp_path / "placement.mdb")
+        placement = DestinationsTable(tmp_path / "placement.mdb")
         placement.open()
         (one,) = [row for row in placement.stores.values() if row.name == "one"]
         (two,) = [row for row in placement.stores.values() if row.name == "two"]

@@ -9,7 +9,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.base import Message
-from anabranch.router import dead_letter
+from anabranch.router import requeue
 
 from ..contract.disk import eventually
 from ..thirdparty.disk import SITE
@@ -200,8 +200,8 @@ def test_requeue_of_many_is_one_transaction(tmp_path: Path) -> None:
 
 def test_requeue_of_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In batches, the whole of it, in order; with a limit so many."""
-    monkeypatch.setattr(dead_letter, "BATCH_MESSAGES", 7)
-    monkeypatch.setattr(dead_letter, "BATCH_BYTES", 600)
+    monkeypatch.setattr(requeue, "BATCH_MESSAGES", 7)
+    monkeypatch.setattr(requeue, "BATCH_BYTES", 600)
     with anabranch.open(config(tmp_path, dead_letter="dlq")) as router:
         dead = router.queue("dlq")
         small, large = failed(router, "a", 30), failed(router, "b", 10, 500)
@@ -218,16 +218,16 @@ def test_requeue_of_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_requeue_of_a_queue_leaves_what_comes_back_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would go round and round."""
-    monkeypatch.setattr(dead_letter, "BATCH_MESSAGES", 1)
+    monkeypatch.setattr(requeue, "BATCH_MESSAGES", 1)
     with anabranch.open(config(tmp_path)) as router:
         bodies = failed(router, "q", 3)
-        put_back = dead_letter._put_back
+        put_back = requeue._put_back
 
         def fails_again(*args: Any) -> None:
             put_back(*args)
             fail(router, router.queue("q"), next(router.queue("q").browse()).body)
 
-        monkeypatch.setattr(dead_letter, "_put_back", fails_again)
+        monkeypatch.setattr(requeue, "_put_back", fails_again)
         assert router.requeue("dlq.q") == 3
         assert (contents(router, "q"), contents(router, "dlq.q")) == ([], bodies)
 
@@ -253,7 +253,7 @@ def test_requeue_of_a_queue_stops_at_what_cannot_go_back(tmp_path: Path) -> None
 
 
 def test_requeue_goes_on_where_a_full_store_has_stopped_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letter, "BATCH_MESSAGES", 2)
+    monkeypatch.setattr(requeue, "BATCH_MESSAGES", 2)
     with anabranch.open(config(tmp_path, max_messages=5)) as router:
         bodies = failed(router, "q", 5)
         router.queue("other").send(b"in the way")

@@ -24,8 +24,8 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.router import stores as stores_module
-from anabranch.router.placement import StoreRow
+from anabranch.router import open_stores as stores_module
+from anabranch.router.destinations_table import StoreRow
 
 from ..contract.disk import PATIENCE
 from .disk import bodies, contents, said_in_a_child

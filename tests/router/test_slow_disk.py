@@ -15,7 +15,7 @@ import anabranch
 from anabranch.adapters.background import LEADERS, WORKERS
 from anabranch.adapters.locking import DirectoryLock
 from anabranch.adapters.locking import _watch as lock_watch
-from anabranch.router import stores as stores_module
+from anabranch.router import open_stores as stores_module
 
 from ..contract.disk import Parallel, eventually
 

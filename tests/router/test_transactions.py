@@ -20,7 +20,7 @@ from anabranch.policies.errors import (
     UnknownMessageError,
 )
 from anabranch.router import forgetting
-from anabranch.router import stores as stores_module
+from anabranch.router import open_stores as stores_module
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 from .disk import NEVER, OPTIONS, SYNCED, bodies, config, drain, in_time, said_in_a_child, take, with_time_enough

@@ -8,7 +8,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.base import Message, Outgoing
-from anabranch.router import stores as open_stores
+from anabranch.router import open_stores
 
 from ..contract.disk import PATIENCE, Parallel
 from .disk import SYNCED

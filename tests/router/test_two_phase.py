@@ -17,7 +17,7 @@ import anabranch
 from anabranch.adapters.journal import log
 from anabranch.policies.errors import StoreFailedError, StoreFullError, StoreLockedError
 from anabranch.router import forgetting
-from anabranch.router import stores as stores_module
+from anabranch.router import open_stores as stores_module
 
 from ..contract.disk import eventually
 from .disk import OPTIONS, SYNCED, Faults, bodies, config, copied, drain, take

@@ -18,8 +18,8 @@ from ..adapters.base import EXPIRED, Store, Undelivered
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
 from ..policies.options import dead_letter_name
-from .dead_letter import labelled
-from .places import Places
+from .requeue import labelled
+from .store_registry import StoreRegistry
 from .transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ _REFUSED: Final = (MessageTooLargeError, DestinationError, UnknownMessageError)
 """What is wrong with one message, and not with a store."""
 
 
-class Sweeper:
+class DeadLetterSweeper:
     """Threads: all; of each store one at a time puts messages aside, so that one whose disk hangs holds up no other.
     `_lock` guards the fields."""
 
-    def __init__(self, places: Places, begin: Callable[[], Transaction]) -> None:
+    def __init__(self, places: StoreRegistry, begin: Callable[[], Transaction]) -> None:
         self._places, self._begin = places, begin
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._locks: dict[bytes, threading.RLock] = {}

@@ -18,8 +18,8 @@ from ..adapters.files import give_memory_back, is_out_of_files
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, ConfigError, CorruptionError, PlacementError
 from ..policies.kinds import load_adapter
-from .layout import Layout
-from .placement import StoreRow
+from .destinations_table import StoreRow
+from .store_directories import StoreDirectories
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,10 @@ class OpenStores:
     it is made, opened or closed, so that one that rebuilds its index for minutes holds up nobody else (invariant 7).
     """
 
-    def __init__(self, layout: Layout, owner: object = None, require_lock: Callable[[], None] = lambda: None) -> None:
-        """As of Places."""
+    def __init__(
+        self, layout: StoreDirectories, owner: object = None, require_lock: Callable[[], None] = lambda: None
+    ) -> None:
+        """As of StoreRegistry."""
         self._layout, self._owner, self._require_lock = layout, owner, require_lock
         self._lock = threading.RLock()  # re-entrant, for signal handlers: another router's call may come here too
         self._open: dict[str, Store] = {}

@@ -1,4 +1,5 @@
-"""Companions: the memory stores that keep, beside each durable store, what was sent to it with `persistent=False`.
+"""The companions of durable stores: memory stores that keep, beside each, what was sent to it with
+`persistent=False`.
 
 They are made on first need and gone when the router closes. What does not fit into memory lies in swap files, in
 `transient/<store id>` in the data directory.
@@ -23,7 +24,7 @@ from ..policies.options import MemoryOptions, StoreOptions
 log = logging.getLogger(__name__)
 
 
-class Companion(NamedTuple):
+class NonpersistentStore(NamedTuple):
     """A companion, and how its messages and its durable store's are one order."""
 
     store: Store
@@ -68,16 +69,16 @@ def _plain(subscription: Subscription) -> Subscription:
     return Subscription(subscription.topic, subscription.name, subscription.client_id)
 
 
-class Companions:
+class NonpersistentStores:
     """Threads: all. Each store's companion is made under a lock of that store's own, so that one whose disk hangs holds
     up no other; who looks one up takes none. `_lock` guards the fields."""
 
     def __init__(self, directory: Path, owner: object = None) -> None:
-        """`owner` as of Places."""
+        """`owner` as of StoreRegistry."""
         self._directory, self._owner = directory, owner
         self._lock = threading.RLock()  # re-entrant, for signal handlers
         self._locks: dict[bytes, threading.RLock] = {}
-        self._by_store: dict[bytes, Companion] = {}
+        self._by_store: dict[bytes, NonpersistentStore] = {}
         """By the durable store's id."""
         self._durable: dict[bytes, bytes] = {}
         """The durable store's id, by the companion's."""
@@ -99,7 +100,7 @@ class Companions:
         with self._lock:
             return self._locks.setdefault(store_id, threading.RLock())
 
-    def get(self, store_id: bytes) -> Companion | None:
+    def get(self, store_id: bytes) -> NonpersistentStore | None:
         return self._by_store.get(store_id)
 
     def stores(self) -> list[Store]:
@@ -112,7 +113,7 @@ class Companions:
         """The id of the store whose companion has this id; None if none has."""
         return self._durable.get(store_id)
 
-    def made_for(self, durable: Store, options: object, last_seq: Callable[[], int]) -> Companion:
+    def made_for(self, durable: Store, options: object, last_seq: Callable[[], int]) -> NonpersistentStore:
         """That of a durable store, made if need be. `last_seq` tells how far the durable store has come. Raises
         ClosedError if it has to be made and the durable store is closed."""
         companion = self._by_store.get(durable.store_id)
@@ -130,7 +131,7 @@ class Companions:
                     pass  # another thread woke it
         return companion
 
-    def _make(self, durable: Store, options: object, last_seq: Callable[[], int]) -> Companion:
+    def _make(self, durable: Store, options: object, last_seq: Callable[[], int]) -> NonpersistentStore:
         common = options if isinstance(options, StoreOptions) else StoreOptions()
         shared = {name: getattr(common, name) for name in StoreOptions.model_fields}
         subscriptions = durable.subscriptions()  # before anything is made: it may have been closed for being idle
@@ -143,7 +144,7 @@ class Companions:
         store.owner = self._owner
         for subscription in subscriptions:
             store.subscribe(_plain(subscription))
-        return Companion(store, common.priorities)
+        return NonpersistentStore(store, common.priorities)
 
     def discard(self, store_id: bytes) -> None:
         """The store of that id is gone, and its companion with it."""

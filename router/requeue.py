@@ -1,6 +1,6 @@
 """Dead letters: what one says of where it comes from, and its way back there.
 
-`labelled` is what undelivered.py sends, `requeue` and `requeue_all` put back. The duplicate window of the source knows
+`labelled` is what dead_letters.py sends, `requeue` and `requeue_all` put back. The duplicate window of the source knows
 the message's id still: a transaction that acks a dead letter and sends to its source under that id marks the send
 `requeued` (`mark_requeued`), and it is stored. Otherwise the letter would be gone from both queues.
 """
@@ -18,8 +18,8 @@ from ..policies.errors import AnabranchError, DeadLetterError, StoreFullError
 
 if TYPE_CHECKING:
     from .parts import Part
-    from .places import Places
     from .queue import Queue
+    from .store_registry import StoreRegistry
     from .transaction import Transaction
 
 BATCH_MESSAGES: Final = 100
@@ -82,7 +82,7 @@ class _Letter(NamedTuple):
 class _Checker:
     """Reads where dead letters come from. Of one call: what it has looked up it remembers."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: StoreRegistry) -> None:
         self._places = places
         self._subscriptions: dict[Destination, set[SubscriptionKey]] = {}
 
@@ -142,7 +142,7 @@ class _Checker:
             )
 
 
-def requeue(places: Places, begin: Callable[[], Transaction], messages: Iterable[Message]) -> int:
+def requeue(places: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message]) -> int:
     """Put these leased dead letters back, all of them in one transaction; returns how many. Raises what _Checker.letter
     and a commit raise."""
     checker = _Checker(places)
@@ -173,7 +173,7 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter]) -> N
             transaction.ack(letter.message)
 
 
-def requeue_all(places: Places, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
+def requeue_all(places: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
     """Put back the dead letters of a queue, at most `limit`, in order, batch by batch, each in one transaction; returns
     how many. Those that come meanwhile may be left.
 
@@ -197,7 +197,7 @@ def requeue_all(places: Places, begin: Callable[[], Transaction], queue: Queue, 
 
 
 def _requeue_batch(
-    places: Places, begin: Callable[[], Transaction], queue: Queue, most: int
+    places: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, most: int
 ) -> tuple[int, DeadLetterError | None]:
     """Put back the first of them, up to one that cannot go back; returns how many, and what is wrong with that one."""
     checker = _Checker(places)

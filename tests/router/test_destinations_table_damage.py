@@ -15,17 +15,17 @@ from anabranch.adapters.files import LMDB_ENGINE
 from anabranch.adapters.lmdb_file import read_commits
 from anabranch.adapters.lmdb_format import NODE, LmdbDamagedError, node_offsets, read_meta
 from anabranch.policies.errors import CorruptionError, StoreLockedError
-from anabranch.router.placement import MAP_BYTES, DestinationRow, Placement, StoreRow
+from anabranch.router.destinations_table import MAP_BYTES, DestinationRow, DestinationsTable, StoreRow
 
 from .disk import config, contents
 
 FLIPS = """
 import pathlib, random, sys
 from anabranch.policies.errors import AnabranchError
-from anabranch.router.placement import DestinationRow, Placement
+from anabranch.router.destinations_table import DestinationRow, DestinationsTable
 path = pathlib.Path(sys.argv[1])
 good, dice = path.read_bytes(), random.Random(int(sys.argv[2]))
-whole = Placement(path)
+whole = DestinationsTable(path)
 whole.open()
 whole.close()
 path.write_bytes(good)
@@ -36,7 +36,7 @@ for at in dice.sample(used, 500):
     flipped = bytearray(good)
     flipped[at] ^= 1 << dice.randrange(8)
     path.write_bytes(flipped)
-    placement = Placement(path)
+    placement = DestinationsTable(path)
     try:
         placement.open()
     except AnabranchError:
@@ -53,9 +53,9 @@ print(refused)
 """
 
 
-def filled(path: Path, destinations: int) -> Placement:
+def filled(path: Path, destinations: int) -> DestinationsTable:
     """A closed record with rows that came and went."""
-    placement = Placement(path)
+    placement = DestinationsTable(path)
     placement.open()
     for number in range(2):
         placement.record_store(StoreRow(bytes([number]) * 16, f"stores/{number}", "journal", f"s{number}"))
@@ -123,7 +123,7 @@ def test_the_commit_before_the_last_does_not_pass_for_the_last(tmp_path: Path) -
             data[page * 4096 + 144 + bit // 8] ^= 1 << bit % 8
             path.write_bytes(data)
             with pytest.raises(CorruptionError):
-                Placement(path).open()
+                DestinationsTable(path).open()
 
 
 def test_a_free_page_without_a_number(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_free_page_without_a_number(tmp_path: Path) -> None:
         data[root * 4096 + offset + NODE.size - 2] ^= 8
         path.write_bytes(data)
         with pytest.raises(CorruptionError, match="placement record is damaged"):
-            Placement(path).open()
+            DestinationsTable(path).open()
 
 
 def test_a_record_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_record_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
         txn.put(b"version", b"1", db=tables[2])
     env.close()
     for _ in range(2):
-        placement = Placement(path)
+        placement = DestinationsTable(path)
         placement.open()
         assert (list(placement.stores.values()), list(placement.destinations.values())) == ([store], [row])
         placement.close()
@@ -171,7 +171,7 @@ def test_one_that_this_process_has_open_is_not_called_damaged(tmp_path: Path) ->
     path = tmp_path / "placement.mdb"
     placement = filled(path, 3)
     placement.open()
-    other = Placement(path)
+    other = DestinationsTable(path)
     with pytest.raises(StoreLockedError, match="open already, by this process"):
         other.open()
     other.close()

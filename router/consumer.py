@@ -19,18 +19,18 @@ from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, UnknownSubscriptionError
 
 if TYPE_CHECKING:
-    from .companions import Companion
-    from .places import Places
+    from .nonpersistent import NonpersistentStore
+    from .store_registry import StoreRegistry
 
 T = TypeVar("T")
 
 
-class Inlet:
+class Consumer:
     """Any thread may use it. What each call promises: adapters/base.py, Store."""
 
     __slots__ = ("_destination", "_places", "_subscription")
 
-    def __init__(self, places: Places, destination: Destination, subscription: SubscriptionKey | None) -> None:
+    def __init__(self, places: StoreRegistry, destination: Destination, subscription: SubscriptionKey | None) -> None:
         self._places, self._destination, self._subscription = places, destination, subscription
 
     def receive(self, timeout: float | None) -> Message | None:
@@ -49,7 +49,7 @@ class Inlet:
     def _receive_now(self, store: Store) -> Message | None:
         return store.receive(self._destination, 0, self._subscription)
 
-    def _receive(self, companion: Companion | None, timeout: float | None) -> Message | None:
+    def _receive(self, companion: NonpersistentStore | None, timeout: float | None) -> Message | None:
         """From both, now or in time. A companion may be made while we wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -62,7 +62,7 @@ class Inlet:
                 return message
             companion = self._places.companion_of(self._destination)
 
-    def _watch(self, companion: Companion | None, left: float | None) -> Message | None:
+    def _watch(self, companion: NonpersistentStore | None, left: float | None) -> Message | None:
         """Wait until there may be something; what came before we watched is returned."""
         woken = threading.Lock()
         woken.acquire()
@@ -93,10 +93,10 @@ class Inlet:
         finally:
             _end(ends)
 
-    def _watch_companion(self, companion: Companion, wake: Callable[[], None]) -> Callable[[], None]:
+    def _watch_companion(self, companion: NonpersistentStore, wake: Callable[[], None]) -> Callable[[], None]:
         return companion.store.watch(self._destination, self._subscription, wake)
 
-    def _first(self, companion: Companion | None) -> Message | None:
+    def _first(self, companion: NonpersistentStore | None) -> Message | None:
         """The first message of both stores that nobody holds, leased. Who is interrupted holds neither."""
         if companion is None:
             return self._for_store(self._receive_now)
@@ -115,7 +115,7 @@ class Inlet:
             _let_go(durable)
             raise
 
-    def _there(self, companion: Companion, call: Callable[[], T]) -> T:
+    def _there(self, companion: NonpersistentStore, call: Callable[[], T]) -> T:
         """Call with a companion. What it knows not of a subscription, as one who began it was interrupted before he
         came to the companion, it is told. Raises UnknownSubscriptionError if the durable store does not know it."""
         try:
@@ -141,13 +141,13 @@ class Inlet:
             both = (message for message in both if companion.order(message) > companion.order(after))
         return islice(both, limit)
 
-    def _durable_after(self, companion: Companion, after: int | Message) -> int | Message:
+    def _durable_after(self, companion: NonpersistentStore, after: int | Message) -> int | Message:
         """Where to begin in the durable store."""
         if isinstance(after, Message) and after.store is companion.store:
             return 0 if companion.priorities else companion.position(after)
         return after
 
-    def _browse_companion(self, companion: Companion, after: int | Message) -> Iterator[Message]:
+    def _browse_companion(self, companion: NonpersistentStore, after: int | Message) -> Iterator[Message]:
         self._there(companion, lambda: companion.store.depth(self._destination, self._subscription))
         for message in companion.store.browse(self._destination, None, 0, self._subscription):
             if isinstance(after, Message) or companion.position(message) >= after:

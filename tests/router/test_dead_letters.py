@@ -9,7 +9,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.base import Store
-from anabranch.router import undelivered
+from anabranch.router import dead_letters
 
 from ..contract.disk import eventually
 from .disk import SYNCED
@@ -176,7 +176,7 @@ def test_one_that_its_dead_letter_queue_refuses_holds_up_no_other(tmp_path: Path
 
 
 def test_whatever_fails_there_is_a_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undelivered, "SWEEP_SECONDS", 0.02)
+    monkeypatch.setattr(dead_letters, "SWEEP_SECONDS", 0.02)
     with anabranch.open(setup(tmp_path, max_deliveries=1)) as router:
         find, failures = router.places.open_stores, iter([OSError("unforeseen")])
 

@@ -25,24 +25,24 @@ from ..policies.errors import (
     UnknownMessageError,
 )
 from ..policies.wildcard import Match
-from .companions import Companion, Companions
-from .layout import Layout
+from .destinations_table import DestinationRow, DestinationsTable, StoreRow
+from .nonpersistent import NonpersistentStore, NonpersistentStores
+from .open_stores import OpenStores
 from .parts import Part
-from .placement import DestinationRow, Placement, StoreRow
 from .reconcile import Reconciler
+from .store_directories import StoreDirectories
 from .store_statistics import StoreStatistics
-from .stores import OpenStores
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Places:
+class StoreRegistry:
     """The stores of a router: found by destination, by id, by name; made and opened when they are needed.
 
     Threads: all, between `open` and `close_stores`. A call on a destination whose store is open takes no lock;
-    stores.py says which are taken while one opens.
+    open_stores.py says which are taken while one opens.
     """
 
     def __init__(self, config: Config, owner: object = None, require_lock: Callable[[], None] = lambda: None) -> None:
@@ -51,12 +51,12 @@ class Places:
         self._owner = owner
         self._config = config
         self._routes = config.routes()
-        self._layout = Layout(config)
-        self._placement = Placement(config.directory / "placement.mdb", config.file_mode, require_lock)
+        self._layout = StoreDirectories(config)
+        self._placement = DestinationsTable(config.directory / "placement.mdb", config.file_mode, require_lock)
         self._stores = OpenStores(self._layout, owner, require_lock)
         self._stores.recorded_in = self._recorded_in
         self._by_destination = self._stores.by_destination
-        self._companions = Companions(config.directory / "transient", owner)
+        self._companions = NonpersistentStores(config.directory / "transient", owner)
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._stores)
         self._generation = fork_generation()
         self.opened = False
@@ -382,7 +382,7 @@ class Places:
 
     # What is not persistent
 
-    def companion_of(self, destination: Destination) -> Companion | None:
+    def companion_of(self, destination: Destination) -> NonpersistentStore | None:
         """The companion of the store that holds a destination, if it has one."""
         if not self._companions:
             return None

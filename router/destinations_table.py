@@ -98,7 +98,7 @@ class _Batch:
         return len(self.stores) + len(self.destinations) + len(self.gone)
 
 
-class Placement:
+class DestinationsTable:
     """The record, open. `_lock` guards the file; the two tables are read by anybody, and a row comes into them only
     after its commit. The constructor touches nothing."""
 

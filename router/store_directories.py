@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
-from .names import directory_name
-from .placement import StoreRow
+from .destinations_table import StoreRow
+from .directory_names import directory_name
 
 
 class Place(NamedTuple):
@@ -21,7 +21,7 @@ class Place(NamedTuple):
     config: StoreConfig | None
 
 
-class Layout:
+class StoreDirectories:
     """The directories of one configuration. Touches the disk only to list them."""
 
     def __init__(self, config: Config) -> None:
