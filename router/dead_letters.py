@@ -31,6 +31,7 @@ SWEEP_BYTES: Final = 4 << 20
 """Likewise, of their bodies; one that is longer is put aside alone."""
 FINISH_SECONDS: Final = 1.0
 """How long closing the router waits for what is under way, before it closes the other stores."""
+LOCKS_KEPT: Final = 64
 REFUSED_SECONDS: Final = 60.0
 """Until one that was refused, by a limit of its dead-letter queue's store say, is tried again."""
 _REFUSED: Final = (MessageTooLargeError, DestinationError, UnknownMessageError)
@@ -92,7 +93,16 @@ class DeadLetterSweeper:
     def _run_in_background(self, turn: int) -> None:
         if not self.closed and turn == self._turn:
             self._schedule(turn)  # first: there is a next time while a store hangs, and whatever it is that fails
+            self._forget_locks()
             self._run(self._sweep_unless_busy)
+
+    def _forget_locks(self) -> None:
+        """Of stores that are closed, or gone, if there are many."""
+        with self._lock:
+            opened = {store.store_id for store in self._places.open_stores()}
+            if len(self._locks) > 2 * len(opened) + LOCKS_KEPT:
+                kept = opened | self._under_way
+                self._locks = {store_id: lock for store_id, lock in self._locks.items() if store_id in kept}
 
     def run(self) -> int:
         """Put aside all that waits for it in open stores; returns how many messages. A store that fails holds up no

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -472,9 +472,18 @@ class StoreRegistry:
     def stats(self) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
         """What each store says of itself, by its name, companions too; those that are not open are opened for it. And
         the names of the unresponsive ones."""
+        while True:
+            rows = self.rows_by_name()
+            try:
+                return self._ask(rows)
+            except PlacementError:
+                if all(row.store_id in self._placement.stores for row in rows.values()):
+                    raise  # else a store was removed meanwhile
+
+    def _ask(self, rows: Mapping[str, StoreRow]) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
         closed: dict[str, Callable[[], StoreStats]] = {}
         opened: dict[str, Callable[[], StoreStats]] = {}
-        rows, companions = self.rows_by_name(), {store.name: store.stats for store in self._companions.stores()}
+        companions = {store.name: store.stats for store in self._companions.stores()}
         for name, row in rows.items():
             ask = partial(self.with_row, row, lambda store: store.stats())
             (opened if self._stores.is_open(row) else closed)[name] = ask

@@ -13,7 +13,7 @@ import anabranch
 from anabranch.adapters.journal import checksums, index
 from anabranch.adapters.wal import format as segments
 from anabranch.policies.config import loads
-from anabranch.router import placement
+from anabranch.router import destinations_table as placement
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
