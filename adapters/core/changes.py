@@ -437,7 +437,7 @@ class Prepare:
 
 
 class Commit:
-    """A prepared branch takes effect, as if it were done now. Told twice, the second time says nothing."""
+    """A prepared branch takes effect, as if it were done now (rule T8). Told twice, the second time says nothing."""
 
     __slots__ = ("branch",)
 

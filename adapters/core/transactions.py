@@ -90,6 +90,7 @@ class Transactions:
             sequencer.prepared[transaction] = branch
 
     def _claim_again(self, branch: Branch) -> None:
+        """What it acks is claimed before anybody can receive (rule T10)."""
         leases = []
         for ack in branch.acks:
             feeds = [
@@ -193,6 +194,7 @@ class Transactions:
         sync: bool = False,
         unsynced: bool = False,
     ) -> Step[T]:
+        # An outcome is `unsynced`: a durable decision stands behind it (rule T9).
         ticket = Ticket([change], change.size, sync, unsynced)
         if type(change) is Prepare:
             ticket.promise = change.branch.promise
