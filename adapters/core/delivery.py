@@ -1,4 +1,4 @@
-"""Who holds which message, who waits for one, and which is delivered next (rule X6).
+"""Who holds which message, who waits for one, and which is delivered next (rule X6, invariant 2).
 
 H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in

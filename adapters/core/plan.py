@@ -12,8 +12,8 @@ from typing import Any
 
 from ...policies.errors import AnabranchError
 from ..base import SubscriptionKey
-from ..duplicates import DuplicateWindow, Key
 from .changes import Branch, Change, Declare, Send
+from .duplicates import DuplicateWindow, Key
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
 from .tickets import Ticket

@@ -11,13 +11,13 @@ from typing import Final
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError, CorruptionError, DestinationError
 from ..base import Message, Store, SubscriptionKey, Undelivered
-from ..subscriptions import require_topic, unknown
 from .backend import ReadError
 from .delivery import CLOCK_SECONDS, SEQ, Feed, Lease, Place, Taker, order_of
 from .engine import Engine
 from .listening import Listener
 from .records import decode
 from .states import DestinationState, SubscriptionState
+from .subscriptions import require_topic, unknown
 
 log = logging.getLogger(__name__)
 

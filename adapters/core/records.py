@@ -14,8 +14,8 @@ from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
 from ..base import DEFAULT_PRIORITY, Headers, Message, Outgoing, Store, plain_body, require_order
 from ..clock import before_1970
-from ..headers import pack_headers, pack_id, unpack_headers
 from .delivery import DELIVERIES, EXPIRES, SEQ, Lease, Place
+from .headers import pack_headers, pack_id, unpack_headers
 
 HEAD: Final = struct.Struct("<HHHIQQ")
 assert HEAD.size == 26

@@ -9,13 +9,13 @@ from typing import Any
 from ...policies.destination import Destination
 from .. import base
 from ..base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
-from ..room import Amount, Room
-from ..subscriptions import checked
 from .changes import Change, Send, Subscribe, Unsubscribe
 from .delivery import order_of
 from .engine import APPLY_AT, Engine
+from .limits import Amount, Room
 from .records import encode, encode_outgoing
 from .states import DestinationState
+from .subscriptions import checked
 from .tickets import Ticket
 from .writers import Writer
 

@@ -44,17 +44,17 @@ from ..base import (
     require_leased,
 )
 from ..files import disk_errors
-from ..headers import pack_id
-from ..subscriptions import require_same, require_unclaimed, shown, unknown
 from .backend import Backend, Found
 from .changes import Remove, Unsubscribe
 from .delivery import CLAIMED, LEASED, Feed, Lease, claimed
 from .engine import Engine
+from .headers import pack_id
 from .purging import purge
 from .receiving import Receiving
 from .records import decode
 from .sending import Sending
 from .settling import Settling
+from .subscriptions import require_same, require_unclaimed, shown, unknown
 from .transactions import Transactions
 from .writers import Direct, Threaded, Writer
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..core.changes import Send
 from ..core.delivery import order_of
+from ..core.duplicates import Key
 from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..duplicates import Key
 
 
 @dataclass(slots=True)

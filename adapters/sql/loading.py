@@ -11,8 +11,8 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, PlacementError
 from ..base import Progress, Subscription
 from ..core import Found
+from ..core.duplicates import Key
 from ..core.states import Catalog
-from ..duplicates import Key
 from .columns import unescaped
 from .effects import load_counts
 from .statements import Statements

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...adapters.background import shared
 from ...adapters.base import DEFAULT_PRIORITY, Change, Headers, Message, Receipt, Store, Subscription, checked
-from ...adapters.subscriptions import require_same
+from ...adapters.core.subscriptions import require_same
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, TransactionError
 from ..addresses import Address, resolve_all, topic_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..policies.destination import Destination, Kind
-from ..policies.errors import DestinationError, SubscriptionError, TransactionError, UnknownSubscriptionError
-from .base import Subscription, SubscriptionKey
+from ...policies.destination import Destination, Kind
+from ...policies.errors import DestinationError, SubscriptionError, TransactionError, UnknownSubscriptionError
+from ..base import Subscription, SubscriptionKey
 
 
 def require_topic(destination: Destination) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.duplicates import DuplicateWindow
+from anabranch.adapters.core.duplicates import DuplicateWindow
 
 
 class TestDuplicateWindow:

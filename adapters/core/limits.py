@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..policies.errors import StoreFullError
+from ...policies.errors import StoreFullError
 
 Amount = tuple[int, int]
 """Messages and their bytes."""
