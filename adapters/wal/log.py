@@ -292,7 +292,8 @@ class Log(GroupCommit):
     def _schedule_idle(self) -> None:
         if not self._idle_due:
             self._idle_due = True
-            shared().schedule(self.options.sync_interval if self._periodic else IDLE_SECONDS, self._idle)
+            delay = self.options.sync_interval if self._periodic else IDLE_SECONDS
+            shared().schedule_while_alive(delay, self._idle)
 
     def _idle(self) -> None:
         """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
