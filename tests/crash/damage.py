@@ -37,8 +37,8 @@ import anabranch.adapters.journal
 import anabranch.adapters.memory
 import anabranch.adapters.sql  # here, not in each child
 
+from ..places import in_memory
 from ..shares import Share, add_options, of_options
-from ..store_registry import in_memory
 from .damaging import HANGS_AFTER, Trial, answers, outcomes
 from .ledger import body_of, identity_of, violations
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import anabranch
 
+from ..places import in_memory
 from ..shares import Share, add_options, of_options
-from ..store_registry import in_memory
 from .damaging import Trial, outcomes
 
 PAGE: Final = 4096
