@@ -105,5 +105,5 @@ def test_a_store_that_has_failed_does_not_say_that_it_tries_again(
         file.seek(4096)
         file.write(bytes(path.stat().st_size - 4096))
     with caplog.at_level(logging.ERROR), pytest.raises(StoreFailedError, match="close it and open it again") as caught:
-        store.purge(A)
+        store.delete(A)  # a write that no read comes before
     assert "damaged" in str(caught.value) and "tries again" not in str(caught.value) + caplog.text
