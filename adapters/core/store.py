@@ -165,29 +165,22 @@ class CoreStore:
             self._opened = False
             return
         self._look_after_owner()
-        self._writer.close()
-        engine.closed = True
         try:
+            self._writer.close()
+            engine.closed = True
             with engine.lock:
-                self._close_backend()
+                if engine.failed is None:
+                    engine.drain()
+                self.backend.close(clean=engine.failed is None)
         except Exception:
+            engine.closed = True
+            with engine.lock:
+                self.backend.close(clean=False)  # whatever has failed: the directory is free
             self._opened = False
             raise
         finally:
             engine.wake_all()
         self._opened = False  # not after Ctrl-C: then close() may be called again
-        for feed in engine.catalog.feeds():
-            feed.held.clear()  # leases end with it, also where the same object is opened again
-
-    def _close_backend(self) -> None:
-        engine = self._engine
-        try:
-            if engine.failed is None:
-                engine.drain()
-        except Exception:
-            self.backend.close(clean=False)
-            raise
-        self.backend.close(clean=engine.failed is None)
 
     def _look_after_owner(self) -> None:
         """A store that has lost its directory writes nothing more."""
