@@ -176,11 +176,16 @@ class CoreStore:
             engine.closed = True
             with engine.lock:
                 self.backend.close(clean=False)  # whatever has failed: the directory is free
-            self._opened = False
+            self._ended()
             raise
         finally:
             engine.wake_all()
-        self._opened = False  # not after Ctrl-C: then close() may be called again
+        self._ended()  # not after Ctrl-C: then close() may be called again
+
+    def _ended(self) -> None:
+        self._opened = False
+        for feed in self._engine.catalog.feeds():
+            feed.held.clear()  # leases end with it, also where the same object is opened again
 
     def _look_after_owner(self) -> None:
         """A store that has lost its directory writes nothing more."""
