@@ -45,7 +45,7 @@ class Outgoing(NamedTuple):
     expires_at_ms: int = 0
     """When it is no longer to be delivered, in milliseconds since the epoch by the wall clock; 0: never."""
     persistent: bool = True
-    """False: memory alone, gone at restart. The router sees to that; a store takes no notice of it."""
+    """False: memory alone, gone when its store is closed."""
     requeued: bool = False
     """True: a dead letter that goes back where it came from. It is stored even if its `message_id` is in the duplicate
     window, which from then on knows the id as this message's."""
@@ -197,8 +197,8 @@ class Message:
     """
 
     __slots__ = (
-        "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id", "note", "priority",
-        "seq", "store", "subscription", "timestamp_ms",
+        "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id", "note", "persistent",
+        "priority", "seq", "store", "subscription", "timestamp_ms",
     )  # fmt: skip
 
     def __init__(
@@ -216,6 +216,7 @@ class Message:
         expires_at_ms: int = 0,
         deliveries: int = 1,
         subscription: SubscriptionKey | None = None,
+        persistent: bool = True,
     ) -> None:
         self.store = store
         self.destination = destination
@@ -234,6 +235,8 @@ class Message:
         back."""
         self.subscription = subscription
         """Of a topic's message: whose it is; None if it was browsed or leased for the topic as a whole."""
+        self.persistent = persistent
+        """As its sender said; whatever that was, nothing of a memory store survives."""
 
     def ack(self) -> None:
         """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError."""
@@ -455,6 +458,7 @@ class Store(Protocol):
         sync: bool | None = None,
         priority: int = DEFAULT_PRIORITY,
         expires_at_ms: int = 0,
+        persistent: bool = True,
     ) -> Receipt:
         """Store one message at the end of its destination (of its priority, if the store's option `priorities` is set).
         On return it is durable and visible.
@@ -462,6 +466,8 @@ class Store(Protocol):
         A topic's message is stored once, whatever the number of its durable subscriptions; without any it is gone at
         once, and the receipt is as always. `sync=True` asks for power-failure durability of this one whatever the
         policy. A `message_id` within the store's duplicate window is stored once: the receipt then says `duplicate`.
+        With `persistent=False` it is kept in memory, swapped to disk if there is much, waits for no disk, and is gone
+        when the store is closed; it keeps its place among the others.
         Raises StoreFullError, MessageTooLargeError and ClockError (no effect), OutcomeUnknownError.
         """
 
@@ -474,6 +480,7 @@ class Store(Protocol):
         sync: bool | None = None,
         priority: int = DEFAULT_PRIORITY,
         expires_at_ms: int = 0,
+        persistent: bool = True,
     ) -> Future[Receipt]:
         """The same, without waiting: the future resolves when send would have returned, on a thread of ours.
 

@@ -200,7 +200,7 @@ class DeadLetterSweeper:
                     continue
                 transaction.send(
                     target, message.body, labelled(message, reason, target), priority=message.priority,
-                    persistent=not store.volatile,
+                    persistent=message.persistent and not store.volatile,
                 )  # fmt: skip
                 kept += 1
             for message, _ in found:  # last: what is given back by a transaction counts as delivered

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from itertools import groupby
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from ..adapters.base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, Store, require_order
@@ -56,7 +55,7 @@ class Endpoint:
         has seen lately is stored once, and the receipt says `duplicate`: so an unsure sender simply sends again.
         `priority` is 0 to 9, the highest received first where the store's option `priorities` is set. After
         `expires_in` seconds it is no longer delivered. With `persistent=False` it is kept in memory alone, swapped to
-        disk if there are many, and gone when the router closes; its place among the others is kept.
+        disk if there are many, and gone when its store closes; its place among the others is kept.
 
         Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
         the same `message_id`).
@@ -65,9 +64,9 @@ class Endpoint:
         places, destination = self._places, self.destination
         while True:
             removals = places.removals
-            store = places.store_for(destination) if persistent else places.transient_for(destination)
+            store = places.store_for(destination)
             try:
-                receipt = store.send(destination, body, headers, message_id, sync, priority, expires_at_ms)
+                receipt = store.send(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent)
             except ClosedError:
                 places.forget_closed(destination, store)
                 continue
@@ -79,13 +78,7 @@ class Endpoint:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
         a prefix; a transaction keeps all or none."""
         outgoing = list(messages)
-        if all(isinstance(message, bytes) or _persistent(message) for message in outgoing):
-            return self._for_store(lambda store: store.send_many(self.destination, outgoing, sync))
-        receipts: list[Receipt] = []
-        for persistent, some in groupby(outgoing, _persistent):
-            run = list(some)
-            receipts += self._for_store(lambda store, run=run: store.send_many(self.destination, run, sync), persistent)  # type: ignore[misc]
-        return receipts
+        return self._for_store(lambda store: store.send_many(self.destination, outgoing, sync))
 
     def send_nowait(
         self,
@@ -101,8 +94,9 @@ class Endpoint:
         """Send without waiting: the future resolves when `send` would have returned."""
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         return self._for_store(
-            lambda store: store.send_nowait(self.destination, body, headers, message_id, sync, priority, expires_at_ms),
-            persistent,
+            lambda store: store.send_nowait(
+                self.destination, body, headers, message_id, sync, priority, expires_at_ms, persistent
+            )
         )
 
     def delete(self) -> int:
@@ -110,8 +104,8 @@ class Endpoint:
         there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits there."""
         return self._places.delete(self.destination)
 
-    def _for_store(self, call: Callable[[Store], T], persistent: bool = True) -> T:
-        return self._places.for_store(self.destination, call, persistent)
+    def _for_store(self, call: Callable[[Store], T]) -> T:
+        return self._places.for_store(self.destination, call)
 
     def __bool__(self) -> bool:
         return True
@@ -126,7 +120,3 @@ def expiry(expires_in: float) -> int:
     expires_at_ms = now_ms() + max(1, int(expires_in * 1000))
     require_order(DEFAULT_PRIORITY, expires_at_ms)
     return expires_at_ms
-
-
-def _persistent(message: Outgoing | bytes) -> bool:
-    return not isinstance(message, Outgoing) or message.persistent

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, TypeVar
 from weakref import WeakSet
 
@@ -73,8 +73,6 @@ class OpenStores:
         self._open: dict[str, Store] = {}
         self._exclusive: dict[str, threading.RLock] = {}
         self._removing: dict[str, threading.RLock] = {}
-        self._last_seqs: dict[str, int] = {}
-        """Of stores that were closed."""
         self.by_destination: dict[Destination, Store] = {}
         """Found before, so that a send need not look for its store."""
         self._found_in: dict[str, set[Destination]] = {}
@@ -112,11 +110,6 @@ class OpenStores:
 
     def is_open(self, row: StoreRow) -> bool:
         return row.path in self._open
-
-    def last_seq(self, path: str) -> int:
-        """The highest seq that the store at a path has given out, also if it was closed for being idle."""
-        store = self._open.get(path)
-        return store.last_seq if store is not None else self._last_seqs.get(path, 0)
 
     @contextmanager
     def exclusive(self, path: str) -> Iterator[None]:
@@ -250,7 +243,6 @@ class OpenStores:
             self._close(row.path)
             remove()
             with self._lock:  # whoever waits for one of these locks takes the next one
-                self._last_seqs.pop(row.path, None)
                 self._exclusive.pop(row.path, None)
                 self._removing.pop(row.path, None)
             return True
@@ -296,8 +288,6 @@ class OpenStores:
         self._drop(path)
 
     def _drop(self, path: str) -> None:
-        with suppress(AnabranchError):
-            self._last_seqs[path] = self._open[path].last_seq
         with self._lock:
             self._used_in.pop(path, None)
             store = self._open.pop(path, None)

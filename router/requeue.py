@@ -106,7 +106,7 @@ class _Checker:
         if not isinstance(message_id, str | None):
             raise DeadLetterError(f"{message!r} is no dead letter: its header {MESSAGE_ID} is {message_id!r}")
         headers = {name: value for name, value in message.headers.items() if not name.startswith(_PREFIX)}
-        return _Letter(message, source, message_id, headers, not self._places.is_transient(message))
+        return _Letter(message, source, message_id, headers, message.persistent)
 
     def _source(self, message: Message) -> Destination:
         """Where it comes from, which has a route."""

@@ -26,7 +26,6 @@ from ..policies.errors import (
 )
 from ..policies.wildcard import Match
 from .destinations_table import DestinationRow, DestinationsTable, StoreRow
-from .nonpersistent import NonpersistentStore, NonpersistentStores
 from .open_stores import OpenStores
 from .reconcile import Reconciler
 from .store_directories import StoreDirectories
@@ -55,7 +54,6 @@ class StoreRegistry:
         self._stores = OpenStores(self._layout, owner, require_lock)
         self._stores.recorded_in = self._recorded_in
         self._by_destination = self._stores.by_destination
-        self._companions = NonpersistentStores(config.directory / "transient", owner)
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._stores)
         self._generation = fork_generation()
         self.opened = False
@@ -108,7 +106,6 @@ class StoreRegistry:
         self._generation = fork_generation()
         self._stopped = None
         self._sweep()
-        self._companions.sweep()
         self._placement.open()
         self._unchecked = {store_id: [] for store_id in self._placement.stores}
         for destination, held in self._placement.destinations.items():
@@ -135,9 +132,6 @@ class StoreRegistry:
         """Take no more calls, close all stores, each after a call of `before` with its id. One that hangs holds up no
         other. Raises the first error of a store after closing all."""
         self.opened = self._stores.accepting = False
-        for store in self._companions.stores():
-            before(store.store_id)
-        self._companions.close()
         self._stores.close_all(before)
 
     def stop(self, error: StoreFailedError) -> None:
@@ -275,12 +269,11 @@ class StoreRegistry:
         if not self._config.may_create(config) and not directory.is_dir():
             raise ConfigError([missing_directory(f"the directory of store {config.name!r}", directory)])
 
-    def for_store(self, destination: Destination, call: Callable[[Store], T], persistent: bool = True) -> T:
-        """Call with the store of a destination, or with the one for what is not persistent there; once more if it had
-        just been closed for being idle."""
+    def for_store(self, destination: Destination, call: Callable[[Store], T]) -> T:
+        """Call with the store of a destination; once more if it had just been closed for being idle."""
         while True:
             removals = self.removals
-            store = self.store_for(destination) if persistent else self.transient_for(destination)
+            store = self.store_for(destination)
             try:
                 result = call(store)
             except ClosedError:
@@ -327,9 +320,6 @@ class StoreRegistry:
         self.removals += 1
         prepared = self.with_row(row, lambda store: store.recover_prepared())
         count = self.with_row(row, lambda store: store.delete(destination))
-        companion = self._companions.get(row.store_id)
-        if companion is not None:
-            count += companion.store.delete(destination)
         if prepared or self.with_row(row, lambda store: store.recover_prepared()):
             return count  # these may send there: only what has a row is never lost sight of
         self._placement.let_go(destination)
@@ -346,7 +336,6 @@ class StoreRegistry:
                 self._placement.flush()  # first: a store that has a destination and no directory is refused at open
                 remove_directory(self._layout.path(row), row.store_id)
                 self._placement.let_go(row.store_id)
-                self._companions.discard(row.store_id)
 
         config = self._layout.options_of(row)
         contained = getattr(self._stores.adapter(row.kind), "is_contained", None)
@@ -379,69 +368,20 @@ class StoreRegistry:
     def is_recorded(self, destination: Destination) -> bool:
         return destination in self._placement.destinations
 
-    # What is not persistent
-
-    def companion_of(self, destination: Destination) -> NonpersistentStore | None:
-        """The companion of the store that holds a destination, if it has one."""
-        if not self._companions:
-            return None
-        store = self.store_of(destination)
-        return self._companions.get(store.store_id) if store is not None else None
-
-    def transient_for(self, destination: Destination) -> Store:
-        """The store for what is sent there without being persistent."""
-        while True:
-            store = self.store_for(destination)
-            if store.volatile:
-                return store
-            companion = self._companions.get(store.store_id)
-            if companion is not None:
-                return companion.store
-            row = self._placement.stores[store.store_id]
-            options = self._layout.options(self._layout.options_of(row))
-            try:
-                return self._companions.made_for(store, options, partial(self._stores.last_seq, row.path)).store
-            except ClosedError:  # it is asked for its subscriptions
-                self.forget_closed(destination, store)
-
-    def watch_companions(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` once when a companion is made. Returns what ends that."""
-        return self._companions.watch(wake)
-
     # Durable subscriptions
 
     def subscribe(self, subscription: Subscription, retroactive: bool) -> None:
-        """In the topic's store and its companion. Raises SubscriptionError."""
+        """In the topic's store. Raises SubscriptionError."""
         self.for_store(subscription.topic, lambda store: store.subscribe(subscription, retroactive))
-        self.mirror(subscription, True)
 
     def unsubscribe(self, subscription: Subscription) -> int:
         """Likewise. Raises UnknownSubscriptionError, TransactionError."""
         topic, key = subscription.topic, subscription.key
-        count = self.for_store(topic, lambda store: store.unsubscribe(topic, key))
-        return count + self.mirror(subscription, False)
-
-    def mirror(self, subscription: Subscription, subscribe: bool) -> int:
-        """Do in the topic's companion what was done in its store; returns how many messages went with it."""
-        store = self.store_for(subscription.topic)
-        with self._companions.lock(store.store_id):  # one that is made just now has it, or is there
-            companion = self._companions.get(store.store_id)
-            return companion.mirror(subscription, subscribe) if companion is not None else 0
-
-    def align_companion(self, store: Store) -> None:
-        """What a prepared transaction began or ended in a store begins or ends in its companion."""
-        with self._companions.lock(store.store_id):
-            companion = self._companions.get(store.store_id)
-            if companion is not None:
-                companion.align(store)
-
-    def is_transient(self, message: Message) -> bool:
-        """Whether it is of a companion: it was sent without being persistent."""
-        return self._companions.durable_of(message.store.store_id) is not None
+        return self.for_store(topic, lambda store: store.unsubscribe(topic, key))
 
     def dead_letter_of(self, store: Store) -> str | None:
         """Where a store's undelivered messages go: the pattern of a name. None: away."""
-        row = self._placement.stores.get(self._companions.durable_of(store.store_id) or store.store_id)
+        row = self._placement.stores.get(store.store_id)
         return getattr(self._layout.options_of(row).options, "dead_letter", None) if row is not None else None
 
     # By id, by name, all
@@ -466,12 +406,12 @@ class StoreRegistry:
         return row.name if row is not None else store_id.hex()
 
     def open_stores(self) -> list[Store]:
-        """Those that are open, companions too."""
-        return [*self._stores.values(), *self._companions.stores()]
+        """Those that are open."""
+        return list(self._stores.values())
 
     def stats(self) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
-        """What each store says of itself, by its name, companions too; those that are not open are opened for it. And
-        the names of the unresponsive ones."""
+        """What each store says of itself, by its name; those that are not open are opened for it. And the names of
+        the unresponsive ones."""
         while True:
             rows = self.rows_by_name()
             try:
@@ -483,12 +423,11 @@ class StoreRegistry:
     def _ask(self, rows: Mapping[str, StoreRow]) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
         closed: dict[str, Callable[[], StoreStats]] = {}
         opened: dict[str, Callable[[], StoreStats]] = {}
-        companions = {store.name: store.stats for store in self._companions.stores()}
         for name, row in rows.items():
             ask = partial(self.with_row, row, lambda store: store.stats())
             (opened if self._stores.is_open(row) else closed)[name] = ask
-        stats, unresponsive = self._statistics.ask(closed, opened | companions)
-        return {name: stats[name] for name in [*rows, *companions] if name in stats}, unresponsive
+        stats, unresponsive = self._statistics.ask(closed, opened)
+        return {name: stats[name] for name in rows if name in stats}, unresponsive
 
     def subscriptions(self) -> set[Subscription]:
         """Of all stores; those that are not open are opened."""
@@ -518,7 +457,7 @@ class StoreRegistry:
     def _record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
         missing = [name for name in destinations if name not in self._by_destination]
         if missing:
-            row = self._placement.stores.get(self._companions.durable_of(store.store_id) or store.store_id)
+            row = self._placement.stores.get(store.store_id)
             if row is None:
                 raise ClosedError(f"store {store.name!r} was removed")
             with self._stores.removing(row.path):
@@ -531,8 +470,7 @@ class StoreRegistry:
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
-        store_id = message.store.store_id
-        if store_id not in self._placement.stores and self._companions.durable_of(store_id) is None:
+        if message.store.store_id not in self._placement.stores:
             raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
 
     def store_ids(self) -> list[bytes]:

@@ -11,7 +11,7 @@ import msgspec
 
 from ...policies.destination import Destination, Kind
 from ..base import Subscription
-from .changes import Ack, Branch, Change, Send, Subscribe, Unsubscribe
+from .changes import Ack, Branch, Change, Send, Subscribe, Unsubscribe, VolatileChange
 from .delivery import order_of
 from .records import name_of, order_and_expiry
 from .states import Catalog, DestinationState
@@ -60,7 +60,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
             others.append((number_of(change.state), True, client, name, selector, no_local, change.retroactive))
         elif isinstance(change, Unsubscribe):
             others.append((number_of(change.state), False, *change.key, None, False, False))
-        else:
+        elif not isinstance(change, VolatileChange):  # that is gone after a crash
             raise AssertionError(f"a branch cannot do {change}")
     return _encode(_Payload(list(participants), destinations, sends, acks, others))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..base import Prepared, Subscription, SubscriptionKey
-from .delivery import SEQ, Lease, Place
+from .delivery import SEQ, Lease, Place, is_volatile
 from .records import is_requeued
 from .states import DestinationState, SubscriptionState
 
@@ -147,7 +147,7 @@ class Send:
                 return first, True
         if plan.removed or not self.state.declared:
             plan.declare(self.state)
-        self.seq = plan.last_seq = seq = plan.last_seq + 1
+        self.seq = plan.last_seq = seq = plan.next_seq()
         if key is not None:
             plan.remember(key, seq)
         if self.state.is_topic:
@@ -402,7 +402,9 @@ class Branch:
     @property
     def summary(self) -> Prepared:
         """What the coordinator is told."""
-        return Prepared(self.transaction, self.participants, len(self.sends), len(self.acks))
+        changes = [change.change if type(change) is VolatileChange else change for change in self.changes]
+        sends, acks = (sum(type(change) is kind for change in changes) for kind in (Send, Ack))
+        return Prepared(self.transaction, self.participants, sends, acks)
 
     @property
     def outcome_size(self) -> int:
@@ -524,13 +526,58 @@ class Forget:
         return ()
 
 
+class VolatileChange:
+    """A change that concerns a message that is not persistent (nonpersistent.py), in a ticket: no backend is told of
+    it."""
+
+    __slots__ = ("change", "position", "room")
+
+    size: int = 0
+
+    def __init__(self, change: Send | Ack | Returned) -> None:
+        self.change = change
+        self.room: Any = None
+        """Memory that is reserved for it."""
+        self.position = 0
+        """How many changes of its plan come before it. Set by the plan."""
+
+    def plan(self, plan: Plan) -> tuple[int, bool] | None:
+        """Of a message as Send.plan."""
+        change, outcome = self.change, None
+        if type(change) is Send:
+            first = plan.volatile_seq_of(change)
+            if first is not None:
+                return first, True
+            change.seq = seq = plan.next_seq()
+            outcome = seq, False
+        self.position = len(plan.changes)
+        plan.volatile = [*plan.volatile, self]
+        return outcome
+
+    def apply(self, table: Table) -> None:
+        raise AssertionError("no backend is told of what is not persistent")
+
+    def settle(self, delivery: Delivery) -> None:
+        raise AssertionError("it is not among the changes of a plan")
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.change.state,)
+
+
+def sent(change: Change) -> Send | None:
+    """The message that it sends, persistent or not."""
+    inner = change.change if type(change) is VolatileChange else change
+    return inner if type(inner) is Send else None
+
+
 def acks_of(leases: Iterable[Lease]) -> list[Change]:
     """What is held, as acks. What was leased for a topic as a whole is dead for all."""
     acks: list[Change] = []
     for lease in leases:
         feed, place = lease.feeds[0], lease.place
         number = 0 if lease.whole or feed.subscription is None else feed.subscription.number
-        acks.append(Ack(feed.state, place[SEQ], number, place))
+        ack = Ack(feed.state, place[SEQ], number, place)
+        acks.append(VolatileChange(ack) if is_volatile(place) else ack)
     return acks
 
 
@@ -544,7 +591,8 @@ def _returned(leases: Iterable[Lease]) -> Iterator[Change]:
     for lease in leases:
         if not lease.whole:
             feed = lease.feeds[0]
-            yield Returned(feed.state, lease.seq, feed.number, lease.place[3] + 1)
+            returned = Returned(feed.state, lease.seq, feed.number, lease.place[3] + 1)
+            yield VolatileChange(returned) if is_volatile(lease.place) else returned
 
 
 def declaration_bytes(state: DestinationState) -> int:

@@ -51,6 +51,18 @@ EXPIRES: Final = 2
 DELIVERIES: Final = 3
 OWN: Final = 4
 
+
+class VolatileSpot(tuple[Any, int]):
+    """The last field of a Place whose message is not persistent: where it is in memory."""
+
+    __slots__ = ()
+
+
+def is_volatile(place: Place) -> bool:
+    """Whether the message there is not persistent."""
+    return type(place[OWN]) is VolatileSpot
+
+
 PLAIN_ORDERS: Final = (0,)
 """The orders of a store that knows no priorities."""
 PRIORITY_ORDERS: Final = tuple(range(PRIORITY_MAX + 1))
@@ -263,6 +275,8 @@ class Delivery:
         """Feed and seq of messages that have come back as often as `max_deliveries` says."""
         self._look_for_limited = max_deliveries is not None
         """There may be others than those in `_limited`."""
+        self.mixed = False
+        """Some messages are not persistent: what lies between two seqs is not of one kind."""
 
     # Leasing
 
@@ -506,6 +520,9 @@ class Delivery:
 
     def purged(self, feed: Feed, first: int, last: int) -> None:
         """Those of its messages between these seqs that nobody held are dead. Idempotent."""
+        if self.mixed:
+            feed.rewind()
+            return
         for lane in feed.lanes.values():
             if lane.ready and lane.ready[0][SEQ] <= last:
                 lane.ready = deque(place for place in lane.ready if not first <= place[SEQ] <= last)
@@ -513,6 +530,13 @@ class Delivery:
         heapq.heapify(feed.returned)
         for seq in [seq for seq in feed.returned_places if first <= seq <= last]:
             feed.returned_places.pop(seq, None)
+
+    def set_back(self, feed: Feed, order: int, seq: int) -> None:
+        """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
+        lane = feed.lanes.get(order)
+        if lane is not None and lane.cursor >= seq:
+            lane.cursor = min(seq, lane.ready[0][SEQ] if lane.ready else seq) - 1
+            lane.ready.clear()
 
     def watch(self, feed: Feed, wake: Callable[[], None]) -> Callable[[], None]:
         """Store.watch of one feed."""

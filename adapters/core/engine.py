@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
@@ -18,6 +19,7 @@ from ..locking import fork_generation
 from .backend import Backend, Host
 from .changes import Ack, Change, Commit, Forget, Prepare, Rollback, Send
 from .delivery import CLAIMED, LEAVING, Delivery, Feed
+from .nonpersistent import Nonpersistent
 from .plan import Plan, Sequencer
 from .states import Catalog
 
@@ -41,6 +43,10 @@ class Engine:
 
     def __init__(self, name: str, backend: Backend) -> None:
         self.name, self.backend = name, backend
+        self.rows: Backend | Nonpersistent = backend
+        """What tells which messages there are."""
+        self.nonpersistent: Nonpersistent | None = None
+        """Once one was sent that is not persistent: then it is `rows`."""
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
@@ -137,6 +143,18 @@ class Engine:
         self.failed = None
         self._generation = fork_generation()
 
+    def make_nonpersistent(self, directory: Path, file_mode: int | None) -> Nonpersistent:
+        """Be ready for messages that are not persistent. Any thread. Raises as `ensure_usable`."""
+        self.check()
+        with self.lock:
+            self.current()
+            if self.nonpersistent is None:
+                made = Nonpersistent(self, directory, file_mode)
+                self.delivery.mixed = True
+                self.rows = made
+                self.nonpersistent = made
+            return self.nonpersistent
+
     # Taking plans in
 
     def take(self, plan: Plan) -> None:
@@ -148,6 +166,11 @@ class Engine:
             self._taken = plan.number
         if plan.subscribed:
             self._changed = plan.number
+        if plan.volatile:
+            for one in plan.volatile:
+                for feed in one.change.state.feeds():
+                    if feed.takers or feed.watches:
+                        feed.wake()
         for change in plan.changes:
             if type(change) is Send and not change.state.is_topic:
                 feed = change.state.feed
@@ -205,11 +228,14 @@ class Engine:
         """With the lock held: apply what is pending."""
         if self.written is not None:
             self.finish()
+        if self.nonpersistent is not None:
+            self.nonpersistent.finish()
         if self.interrupted:
             applied = self.backend.recover()
             for plan in list(self._pending):  # the interruption may have come between the rows and what follows
                 if self._applied < plan.number <= applied:
                     self._finish(plan.changes)
+                    self._finish_volatile(plan)
             self._applied = applied
             self.interrupted = False
         pending = self._pending
@@ -224,16 +250,16 @@ class Engine:
         would have acked, or claimed for good. May be done again."""
         with self.lock:
             self.drain()
-            for change in plan.changes:
+            for change in [*plan.changes, *(one.change for one in plan.volatile)]:
                 if type(change) is Ack:
                     for feed in change.state.feeds(change.number):
                         lease = feed.held.get(change.seq)
                         if lease is not None and lease.hold == LEAVING:
-                            self.delivery.unlease(lease, self.backend)
+                            self.delivery.unlease(lease, self.rows)
                 elif type(change) is Prepare:
                     for lease in change.branch.leases:
                         if lease.hold == CLAIMED:
-                            self.delivery.unlease(lease, self.backend)
+                            self.delivery.unlease(lease, self.rows)
                     change.branch.reservation = None
 
     def _apply_some(self) -> int:
@@ -248,16 +274,19 @@ class Engine:
             if plan.number > number:
                 changes += plan.changes
                 number = plan.number
-            if len(changes) >= APPLY_AT:
+            if len(changes) >= APPLY_AT or plan.volatile:
                 break
-        if not changes:
+        if number == self._applied:
             return count
         self.interrupted = True
         for change in changes:
             if type(change) is not Send:
                 change.settle(self.delivery)
-        self.backend.apply(changes, number)
+        if changes:
+            self.backend.apply(changes, number)
         self._finish(changes)
+        if plan.volatile:
+            self._finish_volatile(plan)
         self._applied = number
         self.interrupted = False
         return count
@@ -268,10 +297,21 @@ class Engine:
             if type(change) is not Send and type(change) is not Ack:
                 self._finish_one(change)
 
+        if self.nonpersistent is not None:
+            for change in changes:
+                if type(change) is Send:
+                    self.nonpersistent.set_back(change)
+
+    def _finish_volatile(self, plan: Plan) -> None:
+        """Likewise, of what goes with a plan."""
+        if plan.volatile:
+            assert self.nonpersistent is not None
+            self.nonpersistent.apply(plan)
+
     def _finish_one(self, change: Change) -> None:
         if type(change) is Rollback:
             for lease in change.branch.leases:
-                self.delivery.unlease(lease, self.backend, delivered=True)
+                self.delivery.unlease(lease, self.rows, delivered=True)
         elif type(change) is Commit:
             self.committed[change.branch.transaction] = None
             while len(self.committed) > COMMITTED_MAX:
@@ -280,6 +320,8 @@ class Engine:
             for transaction in change.transactions:
                 self.committed.pop(transaction, None)
         else:
+            if self.nonpersistent is not None:
+                self.nonpersistent.follow(change)
             for state in change.states():
                 self.catalog.drop(state)
 

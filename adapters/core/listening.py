@@ -87,7 +87,7 @@ class Listener(Taker):
                 feed = self._feed = engine.catalog.current(feed.state).feed
             if self.lease is None and self._credit > 0 and not self._ended:
                 feed.takers.setdefault(self)
-                engine.delivery.hand_over(feed, engine.backend)
+                engine.delivery.hand_over(feed, engine.rows)
             lease, self.lease = self.lease, None
             self._credit -= lease is not None
             return lease

@@ -1,18 +1,20 @@
 """What many callers asked for, put in order: the one place where seqs are given out and duplicates fall away (rule X7).
 
 P1  A plan changes nothing but the tickets' outcomes and the seqs of its sends, so that it may be made again after an
-    interruption. It counts from `Sequencer.accept` on: what is planned next builds on it.
+    interruption; a seq that is given out is given out once. It counts from `Sequencer.accept` on: what is planned next
+    builds on it.
 P2  Plans are made and accepted by one thread at a time, in the order in which they are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 from ...policies.errors import AnabranchError
 from ..base import SubscriptionKey
-from .changes import Branch, Change, Declare, Send
+from .changes import Branch, Change, Declare, Send, VolatileChange
 from .duplicates import DuplicateWindow, Key
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
@@ -29,8 +31,8 @@ _NONE_SUBSCRIBED: dict[int, Subscribed] = {}
 class Plan:
     """The changes of some tickets."""
 
-    __slots__ = ("_sequencer", "changes", "declared", "dropped", "ids", "is_more", "last_seq", "number", "own",
-                 "prepared", "removed", "settled", "subscribed", "tickets")  # fmt: skip
+    __slots__ = ("_sequencer", "changes", "declared", "dropped", "ids", "is_more", "last_seq", "next_seq", "number",
+                 "own", "prepared", "removed", "settled", "subscribed", "tickets", "volatile")  # fmt: skip
 
     def __init__(self, sequencer: Sequencer) -> None:
         self._sequencer = sequencer
@@ -40,6 +42,9 @@ class Plan:
         """Those that were not refused."""
         self.changes: list[Change] = []
         self.last_seq = sequencer.last_seq
+        self.next_seq = sequencer.next_seq
+        self.volatile: Sequence[VolatileChange] = ()
+        """What takes effect with them and no backend is told of: of messages that are not persistent."""
         self.ids = _NO_IDS
         """New in the duplicate window. Here and below: replaced, never changed, since most plans have none of them."""
         self.declared: Sequence[DestinationState] = ()
@@ -83,6 +88,18 @@ class Plan:
         if known is None and not any(state.number == key[0] for state in self.removed):
             known = self._sequencer.window.get(key)
         return known
+
+    def volatile_seq_of(self, send: Send) -> int | None:
+        """The same of one that is not persistent, which is a duplicate of either kind; one that is persistent, of its
+        kind alone."""
+        if send.name is None or is_requeued(send.record):
+            return None
+        for one in self.volatile:
+            other = one.change
+            if type(other) is Send and other.name == send.name and other.state is send.state:
+                return other.seq
+        key = (send.state.number, send.name)
+        return self.seq_of(key) or self._sequencer.volatile_window.get(key)
 
     def remember(self, key: Key, seq: int) -> None:
         """A message has been sent with this id."""
@@ -156,6 +173,8 @@ class Sequencer:
     def __init__(self, catalog: Catalog, duplicate_window: int) -> None:
         self.catalog = catalog
         self.window = DuplicateWindow(duplicate_window)
+        self.volatile_window = DuplicateWindow(duplicate_window)
+        """The same of messages that are not persistent. Filled under the store's lock."""
         self.subscribed: dict[int, Subscribed] = {}
         """By destination's number: the subscriptions of topics that have some."""
         self.dropped = 0
@@ -163,12 +182,16 @@ class Sequencer:
         self.prepared: dict[bytes, Branch] = {}
         """Branches that wait for their outcome, by transaction."""
         self.last_seq = 0
+        """The highest of a message that was accepted."""
+        self.next_seq: Callable[[], int] = count(1).__next__
+        """Gives out a seq that nobody else gets. Any thread."""
         self.number = 0
         """Of the last plan that was accepted."""
 
     def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:
         """At open; the catalog is filled. `ids`: of the duplicate window, oldest first."""
         self.last_seq = last_seq
+        self.next_seq = count(last_seq + 1).__next__
         latest: dict[Key, int] = {}
         for key, seq in ids:
             latest.pop(key, None)  # requeued: it is among the latest
@@ -217,10 +240,15 @@ class Sequencer:
             self.prepared.pop(branch.transaction, None)
             branch.reservation = None
 
-    def amount(self, sends: Sequence[Send]) -> tuple[int, int]:
+    def amount(self, sends: Iterable[Change]) -> tuple[int, int]:
         """How many messages and bytes these take of the store's room; those that are stored already, nothing."""
-        new = [
-            send for send in sends
-            if send.name is None or is_requeued(send.record) or self.window.get((send.state.number, send.name)) is None
-        ]  # fmt: skip
+        new = []
+        for change in sends:
+            send = change.change if type(change) is VolatileChange else change
+            assert type(send) is Send
+            if send.name is not None and not is_requeued(send.record):
+                key = (send.state.number, send.name)
+                if self.window.get(key) is not None or (send is not change and self.volatile_window.get(key)):
+                    continue
+            new.append(send)
         return len(new), sum(send.record_bytes for send in new)

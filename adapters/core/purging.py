@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from .changes import AckRange, Change
-from .delivery import SEQ, Feed
+from .delivery import SEQ, Feed, Place
 from .engine import Engine
-from .states import DestinationState
+from .states import DestinationState, SubscriptionState
 
 PAGE: Final = 512
 """Messages that are looked at under the store's lock at once."""
@@ -18,21 +18,29 @@ PAGES: Final = 8
 Write = Callable[[Sequence[Change]], object]
 
 
+RowsOf = Callable[[DestinationState, SubscriptionState | None, None, int, int], Sequence[Place]]
+"""As Rows.rows."""
+
+
 def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write: Write) -> tuple[int, int]:
     """Remove what nobody holds of these feeds. Returns how many were free, of all feeds together, and by how many
     messages the destination is less."""
+    kinds: list[tuple[RowsOf, Write]] = [(engine.backend.rows, write)]
+    if engine.nonpersistent is not None:  # apart: the messages of one kind may lie between those of the other
+        kinds.append((engine.nonpersistent.volatile_rows, engine.nonpersistent.write))
     free = gone = 0
     for feed in feeds:
-        after: int | None = 0
-        while after is not None:
-            found, less, after = _purge_some(engine, state, feed, after, write)
-            free += found
-            gone += less
+        for rows, write_range in kinds:
+            after: int | None = 0
+            while after is not None:
+                found, less, after = _purge_some(engine, state, feed, after, rows, write_range)
+                free += found
+                gone += less
     return free, gone
 
 
 def _purge_some(
-    engine: Engine, state: DestinationState, feed: Feed, after: int, write: Write
+    engine: Engine, state: DestinationState, feed: Feed, after: int, rows: RowsOf, write: Write
 ) -> tuple[int, int, int | None]:
     """The next pages. Returns how many messages were free, by how many the destination is less, and the seq to go on
     behind, None at the end."""
@@ -43,8 +51,8 @@ def _purge_some(
             engine.current()
             if engine.is_gone(feed):
                 return 0, 0, None
-            ranges, count, last = _free_ranges(engine, state, feed, after)
-            before = state.count
+            ranges, count, last = _free_ranges(rows, state, feed, after)
+            before = state.total
             if not ranges:
                 return 0, 0, last
             feed.purging.add(mark)  # nobody shall receive what is about to go
@@ -52,7 +60,7 @@ def _purge_some(
         engine.check()
         with engine.lock:
             engine.current()
-            less = max(before - state.count, 0)
+            less = max(before - state.total, 0)
     finally:
         feed.purging.discard(mark)
         feed.wake()
@@ -60,14 +68,14 @@ def _purge_some(
 
 
 def _free_ranges(
-    engine: Engine, state: DestinationState, feed: Feed, after: int
+    rows: RowsOf, state: DestinationState, feed: Feed, after: int
 ) -> tuple[list[tuple[int, int]], int, int | None]:
     """The seqs of some pages that nobody holds, as ranges between those that somebody holds, and how many; and the last
     seq that was looked at, None if there are no more."""
     ranges: list[tuple[int, int]] = []
     count = start = end = 0
     for _ in range(PAGES):
-        places = engine.backend.rows(state, feed.subscription, None, after, PAGE)
+        places = rows(state, feed.subscription, None, after, PAGE)
         for place in places:
             seq = place[SEQ]
             if seq in feed.held:

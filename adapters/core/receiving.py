@@ -64,8 +64,9 @@ class Receiving:
         engine.check()
         with engine.lock:
             engine.current(drained=False)
-            delivery, rows = engine.delivery, engine.backend
+            delivery, rows = engine.delivery, engine.rows
             pending = feed.subscription is not None and engine.unsubscribing
+            pending = pending or delivery.mixed  # what is pending may come before what was fetched
             ready = feed.has_ready and not pending and not feed.takers and delivery.has_room(feed)
             if ready and delivery.lease(feed, rows, taker):  # what was fetched comes before all that is pending
                 return True
@@ -103,7 +104,7 @@ class Receiving:
                         engine.current()
                         if engine.is_gone(feed):
                             raise unknown(feed.state.destination, feed.key or ("", ""))
-                        engine.delivery.hand_over(feed, engine.backend)
+                        engine.delivery.hand_over(feed, engine.rows)
                     if taker.lease is not None:
                         return True
                     if over:
@@ -125,7 +126,7 @@ class Receiving:
     def read(self, lease: Lease) -> Message | None:
         """The message; None if it has died meanwhile."""
         state = lease.feeds[0].state
-        for record in self.engine.backend.bodies(state, [lease.place]):
+        for record in self.engine.rows.bodies(state, [lease.place]):
             if record is not None:
                 return decode(self._store, state.destination, lease.place, record, lease)
         return None
@@ -191,7 +192,7 @@ class Receiving:
         try:
             with engine.lock:
                 engine.current()
-                engine.delivery.take_undelivered(limit, engine.backend, taken)
+                engine.delivery.take_undelivered(limit, engine.rows, taken)
             for lease, reason in taken:
                 try:
                     message = self.read(lease)
@@ -235,7 +236,7 @@ class Receiving:
             engine.check()
             with engine.lock:
                 engine.current()
-                engine.delivery.unlease(lease, engine.backend)
+                engine.delivery.unlease(lease, engine.rows)
 
     def browse(
         self,
@@ -277,7 +278,7 @@ class Receiving:
                 places = self._page(state, known, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 return
-            for place, record in zip(places, engine.backend.bodies(state, places), strict=True):
+            for place, record in zip(places, engine.rows.bodies(state, places), strict=True):
                 if record is None or (known is not None and not self._lives(state, known, place)):
                     continue
                 message = decode(self._store, destination, place, record, None)
@@ -292,7 +293,7 @@ class Receiving:
         """The next messages in order, over all priorities."""
         order, seq = after
         found: list[Place] = []
-        rows = self.engine.backend
+        rows = self.engine.rows
         for one in rows.orders(known.feed if known is not None else state.feed):
             if one >= order and len(found) < count:
                 found += rows.rows(state, known, one, seq if one == order else 0, count - len(found))
@@ -304,7 +305,7 @@ class Receiving:
         engine.check()
         with engine.lock:
             engine.current()
-            return engine.backend.row(state, known, place[SEQ]) is not None
+            return engine.rows.row(state, known, place[SEQ]) is not None
 
 
 def _is_damage(error: BaseException) -> bool:

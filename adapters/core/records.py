@@ -23,6 +23,9 @@ assert HEAD.size == 26
 REQUEUED: Final = 1
 """A flag: stored even if its id is in the duplicate window."""
 
+NONPERSISTENT: Final = 2
+"""A flag: sent with `persistent=False`."""
+
 _NEVER: Final = 0
 _pack = HEAD.pack
 _unpack = HEAD.unpack_from
@@ -70,8 +73,8 @@ def encode(
 
 def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> tuple[bytes, bytes | None]:
     """The same of a message that a transaction, or a send of many, gathers."""
-    body, headers, message_id, priority, expires_at_ms, _, requeued = message
-    flags = REQUEUED if requeued else 0
+    body, headers, message_id, priority, expires_at_ms, persistent, requeued = message
+    flags = (REQUEUED if requeued else 0) | (0 if persistent else NONPERSISTENT)
     return encode(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
 
 
@@ -99,7 +102,7 @@ def kept_head(record: bytes) -> bytes:
 
 def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
     """The message; leased if there is a `lease`, else it only knows its place."""
-    priority, _, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)
+    priority, flags, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)
     at = HEAD.size + id_bytes
     message_id = record[HEAD.size : at].decode() if id_bytes else None
     headers: dict[str, Any] = {}
@@ -111,5 +114,5 @@ def decode(store: Store, destination: Destination, place: Place, record: bytes, 
     return Message(
         store, destination, place[SEQ], record[at:], headers, message_id, sent_at_ms, leased,
         lease if leased else place, priority,
-        place[EXPIRES], place[DELIVERIES] + leased, subscription,
+        place[EXPIRES], place[DELIVERIES] + leased, subscription, not flags & NONPERSISTENT,
     )  # fmt: skip

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from ...policies.destination import Destination
 from .. import base
+from ..background import shared
 from ..base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
-from .changes import Change, Send, Subscribe, Unsubscribe
+from .changes import Change, Send, Subscribe, Unsubscribe, VolatileChange
 from .delivery import order_of
 from .engine import APPLY_AT, Engine
 from .limits import Amount, Room
+from .nonpersistent import Nonpersistent
 from .records import encode, encode_outgoing
 from .states import DestinationState
 from .subscriptions import checked
@@ -23,14 +27,18 @@ from .writers import Writer
 class Sending:
     """Of one store that is open. Threads: all."""
 
-    def __init__(self, engine: Engine, writer: Writer) -> None:
+    def __init__(self, engine: Engine, writer: Writer, directory: Path, file_mode: int | None) -> None:
+        """`directory` is the store's, `file_mode` that of new files in it."""
         self._engine, self._writer = engine, writer
+        self._directory, self._file_mode = directory, file_mode
         self._settings = settings = engine.backend.settings
         self.room = Room(engine.name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option)
 
     def _held(self) -> Amount:
-        catalog = self._engine.catalog
-        return self._engine.asked(lambda: (catalog.messages, catalog.bytes))
+        catalog, volatile = self._engine.catalog, self._engine.nonpersistent
+        if volatile is None:
+            return self._engine.asked(lambda: (catalog.messages, catalog.bytes))
+        return self._engine.asked(lambda: (catalog.messages + volatile.messages, catalog.bytes + volatile.bytes))
 
     # Tickets
 
@@ -62,11 +70,11 @@ class Sending:
         self._engine.ensure_usable()
         return self._engine.catalog.state(destination)
 
-    def sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send]:
+    def sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send | VolatileChange]:
         """Of a transaction. Raises likewise."""
         return [self._send(self._state(destination), message) for destination, message in sends]
 
-    def _send(self, state: DestinationState, message: Outgoing | bytes) -> Send:
+    def _send(self, state: DestinationState, message: Outgoing | bytes) -> Send | VolatileChange:
         settings = self._settings
         if isinstance(message, Outgoing):
             record, name = encode_outgoing(state.destination, message, settings.message_bytes_max)
@@ -74,7 +82,16 @@ class Sending:
         else:
             record, name = encode(state.destination, message, None, None, settings.message_bytes_max)
             priority, expires_at_ms = DEFAULT_PRIORITY, 0
-        return Send(state, record, name, order_of(priority, settings.priorities), expires_at_ms)
+        send = Send(state, record, name, order_of(priority, settings.priorities), expires_at_ms)
+        if isinstance(message, Outgoing) and not message.persistent and self._nonpersistent() is not None:
+            return VolatileChange(send)
+        return send
+
+    def _nonpersistent(self) -> Nonpersistent | None:
+        """What takes messages that are not persistent; None where no message is."""
+        if self._engine.backend.volatile:
+            return None
+        return self._engine.nonpersistent or self._engine.make_nonpersistent(self._directory, self._file_mode)
 
     def change(self, change: base.Change) -> Subscribe | Unsubscribe:
         """What a transaction, or a caller, does to a subscription. Raises DestinationError, TypeError,
@@ -86,7 +103,7 @@ class Sending:
         plain = subscription._replace(no_local=bool(subscription.no_local))
         return Subscribe(state, self._engine.catalog.next_number(), plain, change.retroactive)
 
-    def reserve(self, sends: Sequence[Send]) -> object:
+    def reserve(self, sends: Sequence[Send | VolatileChange]) -> object:
         """Room for these; None where the store has no limits. Raises StoreFullError, and then nothing is reserved."""
         if not self.room.limited:
             return None
@@ -96,6 +113,9 @@ class Sending:
 
     def write(self, changes: Sequence[Change], sync: bool = False, unsynced: bool = False) -> list[Any]:
         """Until the changes are written, together. Returns what comes of each."""
+        volatile = self._engine.nonpersistent
+        if volatile is not None and volatile.takes(changes):
+            return volatile.write(changes)
         ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
         self._writer.submit(ticket)
         return self.wait(ticket)
@@ -117,14 +137,46 @@ class Sending:
         self._engine.help()
         return future
 
+    def send_nonpersistent(self, destination: Destination, message: Outgoing) -> Receipt:
+        """As Store.send."""
+        send = self._send(self._state(destination), message)
+        reservation = self.reserve([send])  # noqa: F841  until it is counted as held
+        (outcome,) = self.write([send])
+        self._engine.sends += 1
+        return Receipt(destination, *outcome)
+
+    def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
+        """Likewise: it is there on return, and the future resolves on a thread of ours."""
+        receipt = self.send_nonpersistent(destination, message)
+        future: Future[Receipt] = Future()
+        future.set_running_or_notify_cancel()
+        shared().resolve([(future, receipt, None)])
+        return future
+
     def send_many(
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
     ) -> list[Receipt]:
         """As Store.send_many."""
-        engine, size_max = self._engine, self._settings.ticket_bytes_max
-        engine.ensure_usable()
-        state = engine.catalog.state(destination)
+        self._engine.ensure_usable()
+        state = self._engine.catalog.state(destination)
         sends = [self._send(state, message) for message in messages]  # what is wrong with one refuses all
+        if self._engine.nonpersistent is None:
+            return self._send_many(destination, sends, sync)
+        receipts: list[Receipt] = []
+        for kind, some in groupby(sends, type):
+            run = list(some)
+            if kind is Send:
+                receipts += self._send_many(destination, run, sync)
+            else:
+                reservation = self.reserve(run)  # noqa: F841  until they are counted as held
+                receipts += [Receipt(destination, *done) for done in self.write(run)]
+                self._engine.sends += len(run)
+        return receipts
+
+    def _send_many(
+        self, destination: Destination, sends: Sequence[Send | VolatileChange], sync: bool | None
+    ) -> list[Receipt]:
+        engine, size_max = self._engine, self._settings.ticket_bytes_max
         tickets: list[Ticket] = []
         first = size = 0
         for position, send in enumerate(sends):

@@ -58,11 +58,15 @@ class Settling:
             changes = [*first, *acks_of(leases)]
             if not changes:
                 return []
-            ticket = Ticket(changes, sum(change.size for change in changes), sync)
-            ticket.held = reservation
-            del reservation
-            self._writer.submit(ticket)
-            outcomes = self._writer.wait(ticket)
+            volatile = self._engine.nonpersistent
+            if volatile is not None and volatile.takes(changes):
+                outcomes = volatile.write(changes)
+            else:
+                ticket = Ticket(changes, sum(change.size for change in changes), sync)
+                ticket.held = reservation
+                del reservation
+                self._writer.submit(ticket)
+                outcomes = self._writer.wait(ticket)
         except (UnknownMessageError, OutcomeUnknownError):
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
@@ -94,6 +98,10 @@ class Settling:
             del reservation
             ticket.future = (future, lambda done: result(done.outcomes))
             future.add_done_callback(lambda done: self._acked(done, leases, hold))
+            if engine.nonpersistent is not None and engine.nonpersistent.takes(changes):
+                ticket.outcomes = engine.nonpersistent.write(changes)
+                ticket.finish(None)
+                return future
             self._writer.submit(ticket)
         except (AnabranchError, KeyboardInterrupt, RuntimeError):
             engine.delivery.put_back(_leases(messages), hold)
@@ -147,10 +155,10 @@ class Settling:
         with engine.lock:
             engine.current()
             try:
-                engine.delivery.give_back(leases, engine.backend, delivered)
+                engine.delivery.give_back(leases, engine.rows, delivered)
             except KeyboardInterrupt:
                 # The rest; nobody can have leased any of them yet.
-                engine.delivery.give_back(leases, engine.backend, delivered)
+                engine.delivery.give_back(leases, engine.rows, delivered)
                 raise
 
     def _count_deliveries(self, changes: list[Change]) -> None:
@@ -159,6 +167,10 @@ class Settling:
         try:
             for start in range(0, len(changes), COUNTED_AT_ONCE):
                 part = changes[start : start + COUNTED_AT_ONCE]
+                volatile = self._engine.nonpersistent
+                if volatile is not None and volatile.takes(part):
+                    volatile.write(part)
+                    continue
                 ticket = Ticket(part, sum(change.size for change in part), unsynced=True)
                 self._writer.submit(ticket)
                 self._writer.wait(ticket)

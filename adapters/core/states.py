@@ -14,7 +14,7 @@ from .delivery import Feed
 class SubscriptionState:
     """One durable subscription of a topic. All fields belong to the store's lock."""
 
-    __slots__ = ("count", "feed", "number", "own", "start", "subscription", "topic")
+    __slots__ = ("count", "feed", "number", "own", "start", "subscription", "topic", "volatile")
 
     def __init__(self, number: int, topic: DestinationState, subscription: Subscription, start: int) -> None:
         self.number = number
@@ -25,15 +25,24 @@ class SubscriptionState:
         """Messages from the one after this seq on are for it; of those before, none."""
         self.count = 0
         """Messages that it has yet to ack. The backend counts them."""
+        self.volatile: SubscriptionState | None = None
+        """As of its topic."""
         self.feed = Feed(topic, self)
         self.own: Any = None
         """The backend's."""
+
+    @property
+    def total(self) -> int:
+        """Messages that it has yet to ack, persistent or not."""
+        return self.count + (self.volatile.count if self.volatile is not None else 0)
 
 
 class DestinationState:
     """One queue or topic. All fields belong to the store's lock, but `declared`, which is the writer's."""
 
-    __slots__ = ("bytes", "count", "declared", "destination", "feed", "is_topic", "number", "own", "subscriptions")
+    __slots__ = (
+        "bytes", "count", "declared", "destination", "feed", "is_topic", "number", "own", "subscriptions", "volatile",
+    )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
         self.number = number
@@ -51,6 +60,14 @@ class DestinationState:
         """Replaced, not changed, so that other threads may walk it."""
         self.own: Any = None
         """The backend's."""
+
+        self.volatile: DestinationState | None = None
+        """What shadows it for messages that are not persistent; None before the first (nonpersistent.py)."""
+
+    @property
+    def total(self) -> int:
+        """Messages held, persistent or not."""
+        return self.count + (self.volatile.count if self.volatile is not None else 0)
 
     def entitled(self, seq: int) -> list[SubscriptionState]:
         """The subscriptions that a message of this seq is for."""
@@ -134,14 +151,21 @@ class Catalog:
     def drop(self, state: DestinationState) -> None:
         """It is no more, unless somebody waits for its messages. Idempotent."""
         with self.lock:
-            if not state.declared and not any(feed.is_used for feed in (state.feed, *state.feeds())):
-                if self.destinations.get(state.destination) is state:
-                    del self.destinations[state.destination]
-                self.by_number.pop(state.number, None)
+            is_there = state.declared or state.volatile is not None
+            if not is_there and not any(feed.is_used for feed in (state.feed, *state.feeds())):
+                self.forget(state)
+
+    def forget(self, state: DestinationState) -> None:
+        """It is no more. Idempotent."""
+        with self.lock:
+            if self.destinations.get(state.destination) is state:
+                del self.destinations[state.destination]
+            self.by_number.pop(state.number, None)
 
     def declared(self) -> Iterator[DestinationState]:
         """Those that the store says it has, also empty ones."""
-        return (state for state in list(self.destinations.values()) if state.declared or state.count)
+        known = list(self.destinations.values())
+        return (state for state in known if state.declared or state.count or state.volatile is not None)
 
     def load(self, number: int, destination: Destination) -> DestinationState:
         """At open: a destination that the backend holds."""

@@ -49,6 +49,7 @@ from .changes import Remove, Unsubscribe
 from .delivery import CLAIMED, LEASED, Feed, Lease, claimed
 from .engine import Engine
 from .headers import pack_id
+from .nonpersistent import sweep
 from .purging import purge
 from .receiving import Receiving
 from .records import decode
@@ -91,7 +92,7 @@ class CoreStore:
         engine.owner = owner
         own = self.backend.writer(engine)
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
-        self._sending = Sending(engine, self._writer)
+        self._sending = Sending(engine, self._writer, self.directory, getattr(self.options, "file_mode", None))
         self._receiving = Receiving(self, engine)
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling)
@@ -134,6 +135,8 @@ class CoreStore:
             try:
                 self._load(found)
                 self.backend.require_owned()
+                if not self.volatile:
+                    sweep(self.directory)
             except BaseException:
                 self.backend.close(clean=False)
                 raise
@@ -171,6 +174,8 @@ class CoreStore:
             with engine.lock:
                 if engine.failed is None:
                     engine.drain()
+                if engine.nonpersistent is not None:
+                    engine.nonpersistent.close(clean=engine.failed is None)
                 self.backend.close(clean=engine.failed is None)
         except Exception:
             engine.closed = True
@@ -205,8 +210,12 @@ class CoreStore:
         sync: bool | None = None,
         priority: int = DEFAULT_PRIORITY,
         expires_at_ms: int = 0,
+        persistent: bool = True,
     ) -> Receipt:
         sending = self._sending
+        if not persistent:
+            message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
+            return sending.send_nonpersistent(destination, message)
         ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
         self._writer.submit(ticket)
         seq, duplicate = sending.wait(ticket)[0]
@@ -221,7 +230,11 @@ class CoreStore:
         sync: bool | None = None,
         priority: int = DEFAULT_PRIORITY,
         expires_at_ms: int = 0,
+        persistent: bool = True,
     ) -> Future[Receipt]:
+        if not persistent:
+            message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
+            return self._sending.send_nonpersistent_nowait(destination, message)
         ticket = self._sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
         return self._sending.send_nowait(destination, ticket)
 
@@ -321,7 +334,7 @@ class CoreStore:
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
         engine = self._engine
         known = self._receiving.subscription(topic, subscription)
-        held, count = engine.asked(lambda: (claimed(known.feed), known.count))
+        held, count = engine.asked(lambda: (claimed(known.feed), known.total))
         require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)
         ((ended, _),) = self._sending.write([Unsubscribe(known.topic, subscription)])
         engine.asked(lambda: None)
@@ -414,9 +427,12 @@ class CoreStore:
         if state is None:
             engine.ensure_usable()
             return 0
-        held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.count))
+        held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.total))
         require_unclaimed(str(destination), "deleted", held)
         self._sending.write([Remove(state)])
+        volatile = engine.nonpersistent
+        if volatile is not None:
+            engine.asked(lambda: volatile.remove(state))
         engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
         return count
 
@@ -435,6 +451,8 @@ class CoreStore:
             if any(feed.is_used for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
                 return False
             if self.volatile and self._holds_anything():
+                return False
+            if engine.nonpersistent is not None and engine.nonpersistent.holds_anything:
                 return False
             engine.closed = True
             self._writer.refuse_more()
@@ -466,16 +484,16 @@ class CoreStore:
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         if subscription is not None:
             known = self._receiving.subscription(destination, subscription)
-            return self._engine.asked(lambda: known.count)
+            return self._engine.asked(lambda: known.total)
         state = self._engine.catalog.destinations.get(destination)
-        return self._engine.asked(lambda: state.count if state is not None else 0)
+        return self._engine.asked(lambda: state.total if state is not None else 0)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
         if subscription is not None:
             known = self._receiving.subscription(destination, subscription)
-            return self._engine.asked(lambda: _counts(known.count, (known.feed,)))
+            return self._engine.asked(lambda: _counts(known.total, (known.feed,)))
         state = self._engine.catalog.destinations.get(destination)
-        return self._engine.asked(lambda: _counts(state.count, state.feeds()) if state is not None else Counts(0, 0))
+        return self._engine.asked(lambda: _counts(state.total, state.feeds()) if state is not None else Counts(0, 0))
 
     def find(self, destination: Destination, message_id: str) -> Message | None:
         engine, state = self._engine, self._engine.catalog.destinations.get(destination)
@@ -483,9 +501,10 @@ class CoreStore:
         if state is None:
             engine.ensure_usable()
             return None
-        seq = engine.sequencer.window.get((state.number, name))
-        place = engine.asked(lambda: self.backend.row(state, None, seq)) if seq is not None else None
-        for record in self.backend.bodies(state, [place]) if place is not None else ():
+        key, sequencer = (state.number, name), engine.sequencer
+        seq = sequencer.window.get(key) or sequencer.volatile_window.get(key)
+        place = engine.asked(lambda: engine.rows.row(state, None, seq)) if seq is not None else None
+        for record in engine.rows.bodies(state, [place]) if place is not None else ():
             if record is not None:
                 return decode(self, destination, place, record, None)  # type: ignore[arg-type]
         return None
@@ -504,11 +523,12 @@ class CoreStore:
         engine = self._engine
         states = list(engine.catalog.declared())
         backend = self.backend.stats()
+        volatile = engine.nonpersistent
         return StoreStats(
             name=self.name,
             kind=self.backend.kind,
-            messages=sum(state.count for state in states),
-            destinations={state.destination: state.count for state in states},
+            messages=sum(state.total for state in states),
+            destinations={state.destination: state.total for state in states},
             leased=sum(len(feed.held) for feed in engine.catalog.feeds()),
             sends=engine.sends,
             acks=engine.acks,
@@ -521,17 +541,23 @@ class CoreStore:
             live_percent=backend.live_percent,
             failed=str(engine.failed) if engine.failed is not None else None,
             subscriptions={
-                known.subscription: known.count for state in states for known in state.subscriptions.values()
+                known.subscription: known.total for state in states for known in state.subscriptions.values()
             },
-            memory_bytes=backend.memory_bytes,
-            swap_bytes=backend.swap_bytes,
-            dropped=engine.sequencer.dropped,
+            memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
+            swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),
+            dropped=engine.sequencer.dropped + (volatile.dropped if volatile is not None else 0),
             waiting=sum(len(feed.takers) + len(feed.watches) for feed in engine.catalog.feeds()),
         )
 
     def check(self) -> Iterator[str]:
         with disk_errors(f"store {self.name!r} cannot be checked"):
-            yield from self._writer.undisturbed(lambda: self._engine.asked(lambda: list(self.backend.check())))
+            yield from self._writer.undisturbed(lambda: self._engine.asked(self._violations))
+
+    def _violations(self) -> list[str]:
+        found = list(self.backend.check())
+        if self._engine.nonpersistent is not None:
+            found += self._engine.nonpersistent.check()
+        return found
 
 
 def _counts(held: int, feeds: Sequence[Feed]) -> Counts:

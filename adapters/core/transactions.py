@@ -14,9 +14,10 @@ from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownEr
 from .. import base
 from ..base import Done, Message, Outgoing, Pending, Prepared, Receipt, Store
 from .branches import branch_of, payload_of
-from .changes import Branch, Change, Commit, Forget, Prepare, Rollback, acks_of, returned_of
+from .changes import Branch, Change, Commit, Forget, Prepare, Rollback, acks_of, returned_of, sent
 from .delivery import CLAIMED
 from .engine import Engine
+from .nonpersistent import Nonpersistent
 from .sending import Sending
 from .settling import Settling
 from .tickets import Ticket
@@ -123,6 +124,9 @@ class Transactions:
         leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
         branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
         branch.reservation, branch.leases = room, leases
+        if engine.nonpersistent is not None and engine.nonpersistent.takes(branch.changes):
+            engine.nonpersistent.prepare(branch)
+            return Done(None)
         self._backend.stage(branch)
         if not self._backend.volatile:  # else nobody ever reads it back
             branch.payload = payload_of(participants, branch.changes)
@@ -141,30 +145,33 @@ class Transactions:
         return step
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
-        branch = self._prepared(transaction)
+        branch, volatile = self._prepared(transaction)
         if branch is None:
             return Done([])
-        self._backend.before_outcome(branch, True)
-        engine, sends = self._engine, branch.sends
-        first = len(branch.changes) - len(sends) - len(branch.acks)
+        engine, summary = self._engine, branch.summary
 
         def receipts(outcomes: list[Any] | None) -> list[Receipt]:
             if outcomes is None:  # another thread had committed it before
                 return []
-            engine.sends += len(sends)
-            engine.acks += len(branch.acks)
-            done = outcomes[first : first + len(sends)]
-            return [Receipt(send.state.destination, *one) for send, one in zip(sends, done, strict=True)]
+            engine.sends += summary.sends
+            engine.acks += summary.acks
+            done = zip(map(sent, branch.changes), outcomes, strict=True)
+            return [Receipt(send.state.destination, *one) for send, one in done if send is not None]
 
+        if volatile is not None:
+            return Done(receipts(volatile.commit_prepared(branch)))
+        self._backend.before_outcome(branch, True)
         return self._step(Commit(branch), receipts, unsynced=True)
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
-        branch = self._prepared(transaction)
+        branch, volatile = self._prepared(transaction)
         if branch is None:
             self._backend.unstage(transaction)
             return Done(False)
-        self._backend.before_outcome(branch, False)
         branch.returned = returned_of(branch.leases)
+        if volatile is not None:
+            return Done(volatile.rollback_prepared(branch))
+        self._backend.before_outcome(branch, False)
 
         def rolled_back(outcome: bool) -> bool:
             self._engine.asked(lambda: None)  # what it frees is free once it is applied
@@ -172,14 +179,17 @@ class Transactions:
 
         return self._step(Rollback(branch), rolled_back, unsynced=True)
 
-    def _prepared(self, transaction: bytes) -> Branch | None:
+    def _prepared(self, transaction: bytes) -> tuple[Branch | None, Nonpersistent | None]:
         """The branch, if it is prepared once all that is queued is written: its prepare may have been queued by a
-        thread that was interrupted before it could wait."""
+        thread that was interrupted before it could wait. And what it is prepared in, if not in the backend."""
         self._engine.ensure_usable()
+        volatile = self._engine.nonpersistent
+        if volatile is not None and transaction in volatile.prepared:
+            return volatile.prepared.get(transaction), volatile
         prepared = self._engine.sequencer.prepared
         if transaction not in prepared:
             self._writer.flush()
-        return prepared.get(transaction)
+        return prepared.get(transaction), None
 
     def _promise(self, branch: Branch) -> int:
         """Bytes to keep free for its outcome, which takes at most so many. None where that is more than can be kept: on
@@ -208,6 +218,8 @@ class Transactions:
     def recover_prepared(self) -> Sequence[Prepared]:
         self._engine.ensure_usable()
         branches = list(self._engine.sequencer.prepared.values())
+        if self._engine.nonpersistent is not None:
+            branches += self._engine.nonpersistent.prepared.values()
         return [branch.summary for branch in sorted(branches, key=lambda branch: branch.transaction)]
 
     def forget(self, transactions: Sequence[bytes]) -> None:

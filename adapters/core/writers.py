@@ -91,9 +91,10 @@ class Direct:
         with engine.lock:
             engine.current(engine.behind)
             plan = engine.sequencer.plan((ticket,))
-            if ticket.error is None and plan.changes:
+            if ticket.error is None and (plan.changes or plan.volatile):
                 try:
-                    engine.backend.write(plan)
+                    if plan.changes:
+                        engine.backend.write(plan)
                 except AnabranchError as error:
                     ticket.finish(error)
                     return
@@ -295,6 +296,8 @@ class Threaded:
             return
         plan = engine.sequencer.plan(tickets)
         refusal = self._write_plan(plan) if plan.changes else None
+        if plan.volatile and not plan.changes:
+            self._done(plan)
         if refusal is not None and self._may_be_one(plan, refusal):
             for ticket in plan.tickets:
                 self._write([ticket])

@@ -12,16 +12,17 @@ does not fit into `max_bytes` of memory: read by address, removed as soon as not
 what a killed process left goes at the next open. Everything is gone when the store is closed or its process ends: it
 takes part in transactions for what others see, not for what survives (rule T7).
 
-`companion` opens one that is not in any configuration: the router keeps a store's non-persistent messages in it.
+The messages that other stores hold without their being persistent lie in the same `MemoryRows` (core/nonpersistent.py).
 
 The contract is adapters/core's; here is where the bytes are:
 
-- `backend`: sees that there is room, and reads; `applying`: what each change does, and that Ctrl-C leaves it whole
+- `backend`; `rows`: sees that there is room, and reads; `applying`: what each change does, and that Ctrl-C leaves it
+  whole
 - `messages`: those of one destination; `message_chunks`: some hundred that are swapped together; `packed_numbers`
 - `memory_limit`: what is in memory; `swap_files`: what is not; `directory`
 - `check`: invariants
 """
 
-from .store import MemoryStore, companion, position_of
+from .store import MemoryStore
 
-__all__ = ["MemoryStore", "companion", "position_of"]
+__all__ = ["MemoryStore"]

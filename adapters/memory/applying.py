@@ -10,7 +10,7 @@ B2  While a chunk changes, `MemoryLimit.unfinished` is what makes it whole. Whoe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..core.changes import Branch, Send, Table
 from ..core.delivery import OWN, Place
@@ -26,8 +26,6 @@ class MemoryTable(Table):
 
     def __init__(self, catalog: Catalog, memory: MemoryLimit, swap: SwapFiles, priorities: bool) -> None:
         self._catalog, self._memory, self._swap, self._priorities = catalog, memory, swap, priorities
-        self.position: Callable[[], int] | None = None
-        """Asked when messages come; kept with each."""
         self.expiring: dict[Chunk, None] = {}
         """Chunks in which messages expire."""
         self.soonest = 0
@@ -78,23 +76,22 @@ class MemoryTable(Table):
         if len(sends) == 1 and self._append(sends[0]):
             return
         state = sends[0].state
-        position = self.position() if self.position is not None else None
         if state.is_topic:
             sends = [send for send in sends if send.entitled]  # nobody will ever ask for the others
         if not self._priorities:
-            self._add(state.own.lane(0), sends, position)
+            self._add(state.own.lane(0), sends)
             return
         orders: dict[int, list[Send]] = {}
         for send in sends:
             orders.setdefault(send.order, []).append(send)
         for order, some in orders.items():
-            self._add(state.own.lane(order), some, position)
+            self._add(state.own.lane(order), some)
 
     def _append(self, send: Send) -> bool:
         """Add one to an open chunk, if there is nothing special about it: what most sends do, in few steps."""
         state, record = send.state, send.record
         lane = state.own.lanes.get(send.order)
-        if lane is None or not lane.chunks or self.ahead or self.position is not None or send.expires_at_ms:
+        if lane is None or not lane.chunks or self.ahead or send.expires_at_ms:
             return False
         chunk, memory = lane.chunks[-1], self._memory
         if (
@@ -114,7 +111,7 @@ class MemoryTable(Table):
         memory.unfinished = None
         return True
 
-    def _add(self, lane: Lane, sends: Sequence[Send], position: int | None) -> None:
+    def _add(self, lane: Lane, sends: Sequence[Send]) -> None:
         """At the end of a lane, but for those that are there already."""
         last, chunk_bytes = lane.last, self._memory.chunk_bytes
         if sends and sends[0].seq <= last:
@@ -123,7 +120,7 @@ class MemoryTable(Table):
             for send in sends:
                 if send.seq in self.ahead:  # the others follow one of these
                     address, group = self.ahead[send.seq]
-                    self._add_chunk(lane, group, position, address)
+                    self._add_chunk(lane, group, address)
             return
         at, end = 0, len(sends)
         while at < end:
@@ -137,19 +134,17 @@ class MemoryTable(Table):
                 assert chunk is not None
                 self._seal(chunk)
             elif chunk is None:
-                self._add_chunk(lane, some, position)
+                self._add_chunk(lane, some)
             else:
-                self._extend(chunk, some, position)
+                self._extend(chunk, some)
 
-    def _add_chunk(
-        self, lane: Lane, sends: Sequence[Send], position: int | None, address: Address | None = None
-    ) -> None:
+    def _add_chunk(self, lane: Lane, sends: Sequence[Send], address: Address | None = None) -> None:
         """A new one. `address`: where its records are, if they do not stay in memory."""
         if lane.chunks and not lane.chunks[-1].sealed:
             self._seal(lane.chunks[-1])
         self._memory.unfinished = nothing
         chunk = Chunk(lane, sends[0].seq)
-        self._fill(chunk, sends, position)
+        self._fill(chunk, sends)
         if address is not None:
             chunk.addresses, chunk.records, chunk.resident = (address,), [], 0
             chunk.written = chunk.out = len(chunk)
@@ -161,10 +156,10 @@ class MemoryTable(Table):
         self._count_sends(sends)
         self._memory.unfinished = None
 
-    def _extend(self, chunk: Chunk, sends: Sequence[Send], position: int | None) -> None:
+    def _extend(self, chunk: Chunk, sends: Sequence[Send]) -> None:
         memory = self._memory
         memory.unfinished = chunk.mend
-        self._fill(chunk, sends, position)
+        self._fill(chunk, sends)
         if chunk not in memory.kept:
             memory.kept[chunk] = None
             memory.loaded.pop(chunk, None)
@@ -172,7 +167,7 @@ class MemoryTable(Table):
         self._count_sends(sends)
         memory.unfinished = None
 
-    def _fill(self, chunk: Chunk, sends: Sequence[Send], position: int | None) -> None:
+    def _fill(self, chunk: Chunk, sends: Sequence[Send]) -> None:
         first = chunk.first
         expiries = [send.expires_at_ms for send in sends]
         soonest = min([at for at in expiries if at], default=0) if any(expiries) else 0
@@ -182,7 +177,7 @@ class MemoryTable(Table):
             self.soonest = min(self.soonest or soonest, soonest)
         chunk.extend(
             len(chunk.offsets), [send.seq - first for send in sends], [send.record for send in sends],
-            expiries if soonest else (), position,
+            expiries if soonest else (),
         )  # fmt: skip
 
     def _count_sends(self, sends: Sequence[Send]) -> None:

@@ -99,7 +99,7 @@ class Chunk:
 
     __slots__ = (
         "_array_bytes", "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "lane", "offsets", "out",
-        "positions", "records", "resident", "sealed", "sizes", "soonest", "total_bytes", "written",
+        "records", "resident", "sealed", "sizes", "soonest", "total_bytes", "written",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, first: int) -> None:
@@ -125,8 +125,6 @@ class Chunk:
         """When each message expires; None if none does."""
         self.soonest = 0
         """No live message expires before; 0: none does."""
-        self.positions: Numbers | None = None
-        """What the store's `position` said of each; None if it has none."""
         self.total_bytes = 0
         """Of all messages ever in it."""
         self.resident = 0
@@ -188,8 +186,7 @@ class Chunk:
         start = bisect_left(self.offsets, first - self.first) if first > self.first else 0
         return MASKS[bisect_right(self.offsets, last - self.first)] >> start << start
 
-    def extend(self, first: int, offsets: Sequence[int], records: Sequence[bytes], expiries: Sequence[int],
-               position: int | None) -> None:  # fmt: skip
+    def extend(self, first: int, offsets: Sequence[int], records: Sequence[bytes], expiries: Sequence[int]) -> None:
         """Add messages at index `first`, the end. `expiries` is empty if none of them expires. May be done again
         after `mend`."""
         sizes = [len(record) for record in records]
@@ -200,17 +197,13 @@ class Chunk:
         if expiries or self.expiries is not None:
             self.expiries = longer(self.expiries, first, expiries or [0] * len(offsets))
             more += 8
-        if position is not None:
-            self.positions = longer(self.positions, first, [position] * len(offsets))
-            more += 8
         self._array_bytes = (first + len(offsets)) * more
         self.total_bytes += sum(sizes)
         self.resident += sum([memory_of(size) for size in sizes])
         self.offsets.extend(offsets)  # type: ignore[attr-defined]
 
     def append(self, seq: int, record: bytes) -> int:
-        """The same of one that never expires, where none does and none has a position; returns how many bytes of memory
-        it takes."""
+        """The same of one that never expires, where none does; returns how many bytes of memory it takes."""
         size = len(record)
         more = memory_of(size)
         self.sizes.append(size)  # type: ignore[union-attr]
@@ -225,7 +218,7 @@ class Chunk:
         """Make what `extend`, or the death of a message, has left half done whole again. Idempotent."""
         length = len(self.offsets)
         if not self.sealed:
-            for numbers in (self.sizes, self.expiries, self.positions):
+            for numbers in (self.sizes, self.expiries):
                 if isinstance(numbers, array):
                     del numbers[length:]
         self.total_bytes = sum(self.sizes[index] for index in range(length))
@@ -246,13 +239,11 @@ class Chunk:
             self.sizes = Sizes(self.sizes)
         if isinstance(self.expiries, array):
             self.expiries = packed(self.expiries)
-        if isinstance(self.positions, array):
-            self.positions = packed(self.positions)
         self.sealed = True
         self._count_arrays()
 
     def _count_arrays(self) -> None:
-        arrays = (self.offsets, self.sizes, self.expiries, self.positions)
+        arrays = (self.offsets, self.sizes, self.expiries)
         self._array_bytes = sum(map(bytes_of, arrays))
 
 

@@ -198,7 +198,7 @@ class Coordinator:
         try:
             self._require_open()
             for participant in participants:
-                if participant.store is not None and participant.store.shared:
+                if participant.store is not None and participant.store.shared and not participant.volatile:
                     raise _shared(participant.store, transaction)
             transaction.id = self._new_id()
         except Exception as error:

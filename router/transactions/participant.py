@@ -32,11 +32,19 @@ class Participant:
         """As it was when the transaction came to it; it may have been closed since, or have failed."""
         self.first = first
         """A destination in it: one that was closed for being idle is opened again by it."""
-        self.volatile = store is not None and store.volatile
-        """It takes part in visibility only, and no decision names it (rule T7)."""
         self.sends: list[tuple[Destination, Outgoing]] = []
         self.acks: list[Message] = []
         self.changes: list[Change] = []
+
+    @property
+    def volatile(self) -> bool:
+        """It takes part in visibility only, and no decision names it (rule T7): a memory store, or one that is
+        concerned with messages alone that are not persistent."""
+        if self.store is None or self.store.volatile:
+            return self.store is not None
+        if self.changes or not (self.sends or self.acks):
+            return False
+        return not (any(message.persistent for _, message in self.sends) or any(m.persistent for m in self.acks))
 
     def call(self, places: StoreRegistry, call: Callable[[Store], T]) -> T:
         """Call with its store before anything is prepared there. One that is held by sends alone may have been closed

@@ -161,8 +161,6 @@ class Resolver:
             participant.unclaim()
         if store.volatile:  # no decision names it: nobody will ever ask it what became of that
             store.forget([transaction.id])
-        elif not transaction.running:
-            self._places.align_companion(store)
         participant.carried_out = True
 
     def _tell_later(self, transaction: GlobalTransaction, failed: list[tuple[Participant, Exception]]) -> None:

@@ -26,7 +26,7 @@ from ...adapters.background import shared
 from ...adapters.base import DEFAULT_PRIORITY, Change, Headers, Message, Receipt, Store, Subscription, checked
 from ...adapters.core.subscriptions import require_same
 from ...policies.destination import Destination
-from ...policies.errors import AnabranchError, TransactionError
+from ...policies.errors import TransactionError
 from ..addresses import Address, resolve_all, topic_of
 from ..endpoint import expiry
 from ..requeue import mark_requeued
@@ -135,11 +135,10 @@ class Transaction:
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         destinations = resolve_all(destination)
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
-        place = self._places.store_to_be if persistent else self._places.transient_for
         with self._lock:
             if self._global.state is not ACTIVE:
                 self._require_active()
-            stores = list(map(place, destinations))
+            stores = list(map(self._places.store_to_be, destinations))
             size = len(destinations) * len(message.body)
             before = len(self._order), self._bytes
             options = self._options
@@ -369,13 +368,11 @@ class Transaction:
         participants = self._participants.values()
         mark_requeued(participants)
         self._coordinator.commit(self._global)
-        for participant in participants:
-            for change in participant.changes:
-                with suppress(AnabranchError):  # it is committed; who receives there finds out
-                    self._places.mirror(change.subscription, change.subscribe)
-        if len(participants) == 1 and len(participant.receipts) == len(participant.sends):
-            self.receipts = list(participant.receipts)
-            return
+        if len(participants) == 1:
+            (participant,) = participants
+            if len(participant.receipts) == len(participant.sends):
+                self.receipts = list(participant.receipts)
+                return
         self.receipts = [
             given[place] if (given := participant.receipts) else Receipt(participant.sends[place][0], 0)
             for participant, place in self._order

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.base import Outgoing, Subscription
-from anabranch.adapters.memory import MemoryStore, companion, position_of
+from anabranch.adapters.memory import MemoryStore
 from anabranch.policies.errors import CorruptionError, StoreFailedError, StoreFullError
-from anabranch.policies.options import MemoryOptions
 from anabranch.policies.units import KIB, MIB
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain, take
@@ -271,26 +270,6 @@ def test_what_a_killed_process_left_is_wiped(disk: MemoryDisk) -> None:
     assert swap_files(again) == []
     sent = fill(again)
     assert drain(again) == sent
-
-
-def test_a_companion_has_a_directory_only_while_it_swaps(tmp_path: Path) -> None:
-    """And keeps with each message what its position was."""
-    place, now = tmp_path / "transient" / "beside", 0
-    store = companion("beside", place, MemoryOptions(max_bytes=64 * KIB), lambda: now)
-    store.send(A, b"0")
-    assert not place.parent.exists()
-    for n in range(1, 500):
-        now = n // 7
-        store.send(A, body(n))
-    assert [position_of(message) for message in store.browse(A)] == [n // 7 for n in range(500)]
-    assert list(place.glob("swap/*.swap"))
-    message = take(store)
-    assert (message.body, position_of(message)) == (b"0", 0)
-    store.close()
-    assert not place.exists()
-    other = companion("beside", place, MemoryOptions(), lambda: 0)
-    assert other.store_id != store.store_id
-    other.close()
 
 
 # When the disk fails (invariants 7 and 9)

@@ -11,10 +11,8 @@ import pytest
 
 import anabranch
 from anabranch.adapters.base import Outgoing
-from anabranch.router import open_stores as stores_module
 from anabranch.router.router import Router
 
-from ..contract.disk import Parallel, eventually
 from .disk import contents
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -112,34 +110,3 @@ def test_a_call_that_finds_a_store_that_then_closes(
     assert closed or name in ("reclaim", "put_aside", "destinations"), "these open no store"
     if "not persistent" in name and "topic" not in name:
         assert contents(router, "q") == [b"1", b"x"]
-
-
-@pytest.mark.parametrize("how", ["send", "send_nowait", "transaction"])
-def test_a_companion_that_is_about_to_be_made(router: Router, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Its durable store is closed for another's sake between the two."""
-    monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", 1)
-    queue = router.queue("each.first")
-    queue.send(b"1")
-    router.queue("each.second").send(b"x")
-
-    def send() -> None:
-        if how == "transaction":
-            with router.transaction() as tx:
-                tx.send("each.first", b"2", persistent=False)
-        elif how == "send":
-            queue.send(b"2", persistent=False)
-        else:
-            queue.send_nowait(b"2", persistent=False).result()
-
-    places = router.places
-    lock = places._companions.lock(places.store_for(queue.destination).store_id)
-    lock.acquire()  # who makes one waits
-    with Parallel(send) as sending:
-        try:
-            eventually(lambda: queue.destination in router.places._by_destination)
-            router.queue("each.third").send(b"x")
-            assert queue.destination not in router.places._by_destination
-        finally:
-            lock.release()
-        sending.result()
-    assert [message.body for message in queue.browse()] == [b"1", b"2"]

@@ -1,0 +1,488 @@
+"""What was sent with `persistent=False`: messages that no backend ever sees, in one order with the others.
+
+They lie in memory, in swap files what does not fit (adapters/memory/rows.py), in destinations and subscriptions of
+their own, which shadow those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
+
+V1  Seqs come from the store's one counter. What concerns these messages alone is done at once, on the thread of whoever
+    calls and under the store's lock: it waits for no disk.
+V2  What is in one ticket with changes that are persistent goes with its plan (`Plan.volatile`), and takes effect under
+    the lock in one with that.
+V3  So a write under way may bring lower seqs than are there already. Whoever applies it sets cursors back
+    (`Delivery.set_back`), and these messages have two lanes of each order in memory, both in order of seq: one for what
+    is done at once, one for what goes with a plan.
+V4  What is in `_written` takes effect, whatever Ctrl-C does: whoever takes the lock next goes on with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ...policies.options import MemoryOptions
+from .changes import SEQ_MAX, Ack, AckRange, Branch, Change, Remove, Returned, Send, Subscribe, Unsubscribe, sent
+from .changes import VolatileChange as Volatile
+from .delivery import SEQ, Feed, Place, Rows, VolatileSpot, is_volatile
+from .records import is_requeued
+from .states import Catalog, DestinationState, SubscriptionState
+
+if TYPE_CHECKING:
+    from .duplicates import Key
+    from .engine import Engine
+    from .plan import Plan
+
+log = logging.getLogger(__name__)
+
+SWAP: Final = "swap"
+"""The directory of the swap files, in the store's own."""
+
+_AT_ONCE: Final = 0
+_PLANNED: Final = 1
+_COMMITTED: Final = (b"",)
+"""Stands for room that is reserved: nothing is refused any more."""
+
+
+def sweep(directory: Path) -> None:
+    """Remove what the swap files of a killed process have left. With the store's lock on its directory."""
+    try:
+        shutil.rmtree(directory / SWAP)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("what was swapped by a process that was killed cannot be removed: %s", error)
+
+
+class Reserved:
+    """Memory for messages that are committed later; given back when nobody refers to it any more."""
+
+    __slots__ = ("_freed", "key")
+
+    def __init__(self, key: bytes, freed: deque[bytes]) -> None:
+        self.key, self._freed = key, freed
+
+    def __del__(self) -> None:
+        self._freed.append(self.key)
+
+
+class _Written(NamedTuple):
+    """What takes effect."""
+
+    changes: list[Change]
+    """Of shadows."""
+    ids: dict[Key, int]
+    transaction: bytes | None
+    """Of the branch whose outcome it is."""
+    plan: Plan | None
+
+
+class Nonpersistent(Rows):
+    """Of one store that is open, made with its first such message. As Rows it tells of all messages, those of the
+    backend too. Under the store's lock, if not said otherwise."""
+
+    def __init__(self, engine: Engine, directory: Path, file_mode: int | None) -> None:
+        from ..memory.rows import NEW_COST, MemoryRows  # not above: it stands on this package
+
+        self._engine, self._backend = engine, engine.backend
+        self._catalog = Catalog()
+        """The shadows."""
+        name = f"{engine.name} (not persistent)"
+        options = MemoryOptions(file_mode=file_mode)
+        self._kept = MemoryRows(name, directory, options, True, self._catalog, engine.lock)
+        self._new_cost = NEW_COST
+        self._priorities = self._backend.settings.priorities
+        self._window = engine.sequencer.volatile_window
+        self._written: _Written | None = None
+        self._applying = False
+        """`_written` may be applied by halves."""
+        self._keys = itertools.count()
+        self._freed: deque[bytes] = deque()
+        self.prepared: dict[bytes, Branch] = {}
+        """Branches that concern these messages alone, by transaction."""
+        self.dropped = 0
+        """Messages that were sent to a topic without any subscription."""
+
+    # Writing, on the thread of whoever calls
+
+    def takes(self, changes: Sequence[Change]) -> bool:
+        """Whether all changes of a ticket concern these messages, so that they are for `write`. If only some do, there
+        is room for them from now on. Any thread. Raises StoreFullError, StoreFailedError."""
+        volatile = [change for change in changes if type(change) is Volatile]
+        if len(volatile) == len(changes):
+            return True
+        sends = [one.change for one in volatile if type(one.change) is Send]
+        if sends:
+            self._engine.check()
+            with self._engine.lock:
+                self._engine.current()
+                room = self._reserve(b"ticket %d" % next(self._keys), sends)
+            for one in volatile:
+                one.room = room
+        return False
+
+    def write(self, changes: Sequence[Change]) -> list[Any]:
+        """Do it at once. Returns what comes of each. Any thread. Raises what Engine.check raises, StoreFullError and
+        StoreFailedError; then nothing took effect."""
+        engine = self._engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            return self._write(changes)
+
+    def _reserve(self, key: bytes, sends: Sequence[Send]) -> Reserved:
+        self._free()
+        room = Reserved(key, self._freed)
+        self._kept.reserve(key, sends)
+        return room
+
+    def _free(self) -> None:
+        while self._freed:
+            self._kept.free(self._freed.popleft())
+
+    def _write(
+        self, changes: Sequence[Change], transaction: bytes | None = None, reserved: Sequence[bytes] = ()
+    ) -> list[Any]:
+        doing: list[Change] = []
+        ids: dict[Key, int] = {}
+        outcomes = [self._do(change.change if type(change) is Volatile else change, doing, ids) for change in changes]
+        self._take_effect(_Written(doing, ids, transaction, None), reserved)
+        return outcomes
+
+    def _do(self, change: Change, doing: list[Change], ids: dict[Key, int]) -> tuple[int, bool] | None:
+        """What comes of a change that is done at once."""
+        if type(change) is not Send:
+            doing += self._shadowed(change)
+            return None
+        sequencer, state = self._engine.sequencer, self._engine.catalog.current(change.state)
+        if change.name is not None:
+            key = (state.number, change.name)
+            first = ids.get(key) or self._window.get(key) or sequencer.window.get(key)
+            if first is not None and not is_requeued(change.record):
+                return first, True
+        seq = sequencer.next_seq()
+        if change.name is not None:
+            ids[state.number, change.name] = seq
+        self._add(change, state, seq, _AT_ONCE, doing)
+        return seq, False
+
+    def _add(self, send: Send, state: DestinationState, seq: int, lane: int, doing: list[Change]) -> None:
+        shadow = state.volatile or self._shadow(state)
+        kept = Send(shadow, send.record, send.name, 2 * send.order + lane, send.expires_at_ms)
+        kept.seq = seq
+        if shadow.is_topic:
+            kept.entitled = list(shadow.subscriptions.values())
+            if not kept.entitled:
+                self.dropped += 1
+                return
+        doing.append(kept)
+
+    def _shadowed(self, change: Change) -> Iterator[Change]:
+        """The same of its destination's shadow; nothing if that is gone."""
+        assert isinstance(change, Ack | Returned | AckRange)
+        shadow = change.state.volatile
+        if shadow is None:
+            return
+        if type(change) is Ack:
+            yield Ack(shadow, change.seq, change.number, change.place)
+        elif type(change) is Returned:
+            yield Returned(shadow, change.seq, change.number, change.count)
+        elif type(change) is AckRange:
+            yield AckRange(shadow, change.first, change.last, change.number)
+
+    def _take_effect(self, written: _Written, reserved: Sequence[bytes]) -> None:
+        """Raises StoreFullError, StoreFailedError, and then it does not; not if there is room `reserved`."""
+        self._free()
+        sends = [change for change in written.changes if type(change) is Send]
+        if sends:
+            size = sum([send.size for send in sends]) + self._new_cost * len(sends)
+            self._kept.require_room(sends, size, reserved)
+        self._written = written
+        self.finish()
+
+    def finish(self) -> None:
+        """Go on with what takes effect. May be done again."""
+        written = self._written
+        if written is None:
+            return
+        if self._applying:
+            self._kept.mend()
+        self._applying = True
+        changes, transaction, delivery = written.changes, written.transaction, self._engine.delivery
+        for change in changes:
+            change.settle(delivery)  # first: the other way round a dead message would stay held
+        self._kept.apply_changes(changes)
+        self._window.add(written.ids)
+        if transaction is not None:
+            self.prepared.pop(transaction, None)
+            self._kept.free(transaction)
+        if written.plan is not None:
+            for change in changes:
+                if type(change) is Send:
+                    self._set_back(change, change.order >> 1)
+            written.plan.volatile = ()
+        for change in changes:
+            if type(change) is Send:
+                for feed in change.state.feeds():
+                    feed.wake()
+        self._written = None
+        self._applying = False
+
+    # With a plan
+
+    def apply(self, plan: Plan) -> None:
+        """What goes with a plan whose other changes are applied. May be done again."""
+        doing: list[Change] = []
+        ids: dict[Key, int] = {}
+        rooms: dict[bytes, None] = {}
+        for one in plan.volatile:
+            change = one.change
+            if one.room is not None:
+                rooms[one.room.key] = None
+            if type(change) is not Send:
+                doing += self._shadowed(change)
+            elif not _is_removed(change.state, plan.changes[one.position :]):
+                state = self._engine.catalog.current(change.state)
+                if change.name is not None:
+                    key = (state.number, change.name)
+                    if self._window.get(key) not in (None, change.seq) and not is_requeued(change.record):
+                        continue  # it was sent by another meanwhile
+                    ids[key] = change.seq
+                self._add(change, state, change.seq, _PLANNED, doing)
+        self._take_effect(_Written(doing, ids, None, plan), [*rooms] or _COMMITTED)
+
+    def follow(self, change: Change) -> None:
+        """Of a plan that is applied: what it means to the shadows. May be done again."""
+        if type(change) is Remove:
+            self._remove(change.state)
+        elif type(change) is Subscribe and change.known is not None:
+            if change.state.volatile is not None:
+                self._subscribe(change.state.volatile, change.known)
+                if not change.retroactive:  # what is there is not for it
+                    self._kept.apply_changes([AckRange(change.state.volatile, 0, SEQ_MAX, change.known.number)])
+        elif type(change) is Unsubscribe and change.known is not None and change.known.topic.volatile is not None:
+            shadow = change.known.topic.volatile
+            ended = shadow.subscriptions.get(change.known.subscription.key)
+            if ended is not None and ended.number == change.known.number:
+                self._end(shadow, ended)
+
+    def set_back(self, send: Send) -> None:
+        """A message of the backend has come."""
+        self._set_back(send, send.order)
+
+    def _set_back(self, send: Send, order: int) -> None:
+        feeds = [known.feed for known in send.entitled] if send.state.is_topic else [send.state.feed]
+        for feed in feeds:
+            self._engine.delivery.set_back(feed, order, send.seq)
+
+    # Shadows
+
+    def _shadow(self, state: DestinationState) -> DestinationState:
+        """A destination's, made with its first message."""
+        shadow = DestinationState(state.number, state.destination)
+        shadow.feed = state.feed
+        shadow.declared = True
+        self._catalog.add(shadow)
+        self._kept.declare(shadow)
+        for known in state.subscriptions.values():
+            self._subscribe(shadow, known)
+        state.volatile = shadow
+        return shadow
+
+    def _subscribe(self, shadow: DestinationState, known: SubscriptionState) -> None:
+        same = SubscriptionState(known.number, shadow, known.subscription, 0)
+        same.feed = known.feed
+        before = shadow.subscriptions.get(known.subscription.key)
+        if before is None or before.number != known.number:
+            self._kept.subscribe(same)
+            shadow.join(same)
+            known.volatile = same
+
+    def _end(self, shadow: DestinationState, ended: SubscriptionState) -> None:
+        self._kept.unsubscribe(ended)
+        shadow.leave(ended)
+
+    def remove(self, state: DestinationState) -> int:
+        """Of a destination that goes: its messages, leased ones too. Returns how many there were."""
+        self._engine.current()
+        count = state.volatile.count if state.volatile is not None else 0
+        for feed in state.feeds():
+            for seq, lease in list(feed.held.items()):
+                if is_volatile(lease.place):
+                    feed.held.pop(seq, None)
+            feed.rewind()
+        self._remove(state)
+        self._engine.catalog.drop(state)
+        return count
+
+    def _remove(self, state: DestinationState) -> None:
+        shadow = state.volatile
+        if shadow is not None:
+            self._kept.remove(shadow)
+            self._window.forget(state.number)
+            shadow.declared = False
+            self._catalog.forget(shadow)
+            state.volatile = None
+
+    # Transactions over several stores: branches that concern these messages alone
+
+    def prepare(self, branch: Branch) -> None:
+        """Any thread. Raises as `write`."""
+        self._engine.check()
+        with self._engine.lock:
+            self._engine.current()
+            self._free()
+            self._kept.reserve(branch.transaction, [send for send in map(sent, branch.changes) if send is not None])
+            self.prepared[branch.transaction] = branch
+
+    def commit_prepared(self, branch: Branch) -> list[Any] | None:
+        """What comes of its changes; None if it has been told its outcome before. Any thread."""
+        self._engine.check()
+        with self._engine.lock:
+            self._engine.current()
+            if self.prepared.get(branch.transaction) is not branch:
+                return None
+            outcomes = self._write(branch.changes, branch.transaction, [branch.transaction])
+            branch.reservation = None
+            return outcomes
+
+    def rollback_prepared(self, branch: Branch) -> bool:
+        """Whether it was prepared. Any thread."""
+        engine = self._engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            if self.prepared.get(branch.transaction) is not branch:
+                return False
+            for lease in branch.leases:
+                engine.delivery.unlease(lease, self, delivered=True)
+            self._write(branch.returned, branch.transaction)
+            branch.reservation = None
+            return True
+
+    # Rows
+
+    def orders(self, feed: Feed) -> Sequence[int]:
+        orders = self._backend.orders(feed)
+        shadow = feed.state.volatile
+        if shadow is None or not self._priorities:
+            return orders
+        return sorted({*orders, *(order >> 1 for order in shadow.own.lanes)})
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        shadow = state.volatile
+        if shadow is None or not shadow.count:
+            return self._backend.rows(state, subscription, order, after, limit)
+        found = self.volatile_rows(state, subscription, order, after, limit)
+        if state.count:
+            found += self._backend.rows(state, subscription, order, after, limit)
+        found.sort(key=itemgetter(SEQ))
+        del found[limit:]
+        return found
+
+    def volatile_rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> list[Place]:
+        """As `rows`, of these messages alone."""
+        shadow = state.volatile
+        if shadow is None:
+            return []
+        same = _same(shadow, subscription)
+        if subscription is not None and same is None:
+            return []
+        if order is None:
+            return [_place(place) for place in self._kept.rows(shadow, same, None, after, limit)]
+        lanes = shadow.own.lanes
+        orders = [one for one in (2 * order + _AT_ONCE, 2 * order + _PLANNED) if one in lanes]
+        found = [_place(place) for one in orders for place in self._kept.rows(shadow, same, one, after, limit)]
+        if len(orders) > 1:
+            found.sort(key=itemgetter(SEQ))
+        return found[:limit]
+
+    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+        shadow = state.volatile
+        if shadow is not None:
+            same = _same(shadow, subscription)
+            if subscription is None or same is not None:
+                place = self._kept.row(shadow, same, seq)
+                if place is not None:
+                    return _place(place)
+        return self._backend.row(state, subscription, seq)
+
+    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
+        yield from self._backend.expired(now)
+        for feeds, place in self._kept.expired(now):
+            yield feeds, _place(place)
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+        yield from self._backend.limited(least)
+        yield from self._kept.limited(least)
+
+    def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        """As Backend.bodies. Any thread."""
+        if len(places) == 1:
+            return (self._kept if is_volatile(places[0]) else self._backend).bodies(state, places)
+        return self._bodies(state, places)
+
+    def _bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        for volatile, run in itertools.groupby(places, is_volatile):
+            yield from (self._kept if volatile else self._backend).bodies(state, list(run))
+
+    # Asking
+
+    @property
+    def messages(self) -> int:
+        """Held, leased ones included."""
+        return self._catalog.messages
+
+    @property
+    def bytes(self) -> int:
+        """Of these messages."""
+        return self._catalog.bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of memory that they take."""
+        return self._kept.memory_bytes
+
+    @property
+    def swap_bytes(self) -> int:
+        """Of the swap files."""
+        return self._kept.swap_bytes
+
+    @property
+    def holds_anything(self) -> bool:
+        """Whether closing the store would lose something."""
+        return bool(self.messages or len(self._window) or self.prepared)
+
+    def check(self) -> Iterator[str]:
+        """As Backend.check."""
+        return self._kept.violations()
+
+    def close(self, clean: bool) -> None:
+        """All is gone; the swap files too if `clean`: else they may be another's."""
+        self._kept.let_go(clean)
+
+
+def _same(shadow: DestinationState, subscription: SubscriptionState | None) -> SubscriptionState | None:
+    """A subscription's shadow."""
+    if subscription is None:
+        return None
+    same = shadow.subscriptions.get(subscription.subscription.key)
+    return same if same is not None and same.number == subscription.number else None
+
+
+def _place(place: Place) -> Place:
+    """In memory, as the core knows it."""
+    order, seq, expires, deliveries, spot = place
+    return order >> 1, seq, expires, deliveries, VolatileSpot(spot)
+
+
+def _is_removed(state: DestinationState, changes: Sequence[Change]) -> bool:
+    """Whether a destination goes later in the same plan."""
+    return any(type(change) is Remove and change.state is state for change in changes)

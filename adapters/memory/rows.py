@@ -1,0 +1,249 @@
+"""The messages of all destinations in memory, in chunks, and in swap files what does not fit: what a memory store has,
+and what any other store has for its messages that are not persistent (core/nonpersistent.py).
+
+`require_room` sees that there is room; `apply_changes` puts the messages into their chunks (applying.py). Both run on
+the thread of whoever calls, under the store's lock, and Ctrl-C may strike anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from ...policies.errors import StoreFailedError, StoreFullError
+from ...policies.options import MemoryOptions
+from ..core.changes import Change, Declare, Prepare, Send, Subscribe, apply_all
+from ..core.delivery import OWN, Feed, Place
+from ..core.states import Catalog, DestinationState, SubscriptionState
+from . import check
+from .applying import MemoryTable, memory_of_branch, takes
+from .memory_limit import MemoryLimit
+from .message_chunks import ADDRESS_COST, CHUNK_COST, NUMBERS_COST, indexes, memory_of
+from .messages import DESTINATION_COST, SUBSCRIPTION_COST, place_of
+from .swap_files import SwapFiles
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES: Final = 256 * 1024
+"""So much is read under the lock at once, or one message."""
+NUMBERS_MAX: Final = NUMBERS_COST + 16
+"""At most so many bytes an open chunk keeps of each message, when it expires included."""
+CHANGE_COST: Final = 128
+"""At most so many bytes of memory a change takes beside what it says itself."""
+NEW_COST: Final = CHUNK_COST + DESTINATION_COST
+"""Likewise, a destination and its first chunk."""
+
+
+class MemoryRows:
+    """Of one store that is open. Under its lock, but for `bodies`."""
+
+    def __init__(
+        self, name: str, directory: Path, options: MemoryOptions, priorities: bool, catalog: Catalog,
+        lock: threading.RLock,
+    ) -> None:  # fmt: skip
+        """`directory` is where the swap files' is made when something is swapped. `priorities`: messages of different
+        orders are kept apart."""
+        self._name, self._catalog, self._lock = name, catalog, lock
+        self._swap = SwapFiles(directory, options.roll_over_size, options.file_mode)
+        self._memory = MemoryLimit(name, self._swap, options.max_bytes)
+        self._table = MemoryTable(catalog, self._memory, self._swap, priorities)
+
+    def wipe(self) -> None:
+        """Remove all swap files, of an earlier process too. Raises OSError."""
+        self._swap.wipe()
+
+    def let_go(self, clean: bool) -> None:
+        """All is gone, the swap files too if `clean`: else the files there may be another's."""
+        for state in list(self._catalog.destinations.values()):
+            for chunk in state.own.chunks() if state.own is not None else ():
+                chunk.dead |= chunk.live
+                chunk.records.clear()  # the caller may keep the store, or a message
+                chunk.out = len(chunk)
+        if clean:
+            try:
+                self._swap.wipe()
+            except OSError as error:
+                log.warning("store %s: its swap files cannot be removed now, the next open does: %s", self._name, error)
+
+    # Writing: there is room
+
+    def finish_all(self) -> None:
+        """Nothing is pending: what was written ahead is some interrupted write's."""
+        if self._memory.unfinished is not None or self._table.ahead:
+            self._table.ahead = {}
+            self._table.finish()
+
+    def reserve(self, key: bytes, sends: Sequence[Send]) -> None:
+        """Room for what is sent later, until `free`. Raises as `make_room`."""
+        size = sum(memory_of(len(send.record)) for send in sends)
+        self._memory.make_room(size)
+        self._table.prepared[key] = size
+        self._memory.prepared = sum(self._table.prepared.values())
+
+    def free(self, key: bytes) -> None:
+        """Idempotent."""
+        self._table.prepared.pop(key, None)
+        self._memory.prepared = sum(self._table.prepared.values())
+
+    def require_room(self, changes: Sequence[Change], size: int, reserved: Sequence[bytes] = ()) -> None:
+        """For changes that follow, which take at most so many bytes. Raises as `make_room`."""
+        self.finish_all()
+        if reserved or not self._memory.fits(size):
+            self.make_room(changes, reserved)
+
+    def make_room(self, changes: Sequence[Change], reserved: Sequence[bytes] = ()) -> None:
+        """For changes that follow. Raises StoreFullError and StoreFailedError, and then nothing was written; not for
+        what only frees room, nor where there are keys of what was `reserved`."""
+        sends = [send for send in changes if type(send) is Send and (send.entitled or not send.state.is_topic)]
+        others = DESTINATION_COST * sum(type(change) is Declare for change in changes)
+        others += SUBSCRIPTION_COST * sum(type(change) is Subscribe for change in changes)
+        prepared = sum(memory_of_branch(change.branch) for change in changes if type(change) is Prepare)
+        if not sends and not others and not prepared:
+            return
+        memory = self._memory
+        records = sum(memory_of(len(send.record)) + NUMBERS_MAX for send in sends)
+        chunks = len({(send.state.number, send.order) for send in sends}) + len(sends) // 64
+        more = records + others + CHUNK_COST * chunks
+        less = sum(self._table.prepared.get(key, 0) for key in reserved)  # it is in memory already
+        try:
+            memory.make_room(more + prepared - less)
+            if not memory.fits(more - less):
+                self._write_ahead(sends)
+                more = others + (CHUNK_COST + ADDRESS_COST) * len(self._table.ahead) + NUMBERS_MAX * len(sends)
+                if not memory.fits(more - less) and not reserved:
+                    raise memory.full()
+        except (StoreFullError, StoreFailedError) as error:
+            for address, _ in self._table.ahead.values():  # all of them go into memory, or none is sent
+                self._swap.release(address)
+            self._table.ahead = {}
+            if not reserved:
+                raise
+            log.warning("%s", error)
+
+    def _write_ahead(self, sends: Sequence[Send]) -> None:
+        """Write sends into the swap, as the chunks that they are going to be, so that they take no memory."""
+        groups: list[list[Send]] = []
+        last: dict[tuple[int, int], tuple[list[Send], int]] = {}
+        for send in sends:
+            key = (send.state.number, send.order)
+            group, size = last.get(key, ([], 0))
+            if not group or not takes(len(group), size, len(send.record), self._memory.chunk_bytes):
+                group, size = [], 0
+                groups.append(group)
+            group.append(send)
+            last[key] = group, size + len(send.record)
+        for group in groups:
+            address = self._memory.write([send.record for send in group])
+            self._table.ahead[group[0].seq] = (address, group)
+        self._memory.unfinished = None
+
+    # Applying
+
+    def apply_changes(self, changes: Sequence[Change]) -> None:
+        """For which `make_room` was called last. May be done again."""
+        if self._memory.unfinished is not None:
+            self._table.finish()
+        apply_all(changes, self._table)
+        if self._table.ahead:
+            self._table.ahead = {}
+
+    def declare(self, state: DestinationState) -> None:
+        """As of Table, and so the next two."""
+        self._table.declare(state)
+
+    def subscribe(self, known: SubscriptionState) -> None:
+        self._table.subscribe(known)
+
+    def unsubscribe(self, known: SubscriptionState) -> None:
+        self._table.unsubscribe(known)
+
+    def remove(self, state: DestinationState) -> None:
+        self._table.remove(state)
+
+    def mend(self) -> None:
+        """`apply_changes` was interrupted: make whole what is there, for it to be done again."""
+        self._table.finish()
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        return state.own.rows(subscription, order, after, limit) if state.own is not None else ()
+
+    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+        return state.own.row(subscription, seq) if state.own is not None else None
+
+    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
+        """By the times themselves, whenever it is asked: a clock that went forward and back again hides nothing."""
+        if not self._table.soonest or now < self._table.soonest:
+            return
+        for chunk in list(self._table.expiring):
+            if not chunk.soonest or now < chunk.soonest:
+                continue
+            soonest = 0
+            for index in indexes(chunk.live):
+                at = chunk.expires_at(index)
+                soonest = min(soonest or at, at) if at else soonest
+                if at and at <= now:
+                    yield chunk.lane.messages.feeds((chunk, index)), place_of((chunk, index), 0)
+            chunk.soonest = soonest  # of those that were given as well: whoever takes them may give them back
+            if not soonest:
+                self._table.expiring.pop(chunk, None)
+        self._table.soonest = min((chunk.soonest for chunk in self._table.expiring), default=0)
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+        for state in list(self._catalog.destinations.values()):
+            feeds = {feed.number: feed for feed in state.feeds()}
+            for chunk in state.own.chunks() if state.own is not None else ():
+                for (number, index), count in list(chunk.counts.items()):
+                    if count >= least and number in feeds:
+                        yield feeds[number], chunk.seq(index)
+
+    def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        if len(places) == 1:
+            return iter(self._page(places, 0))
+        return self._pages(places)
+
+    def _pages(self, places: Sequence[Place]) -> Iterator[bytes | None]:
+        at = 0
+        while at < len(places):
+            page = self._page(places, at)
+            for record in page:
+                chunk, index = places[at][OWN]
+                yield record if not chunk.dead >> index & 1 else None  # it may have died meanwhile
+                at += 1
+
+    def _page(self, places: Sequence[Place], at: int) -> list[bytes | None]:
+        """As many from the one at `at` as are read at once. The lock is not held longer."""
+        memory, size = self._memory, 0
+        page: list[bytes | None] = []
+        with self._lock:
+            if memory.unfinished is not None:
+                self._table.finish()
+            while at < len(places) and size < PAGE_BYTES:
+                chunk, index = places[at][OWN]
+                record = memory.record(chunk, index)
+                page.append(record)
+                size += len(record) if record is not None else 0
+                at += 1
+        return page
+
+    # Upkeep
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of memory that all of it takes."""
+        self.finish_all()
+        return self._memory.used + self._memory.prepared
+
+    @property
+    def swap_bytes(self) -> int:
+        """Of the swap files."""
+        return self._swap.total_bytes
+
+    def violations(self) -> Iterator[str]:
+        """As of check.py."""
+        self.finish_all()
+        yield from check.violations(self._catalog, self._memory, self._swap)
