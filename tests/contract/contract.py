@@ -15,6 +15,7 @@ from .expiring import ExpiringContract
 from .hosting import HostingContract
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
+from .nonpersistent import NonpersistentContract
 from .ordering import OrderingContract
 from .preparing import PreparingContract
 from .receiving import ReceivingContract
@@ -53,7 +54,13 @@ class EssentialContract(
 
 
 class StoreContract(
-    OrderingContract, ExpiringContract, ChangingContract, WatchingContract, HostingContract, EssentialContract
+    OrderingContract,
+    ExpiringContract,
+    ChangingContract,
+    WatchingContract,
+    HostingContract,
+    NonpersistentContract,
+    EssentialContract,
 ):
     """All of it. Inherit it, and give a fixture `disk`."""
 
