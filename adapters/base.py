@@ -408,14 +408,15 @@ class Adapter(Protocol):
 
 
 class Listener(Protocol):
-    """What `Store.listen` returns. Threads: all; both may be called from the callback."""
+    """What `listen` returns. Threads: all; both may be called from the callback. Neither waits for the disk."""
 
     def add_credit(self, more: int) -> None:
-        """So many more messages than were asked for so far are wanted."""
+        """So many more messages than were asked for so far are wanted. Raises TypeError, ValueError."""
 
-    def cancel(self) -> bool:
-        """End it: no callback begins once this has returned. Returns whether a message was on its way, which is free
-        again. Idempotent."""
+    def close(self) -> bool:
+        """End it: no callback begins once this has returned. Returns whether one runs, in whatever thread, with a
+        message that is still that callback's to settle; False: whatever was given to this listener it has been called
+        with before, and what it has not been called with is free again, as if nobody had held it. Idempotent."""
 
 
 class Store(Protocol):
@@ -516,13 +517,18 @@ class Store(Protocol):
         on_message: Callable[[Message], object],
         credit: int = 1,
         subscription: SubscriptionKey | None = None,
+        on_end: Callable[[Exception], object] | None = None,
     ) -> Listener:
         """Lease messages for who is called with each, up to `credit` of them; more with `Listener.add_credit`.
 
         A listener stands in one line with those who wait in `receive`: what becomes free goes to who came first. It is
         called on a thread of ours, with one message at a time, in order, never inside a sender's `send`; the message
-        is leased as a received one is. If it raises, its message is released. Ends by itself when the store closes or
-        fails, or its subscription is removed. Raises as `receive`.
+        is leased as a received one is. If it raises, its message is released. As long as it is not closed, `retire`
+        refuses.
+
+        It ends by itself when the store closes or fails, its subscription is removed, or the disk does not give a
+        message (a damaged one stays leased, and is passed over): `on_end` is then called with the error, likewise.
+        Raises as `receive`, and TypeError and ValueError for what is no credit.
         """
 
     def browse(

@@ -95,8 +95,8 @@ class Feed:
     (the one under which Delivery's methods are called), but `watches`."""
 
     __slots__ = (
-        "first", "held", "lanes", "passed_at", "purging", "returned", "returned_places", "state", "subscription",
-        "takers", "watches",
+        "first", "held", "lanes", "listeners", "passed_at", "purging", "returned", "returned_places", "state",
+        "subscription", "takers", "watches",
     )  # fmt: skip
 
     def __init__(self, state: DestinationState, subscription: SubscriptionState | None = None) -> None:
@@ -118,6 +118,8 @@ class Feed:
         """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""
         self.takers: dict[Taker, None] = {}
         """Who waits for a message, in the order in which they came."""
+        self.listeners: dict[Taker, None] = {}
+        """Those of them who come again, in that line or not: they hear that the store stops."""
         self.watches: list[Callable[[], object]] = []
         """Called once, when a message may have become free."""
 
@@ -133,8 +135,8 @@ class Feed:
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody waits, watches, or holds a message."""
-        return bool(self.takers or self.watches or self.held)
+        """Whether somebody waits, listens, watches, or holds a message."""
+        return bool(self.takers or self.listeners or self.watches or self.held)
 
     @property
     def has_ready(self) -> bool:
@@ -174,7 +176,7 @@ class Feed:
 
     def wake_all(self) -> None:
         """The store stops: tell all."""
-        for taker in list(self.takers):
+        for taker in [*self.takers, *self.listeners]:
             taker.wake()
         self.wake()
 
@@ -389,11 +391,16 @@ class Delivery:
     def hand_over(self, feed: Feed, rows: Rows) -> None:
         """Give those who wait what there is for them, in the order in which they came."""
         while feed.takers and len(feed.held) < self._max_leases:
-            taker = next(iter(feed.takers))
+            try:
+                taker = next(iter(feed.takers))
+            except (RuntimeError, StopIteration):
+                continue  # another thread has just come or gone
             if taker.lease is None and not self.lease(feed, rows, taker):
                 return
             feed.takers.pop(taker, None)
             taker.wake()
+        if feed.takers:
+            feed.state.crowded = True  # its next ack makes room
 
     # What is not delivered any more
 

@@ -181,6 +181,10 @@ class Engine:
                     for feed in state.feeds():
                         if feed.takers or feed.watches:
                             feed.wake()
+            elif change.state.crowded:
+                change.state.crowded = False
+                for feed in change.state.feeds(change.number):
+                    feed.wake()
 
     def finish(self) -> None:
         """With the lock held: take in what is written. Every step may be done twice, so that an interruption leaves it

@@ -15,6 +15,7 @@ from ...policies.errors import AnabranchError
 from ..background import shared
 from ..base import Message
 from .delivery import Feed, Lease, Taker
+from .subscriptions import unknown
 
 if TYPE_CHECKING:
     from .receiving import Receiving
@@ -23,45 +24,78 @@ log = logging.getLogger(__name__)
 
 
 class Listener(Taker):
-    """Threads: all. `cancel` may be called from the callback."""
+    """Threads: all. `close` may be called from the callback.
 
-    __slots__ = ("_credit", "_due", "_ended", "_feed", "_lock", "_on_message", "_receiving")
+    `_run` is at work in one thread at a time. `_gate` is held while it is settled whether a callback begins: before
+    `close`, or not at all.
+    """
 
-    def __init__(self, receiving: Receiving, feed: Feed, on_message: Callable[[Message], object], credit: int) -> None:
+    __slots__ = (
+        "_calling",
+        "_credit",
+        "_due",
+        "_ended",
+        "_feed",
+        "_gate",
+        "_on_end",
+        "_on_message",
+        "_receiving",
+        "_work",
+    )
+
+    def __init__(
+        self,
+        receiving: Receiving,
+        feed: Feed,
+        on_message: Callable[[Message], object],
+        credit: int,
+        on_end: Callable[[Exception], object] | None = None,
+    ) -> None:
         super().__init__()
-        self._receiving, self._feed, self._on_message = receiving, feed, on_message
+        self._receiving, self._feed, self._on_message, self._on_end = receiving, feed, on_message, on_end
         self._credit = credit
         """How many messages it still wants. Belongs to the store's lock."""
-        self._lock = threading.Lock()  # held while the callback's thread is at work
+        self._work = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler may come back to it in the same thread
         self._due = False
+        self._calling = False
         self._ended = False
+
+    def start(self) -> None:
+        """From now on its feed stays, and it hears of the end of its store."""
+        self._feed.listeners[self] = None
 
     def wake(self) -> None:
         """There may be something: look on a thread of ours."""
-        if not self._due:
+        if not self._due and not self._ended:
             self._due = True
             shared().lead(self._run)
 
     def add_credit(self, more: int) -> None:
-        """It wants so many more messages than it has asked for so far."""
+        """As the contract says."""
+        require_credit(more)
         with self._receiving.engine.lock:
             self._credit += more
         self.wake()
 
-    def cancel(self) -> bool:
-        """No message is handed over any more once this has returned, but one whose callback runs. Returns whether one
-        was on its way, which is free again. Idempotent."""
-        self._ended = True
-        self._feed.takers.pop(self, None)
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            self._receiving.give_back(lease)
-        if self._feed.takers:
-            self._feed.wake()
-        return lease is not None
+    def close(self) -> bool:
+        """As the contract says."""
+        if self._receiving.engine.forked:
+            return False  # it is the parent's
+        with self._gate:
+            self._ended = True
+            calling = self._calling
+        self._leave()
+        return calling
+
+    def _leave(self) -> None:
+        """It is in no line any more, and what it was given is free again. Idempotent."""
+        self._feed.listeners.pop(self, None)
+        self._receiving.cancel(self._feed, self)
+        self._receiving.left(self._feed)
 
     def _run(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        if not self._work.acquire(blocking=False):
             return  # who is at work looks once more
         try:
             while self._due and not self._ended:
@@ -69,47 +103,84 @@ class Listener(Taker):
                 try:
                     while (lease := self._next()) is not None:
                         self._hand(lease)
-                except AnabranchError as error:  # the store has stopped or its subscription is gone
-                    log.debug("a listener of %s ends: %s", self._feed.state.destination, error)
-                    self._ended = True
+                except Exception as error:  # the store has stopped, its subscription is gone, its disk does not read
+                    self._end(error)
         finally:
-            self._lock.release()
+            self._work.release()
         if self._due and not self._ended:
             shared().lead(self._run)
 
+    def _end(self, error: Exception) -> None:
+        """By itself: tell of it, unless it was closed before."""
+        with self._gate:
+            ended, self._ended = self._ended, True
+        self._leave()
+        if ended:
+            return
+        unexpected = error if not isinstance(error, AnabranchError) else None
+        level = logging.DEBUG if unexpected is None else logging.ERROR
+        log.log(level, "a listener of %s ends: %s", self._feed.state.destination, error, exc_info=unexpected)
+        if self._on_end is not None:
+            try:
+                self._on_end(error)
+            except Exception:
+                log.exception("who listens to %s raised an error when told of the end", self._feed.state.destination)
+
     def _next(self) -> Lease | None:
-        """What it is given now; None if there is nothing, or it wants no more."""
+        """What it is given now, which `lease` says until the callback begins: till then `close` gives it back. None if
+        there is nothing, or it wants no more."""
         engine, feed = self._receiving.engine, self._feed
         engine.check()
         with engine.lock:
             engine.current()
-            if feed.subscription is None:  # its queue may have been dropped, and be there anew
-                feed = self._feed = engine.catalog.current(feed.state).feed
-            if self.lease is None and self._credit > 0 and not self._ended:
+            if engine.is_gone(feed):
+                raise unknown(feed.state.destination, feed.key or ("", ""))
+            if self._ended:
+                return None  # `close` gives back what it has
+            if self.lease is None and self._credit > 0:
                 feed.takers.setdefault(self)
                 engine.delivery.hand_over(feed, engine.rows)
-            lease, self.lease = self.lease, None
-            self._credit -= lease is not None
-            return lease
+            self._credit -= self.lease is not None
+            return self.lease
 
     def _hand(self, lease: Lease) -> None:
-        message = None
-        try:
-            message = self._receiving.read(lease)
-            if message is None:
-                self._receiving.let_go(lease)
-        except AnabranchError as error:
-            log.error("store %s: a message cannot be read for who listens: %s", self._receiving.engine.name, error)
-            self._receiving.give_back_unless_damaged(lease, error)
+        message = self._read(lease)
         if message is None:
-            with self._receiving.engine.lock:
-                self._credit += 1
+            self.lease = None
+            self.add_credit(1)
             return
-        if self._ended:
-            self._receiving.give_back(lease)
-            return
+        with self._gate:
+            if self._ended:
+                return
+            self._calling = True
+            self.lease = None
         try:
             self._on_message(message)
         except Exception:
             log.exception("who listens to %s raised an error; its message is free again", self._feed.state.destination)
-            self._receiving.give_back(lease)
+            self._receiving.release(message)
+        finally:
+            self._calling = False
+
+    def _read(self, lease: Lease) -> Message | None:
+        """None if it has been purged meanwhile, or is damaged, and stays leased. Raises what reading it raised else:
+        the next try would find the same message."""
+        receiving = self._receiving
+        try:
+            message = receiving.read(lease)
+        except AnabranchError as error:
+            if not receiving.is_damage(error):
+                raise
+            log.error("store %s: a message is damaged, and stays leased: %s", receiving.engine.name, error)
+            return None
+        if message is None:
+            receiving.let_go(lease)
+        return message
+
+
+def require_credit(credit: object) -> None:
+    """Raise TypeError or ValueError for what is no number of messages."""
+    if not isinstance(credit, int) or isinstance(credit, bool):
+        raise TypeError(f"credit is a number of messages, not {type(credit).__name__}: {credit!r}")
+    if credit < 0:
+        raise ValueError(f"credit is a number of messages, 0 or more, not {credit}")

@@ -14,7 +14,7 @@ from ..base import Message, Store, SubscriptionKey, Undelivered
 from .backend import ReadError
 from .delivery import CLOCK_SECONDS, SEQ, Feed, Lease, Place, Taker, order_of
 from .engine import Engine
-from .listening import Listener
+from .listening import Listener, require_credit
 from .records import decode
 from .states import DestinationState, SubscriptionState
 from .subscriptions import require_topic, unknown
@@ -52,8 +52,8 @@ class Receiving:
                 if message is not None:
                     return message
             except BaseException as error:
-                if not _is_damage(error):
-                    self._cancel(feed, taker)
+                if not self.is_damage(error):
+                    self.cancel(feed, taker)
                 raise
             self.let_go(lease)  # it was purged after it had been fetched
 
@@ -108,20 +108,33 @@ class Receiving:
                     if taker.lease is not None:
                         return True
                     if over:
+                        feed.takers.pop(taker, None)  # under the lock: nobody gives it anything from now on
                         return False
         finally:
             feed.takers.pop(taker, None)
-            if feed.takers:
-                feed.wake()  # who was woken and did not hand over passes it on
-            elif not feed.state.declared and not engine.closed and not engine.forked:
-                with engine.lock:
-                    engine.catalog.drop(feed.state)
+            self.left(feed)
 
-    def _cancel(self, feed: Feed, taker: Taker) -> None:
-        """Whoever was interrupted gives back what it was given."""
+    def left(self, feed: Feed) -> None:
+        """Somebody waits there no longer."""
+        engine = self.engine
+        if feed.takers:
+            feed.wake()  # who was woken and did not hand over passes it on
+        elif not feed.state.declared and not engine.closed and not engine.forked:
+            with engine.lock:
+                engine.catalog.drop(feed.state)
+
+    def cancel(self, feed: Feed, taker: Taker) -> None:
+        """It waits no longer, and what it was given is free again. In a store that has stopped nobody holds anything.
+        Idempotent."""
         feed.takers.pop(taker, None)
-        if taker.lease is not None:
-            self.give_back(taker.lease)
+        with suppress(AnabranchError, RuntimeError):
+            engine = self.engine
+            engine.check()
+            with engine.lock:  # who was just giving it something has given it
+                if taker.lease is not None:
+                    engine.current()
+                    engine.delivery.unlease(taker.lease, engine.rows)
+                    taker.lease = None
 
     def read(self, lease: Lease) -> Message | None:
         """The message; None if it has died meanwhile."""
@@ -198,7 +211,8 @@ class Receiving:
                     message = self.read(lease)
                 except CorruptionError as error:  # others go on
                     log.error("store %s: %s", engine.name, error)
-                    self.give_back_unless_damaged(lease, error)
+                    if not self.is_damage(error):
+                        self.give_back(lease)
                     continue
                 if message is not None:
                     found.append(Undelivered(message, reason))
@@ -216,18 +230,28 @@ class Receiving:
         on_message: Callable[[Message], object],
         credit: int = 1,
         subscription: SubscriptionKey | None = None,
+        on_end: Callable[[Exception], object] | None = None,
     ) -> Listener:
+        require_credit(credit)
         self.engine.ensure_usable()
-        feed = self.feed(destination, subscription, make=True)
-        assert feed is not None
-        listener = Listener(self, feed, on_message, credit)
-        listener.wake()
-        return listener
+        while True:
+            feed = self.feed(destination, subscription, make=True)
+            assert feed is not None
+            listener = Listener(self, feed, on_message, credit, on_end)
+            try:
+                listener.start()
+                if self.engine.catalog.current(feed.state) is feed.state:
+                    listener.wake()
+                    return listener
+            except BaseException:
+                listener.close()
+                raise
+            listener.close()  # its queue was dropped, and is there anew
 
-    def give_back_unless_damaged(self, lease: Lease, error: BaseException) -> None:
-        """After a message could not be read."""
-        if not _is_damage(error):
-            self.give_back(lease)
+    def release(self, message: Message) -> None:
+        """For who was handed it and raised: unless it is settled already, or the store has stopped."""
+        with suppress(AnabranchError):
+            self._store.release([message])
 
     def give_back(self, lease: Lease) -> None:
         """It is free again, at its old place; in a store that has stopped nobody holds anything."""
@@ -307,8 +331,8 @@ class Receiving:
             engine.current()
             return engine.rows.row(state, known, place[SEQ]) is not None
 
-
-def _is_damage(error: BaseException) -> bool:
-    """Whether a message's bytes were read and are damaged: it stays leased, for receivers to go on behind it. What the
-    disk did not give may be tried again."""
-    return isinstance(error, CorruptionError) and not isinstance(error, ReadError)
+    @staticmethod
+    def is_damage(error: BaseException) -> bool:
+        """Whether a message's bytes were read and are damaged: it stays leased, for receivers to go on behind it. What
+        the disk did not give may be tried again."""
+        return isinstance(error, CorruptionError) and not isinstance(error, ReadError)

@@ -41,7 +41,8 @@ class DestinationState:
     """One queue or topic. All fields belong to the store's lock, but `declared`, which is the writer's."""
 
     __slots__ = (
-        "bytes", "count", "declared", "destination", "feed", "is_topic", "number", "own", "subscriptions", "volatile",
+        "bytes", "count", "crowded", "declared", "destination", "feed", "is_topic", "number", "own", "subscriptions",
+        "volatile",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
@@ -54,6 +55,8 @@ class DestinationState:
         self.count = 0
         """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
         self.bytes = 0
+        self.crowded = False
+        """Somebody waits there who got nothing, since as many messages are leased as may be."""
         self.feed = Feed(self)
         """Of a queue."""
         self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}

@@ -261,8 +261,9 @@ class CoreStore:
         on_message: Callable[[Message], object],
         credit: int = 1,
         subscription: SubscriptionKey | None = None,
+        on_end: Callable[[Exception], object] | None = None,
     ) -> Listener:
-        return self._receiving.listen(destination, on_message, credit, subscription)
+        return self._receiving.listen(destination, on_message, credit, subscription, on_end)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         return self._receiving.take_undelivered(limit)

@@ -51,8 +51,8 @@ class HostingContract:
         listener.add_credit(1)
         assert ear.next().body == b"3"
         assert store.counts(A) == Counts(1, 2)
-        assert not listener.cancel()
-        listener.cancel()
+        assert not listener.close()
+        listener.close()
         assert ear.heard.empty()
 
     def test_what_is_sent_later_is_heard(self, store: Store) -> None:
@@ -103,6 +103,26 @@ class HostingContract:
             assert sorted(int(one.result(PATIENCE).body) for one in found) == list(range(20))
         assert store.counts(A) == Counts(0, 20)
 
+    def test_who_gives_up_waiting_leaves_nothing_leased(self, store: Store) -> None:
+        """Whatever moment its time is over in: it has the message, or nobody has."""
+        done = threading.Event()
+
+        def impatient() -> list[Message]:
+            got = []
+            while not done.is_set():
+                message = store.receive(A, 0.0001)
+                if message is not None:
+                    got.append(message)
+            return got
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(impatient) for _ in range(4)]
+            for n in range(200):
+                store.send(A, str(n).encode())
+            done.set()
+            got = [message for one in found for message in one.result(PATIENCE)]
+        assert store.counts(A) == Counts(200 - len(got), len(got))
+
     def test_a_listener_that_raises_gives_its_message_back(self, store: Store) -> None:
         heard = []
         twice = threading.Event()
@@ -118,10 +138,10 @@ class HostingContract:
         eventually(lambda: heard == [b"1"])
         listener.add_credit(1)
         assert twice.wait(PATIENCE)
-        listener.cancel()
+        listener.close()
         assert take(store, A, PATIENCE).body == b"1"
 
-    def test_cancelled_from_within(self, store: Store) -> None:
+    def test_closed_from_within(self, store: Store) -> None:
         heard: list[bytes] = []
         ended = threading.Event()
         ready = threading.Event()
@@ -129,7 +149,7 @@ class HostingContract:
         def once(message: Message) -> None:
             assert ready.wait(PATIENCE)
             heard.append(message.body)
-            listener.cancel()
+            listener.close()
             ended.set()
 
         listener = store.listen(A, once, credit=10)
@@ -152,13 +172,89 @@ class HostingContract:
         with pytest.raises(UnknownSubscriptionError):
             store.listen(T, ear, 1, ("", "nobody"))
 
+    def test_a_listener_hears_of_its_end(self, store: Store) -> None:
+        """Also one that wants nothing just now; once, and not if it was closed before."""
+        store.subscribe(DESK)
+        ended: SimpleQueue[tuple[str, Exception]] = SimpleQueue()
+        store.listen(A, Ear(), 0, on_end=lambda error: ended.put(("idle", error)))
+        store.listen(A, Ear(), 9, on_end=lambda error: ended.put(("eager", error)))
+        store.listen(T, Ear(), 0, DESK.key, lambda error: ended.put(("desk", error)))
+        store.listen(A, Ear(), 9, on_end=lambda error: ended.put(("closed", error))).close()
+        store.unsubscribe(T, DESK.key)
+        who, error = ended.get(timeout=PATIENCE)
+        assert (who, type(error)) == ("desk", UnknownSubscriptionError)
+        store.close()
+        told = dict(ended.get(timeout=PATIENCE) for _ in range(2))
+        assert {who: type(error) for who, error in told.items()} == {"idle": ClosedError, "eager": ClosedError}
+        assert ended.empty()
+
     def test_a_closed_store_hears_nobody(self, store: Store) -> None:
         listener = store.listen(A, Ear(), credit=10)
         store.close()
         listener.add_credit(1)
-        assert not listener.cancel()
+        assert not listener.close()
         with pytest.raises(ClosedError):
             store.listen(A, Ear())
+
+    def test_close_says_whether_a_callback_runs(self, store: Store) -> None:
+        begun, go_on = threading.Event(), threading.Event()
+        heard: list[Message] = []
+
+        def hang(message: Message) -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            heard.append(message)
+
+        listener = store.listen(A, hang, credit=10)
+        store.send_many(A, [b"1", b"2"])
+        assert begun.wait(PATIENCE)
+        assert listener.close()
+        assert take(store).body == b"2"  # it was not begun with that one, and never will be
+        go_on.set()
+        eventually(lambda: [message.body for message in heard] == [b"1"])
+        heard[0].ack()
+        eventually(lambda: not listener.close())
+        assert store.counts(A) == Counts(0, 1)
+
+    def test_what_a_listener_was_not_called_with_is_free_once_it_is_closed(self, store: Store) -> None:
+        """Whatever moment it is closed in: what was sent is heard, or there to be received."""
+        for _ in range(50):
+            heard: list[Message] = []
+            listener = store.listen(A, heard.append, credit=10)
+            store.send(A, b"x")
+            if listener.close():
+                eventually(lambda listener=listener: not listener.close())  # type: ignore[misc]
+            assert store.counts(A).leased == len(heard)
+            left = store.receive(A)
+            assert (len(heard), left is None) in ((1, True), (0, False))
+            (heard[0] if left is None else left).ack()
+
+    def test_a_listener_waits_for_room(self, disk: Disk) -> None:
+        store = disk.create(max_leases=2)
+        ear = Ear()
+        store.listen(A, ear, credit=5)
+        store.send_many(A, [b"1", b"2", b"3", b"4"])
+        first, second = ear.next(), ear.next()
+        assert (first.body, second.body) == (b"1", b"2")
+        first.ack()
+        assert ear.next().body == b"3"
+        second.release()
+        again = ear.next()
+        assert (again.body, again.deliveries) == (b"2", 2)
+
+    def test_what_is_no_credit(self, store: Store) -> None:
+        listener = store.listen(A, Ear(), credit=0)
+        for wrong, error in ((-1, ValueError), (None, TypeError), (1.5, TypeError), (True, TypeError)):
+            with pytest.raises(error, match="credit"):
+                store.listen(A, Ear(), wrong)  # type: ignore[arg-type]
+            with pytest.raises(error, match="credit"):
+                listener.add_credit(wrong)  # type: ignore[arg-type]
+
+    def test_a_listener_keeps_its_store_open(self, store: Store) -> None:
+        listener = store.listen(A, Ear(), credit=0)
+        assert not store.retire()
+        listener.close()
+        assert store.volatile or store.retire()
 
     # Without waiting
 
