@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError, UnknownMessageError
+from ..policies.errors import AnabranchError, DeadLetterError, UnknownMessageError
 
 HeaderValue = str | int | float | bool | bytes | None | Sequence["HeaderValue"] | Mapping[str, "HeaderValue"]
 """Plain, or lists and maps of such, as JSON nests them; a tuple comes back as a list."""
@@ -189,16 +189,32 @@ class Change(NamedTuple):
     retroactive: bool = False
 
 
+EXPIRED: Final = "expired"
+"""Its time is over."""
+SPENT: Final = "spent"
+"""It has come back as often as `max_deliveries` says."""
+REJECTED: Final = "rejected"
+"""Its receiver has rejected it, and said no reason of its own."""
+
+
+@runtime_checkable
+class Rejecting(Protocol):
+    """A store's owner, which knows where its dead letters go."""
+
+    def reject(self, message: Message, reason: str) -> None:
+        """As Message.reject."""
+
+
 class Message:
     """A message read from a store. Read-only by convention; compares by identity.
 
-    One that `receive` gave is leased to this process until `ack()` or `release()`, or until the process ends. One
-    that `browse` gave is a look only. Safe to hand to another thread.
+    One that `receive` gave is leased to this process until `ack()`, `release()` or `reject()`, or until the process
+    ends. One that `browse` gave is a look only. Safe to hand to another thread.
     """
 
     __slots__ = (
-        "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id", "note", "persistent",
-        "priority", "seq", "store", "subscription", "timestamp_ms",
+        "_note", "_store", "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id",
+        "persistent", "priority", "seq", "subscription", "timestamp_ms",
     )  # fmt: skip
 
     def __init__(
@@ -218,7 +234,7 @@ class Message:
         subscription: SubscriptionKey | None = None,
         persistent: bool = True,
     ) -> None:
-        self.store = store
+        self._store = store
         self.destination = destination
         self.seq = seq
         self.body = body
@@ -226,7 +242,7 @@ class Message:
         self.message_id = message_id
         self.timestamp_ms = timestamp_ms
         self.leased = leased
-        self.note = note
+        self._note = note
         """The store's own; nobody else looks at it."""
         self.priority = priority
         self.expires_at_ms = expires_at_ms
@@ -239,13 +255,41 @@ class Message:
         """As its sender said; whatever that was, nothing of a memory store survives."""
 
     def ack(self) -> None:
-        """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError."""
-        self.store.ack([self])
+        """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError if it is not
+        leased, or not any more."""
+        self._store.ack([self])
 
-    def release(self) -> None:
-        """Give it back: the next receive finds it at its old place in the order, delivered once more. Raises
-        UnknownMessageError."""
-        self.store.release([self])
+    def ack_nowait(self) -> Future[None]:
+        """`ack` without waiting: refused at once if it is not leased, else the future resolves when `ack` would have
+        returned, on a thread of ours."""
+        return self._store.ack_nowait([self])
+
+    def release(self, delivered: bool = True) -> None:
+        """Give it back: the next receive finds it at its old place in the order, delivered once more; not so unless
+        `delivered`. Raises UnknownMessageError."""
+        self._store.release([self], delivered)
+
+    def release_nowait(self, delivered: bool = True) -> Future[None]:
+        """`release` without waiting, as `ack_nowait`."""
+        return self._store.release_nowait([self], delivered)
+
+    def reject(self, reason: str = REJECTED) -> None:
+        """Put it into its store's dead-letter queue, with the `reason`, in one step: after any crash it is in one of
+        the two. Dropped, and counted, if its store has none. Raises UnknownMessageError, and what a transaction's
+        commit raises; the message is then free again, as after a release."""
+        owner = self._store.owner
+        if not isinstance(owner, Rejecting):
+            raise DeadLetterError(
+                f"{self!r} cannot be rejected: store {self._store.name!r} was opened without a router, which knows the "
+                "dead-letter queues; ack it, or release it"
+            )
+        owner.reject(self, reason)
+
+    @property
+    def token(self) -> str:
+        """What it can be settled by, with `Router.settle`, by who does not hold this object. It holds while the message
+        is leased, and tells no secret. Raises UnknownMessageError for a message that is not leased."""
+        return self._store.token(self)
 
     @property
     def redelivered(self) -> bool:
@@ -266,12 +310,6 @@ class Undelivered(NamedTuple):
     message: Message
     reason: str
     """EXPIRED or SPENT."""
-
-
-EXPIRED: Final = "expired"
-"""Its time is over."""
-SPENT: Final = "spent"
-"""It has come back as often as `max_deliveries` says."""
 
 
 class Prepared(NamedTuple):
@@ -436,7 +474,7 @@ class Store(Protocol):
     whose outcome this process's decision log alone knows is refused (rule T6)."""
     owner: object
     """Set by the router that opens it, which the store keeps alive and never looks at: while anything can reach the
-    store, a message say, the router's directory is locked (invariant 8)."""
+    store, a message say, the router's directory is locked (invariant 8). What Message.reject asks."""
 
     # `descriptors`, an int, may be there: how many files and sockets a store keeps open. 4 where it does not say.
 
@@ -565,12 +603,15 @@ class Store(Protocol):
         and holds no secret. Raises UnknownMessageError."""
 
     def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
-        """Ack or release many by their tokens; returns what was wrong with each, None where nothing was. Those with
-        which nothing was wrong are settled together. REJECT is the router's. Raises ValueError for what is no token,
-        and then settles nothing."""
+        """Ack or release many by their tokens; returns what was wrong with each, None where nothing was:
+        UnknownMessageError, which names the token, for what is no token or is not leased any more. Those with which
+        nothing was wrong are settled together. REJECT is the router's. Raises TypeError."""
+
+    def settle_nowait(self, tokens: Sequence[str], how: Settlement) -> Future[list[AnabranchError | None]]:
+        """`settle` without waiting, as `ack_nowait`."""
 
     def leased(self, token: str) -> Message:
-        """The message of a token. Raises ValueError, UnknownMessageError."""
+        """The message of a token. Raises TypeError, UnknownMessageError."""
 
     def claim(self, message: Message) -> None:
         """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..adapters.background import shared
-from ..adapters.base import EXPIRED, Store, Undelivered
+from ..adapters.base import EXPIRED, Message, Store, Undelivered, require_leased
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
 from ..policies.options import dead_letter_name
@@ -73,6 +73,19 @@ class DeadLetterSweeper:
                 sweeper._run_in_background(turn)
 
         shared().schedule(SWEEP_SECONDS, look)
+
+    def reject(self, message: Message, reason: str) -> None:
+        """Put a leased message aside now. Raises what a transaction raises: the message is then free."""
+        if not isinstance(message, Message):
+            raise TypeError(f"a message that was received can be rejected, not {type(message).__name__}: {message!r}")
+        if not isinstance(reason, str):
+            raise TypeError(f"a reason is a str, not {type(reason).__name__}: {reason!r}")
+        require_leased(message)
+        store = message._store
+        kept = self._put_aside(store, self._places.dead_letter_of(store), [Undelivered(message, reason)], rejected=True)
+        with self._lock:
+            self.dead_lettered += kept
+            self.dropped += 1 - kept
 
     def close(self) -> None:
         """No more is begun, and what is under way ends, but for a store that takes longer than FINISH_SECONDS: that one
@@ -187,19 +200,21 @@ class DeadLetterSweeper:
                 self.dropped += len(some) - kept
         return refused
 
-    def _put_aside(self, store: Store, pattern: str | None, found: Sequence[Undelivered]) -> int:
+    def _put_aside(
+        self, store: Store, pattern: str | None, found: Sequence[Undelivered], rejected: bool = False
+    ) -> int:
         """In one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then nothing was
-        done."""
+        done. `rejected`: by who was handed them, which counts as a delivery."""
         kept = 0
         transaction = self._begin()
         try:
             for message, reason in found:
                 source = message.destination
                 target = _dead_letter_queue(pattern, source) if pattern is not None else None
-                if target is None or (target == source and reason == EXPIRED):
+                if target is None or (target == source and reason == EXPIRED and not rejected):
                     continue
                 transaction.send(
-                    target, message.body, labelled(message, reason, target), priority=message.priority,
+                    target, message.body, labelled(message, reason, target, rejected), priority=message.priority,
                     persistent=message.persistent and not store.volatile,
                 )  # fmt: skip
                 kept += 1

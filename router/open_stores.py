@@ -111,6 +111,10 @@ class OpenStores:
     def is_open(self, row: StoreRow) -> bool:
         return row.path in self._open
 
+    def get(self, row: StoreRow) -> Store | None:
+        """The store of a row if it is open."""
+        return self._open.get(row.path)
+
     @contextmanager
     def exclusive(self, path: str) -> Iterator[None]:
         """Nobody else makes, opens or closes the store at this path meanwhile."""

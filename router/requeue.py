@@ -36,16 +36,17 @@ CLIENT: Final = "dead_letter_client"
 SUBSCRIPTION: Final = "dead_letter_subscription"
 
 
-def labelled(message: Message, reason: str, target: Destination) -> dict[str, Any]:
+def labelled(message: Message, reason: str, target: Destination, rejected: bool = False) -> dict[str, Any]:
     """The headers of the dead letter that a message becomes in `target`: its own, and where it comes from. Its message
     id is among them, not used again: the copies of several subscriptions are not duplicates of each other."""
+    deliveries = message.deliveries if rejected else message.deliveries - 1
     source = message.headers.get(SOURCE)
     if target == message.destination and source is not None:  # a dead letter stays where it is, and comes from there
-        return {**message.headers, REASON: reason, DELIVERIES: message.deliveries - 1}
+        return {**message.headers, REASON: reason, DELIVERIES: deliveries}
     labels: dict[str, Any] = {
         REASON: reason,
         SOURCE: str(message.destination),
-        DELIVERIES: message.deliveries - 1,
+        DELIVERIES: deliveries,
     }
     if message.subscription is not None:
         labels[CLIENT], labels[SUBSCRIPTION] = message.subscription
@@ -225,7 +226,7 @@ def _requeue_batch(
     finally:
         for message in taken:
             with suppress(AnabranchError):  # the transaction has freed it, or its store has failed
-                message.store.release([message], delivered=False)
+                message.release(delivered=False)
     return len(letters), wrong
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ..adapters.background import shared
 from ..adapters.base import (
+    REJECTED,
     TRANSACTION_BYTES,
     Headers,
     Message,
     Progress,
     Receipt,
+    Settlement,
     StoreStats,
     Subscription,
 )
@@ -42,6 +45,7 @@ from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
 from .queue import Queue
+from .settling import TokenSettler, by_store, settle_nowait
 from .store_registry import StoreRegistry, missing_directories
 from .topic import Topic
 from .transactions.coordinator import Coordinator
@@ -101,6 +105,7 @@ class Router:
         self._outcomes = Outcomes(self.coordinator, self.places)
         self.sweeper = DeadLetterSweeper(self.places, self._unlimited)
         """Of messages that are not delivered any more; likewise."""
+        self._tokens = TokenSettler(self.places, self.sweeper.reject)
 
     # Opening and closing
 
@@ -357,13 +362,60 @@ class Router:
 
         If a store raises, what lives in other stores may have been acked before.
         """
-        by_store: dict[int, list[Message]] = {}
-        for message in [messages] if isinstance(messages, Message) else messages:
-            if not isinstance(message, Message):
-                raise TypeError(f"messages that were received can be acked, not {type(message).__name__}: {message!r}")
-            by_store.setdefault(id(message.store), []).append(message)
-        for of_store in by_store.values():
-            of_store[0].store.ack(of_store)
+        for store, of_store in by_store(messages):
+            store.ack(of_store)
+
+    def ack_nowait(self, messages: Message | Iterable[Message]) -> Future[None]:
+        """`ack` without waiting: the future resolves, on a thread of ours, once all are acked, or with the first error
+        of a store."""
+        return settle_nowait(messages, lambda store, of_store: store.ack_nowait(of_store))
+
+    def release(self, messages: Message | Iterable[Message], delivered: bool = True) -> None:
+        """Give leased messages back, as Message.release; else as `ack`."""
+        for store, of_store in by_store(messages):
+            store.release(of_store, delivered)
+
+    def release_nowait(self, messages: Message | Iterable[Message], delivered: bool = True) -> Future[None]:
+        """`release` without waiting, as `ack_nowait`."""
+        return settle_nowait(messages, lambda store, of_store: store.release_nowait(of_store, delivered))
+
+    def reject(self, message: Message, reason: str = REJECTED) -> None:
+        """Put a leased message into its store's dead-letter queue, as Message.reject."""
+        self.places.require_open()
+        self.sweeper.reject(message, reason)
+
+    @overload
+    def settle(self, tokens: str, how: Settlement, reason: str = ...) -> None: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def settle(self, tokens: Iterable[str], how: Settlement, reason: str = ...) -> list[AnabranchError | None]: ...
+
+    def settle(
+        self, tokens: str | Iterable[str], how: Settlement, reason: str = REJECTED
+    ) -> list[AnabranchError | None] | None:
+        """Ack, release or reject leased messages by their tokens (Message.token), from any thread. `reason` is said of
+        what is rejected.
+
+        Of many tokens it returns what was wrong with each, None where nothing was, and settles the others: those of one
+        store together, with one wait for the disk, but each rejected one on its own. Of one token it raises that.
+        UnknownMessageError names a token that is none, whose store this router has not or has closed since, and one
+        whose message is not leased any more. Raises TypeError for what is no text or no Settlement.
+        """
+        self.places.require_open()
+        listed = _tokens(tokens, how)
+        results = self._tokens.settle(listed, how, reason)
+        if not isinstance(tokens, str):
+            return results
+        if results[0] is not None:
+            raise results[0]
+        return None
+
+    def settle_nowait(
+        self, tokens: str | Iterable[str], how: Settlement, reason: str = REJECTED
+    ) -> Future[list[AnabranchError | None]]:
+        """`settle` without waiting: the future resolves on a thread of ours; of one token, too, with a list."""
+        self.places.require_open()
+        return self._tokens.settle_nowait(_tokens(tokens, how), how, reason)
 
     def destinations(self, prefix: str = "") -> list[Destination]:
         """All that have been sent to or subscribed to and not deleted, in order of their text; with a prefix those
@@ -407,6 +459,12 @@ class Router:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""
         self.places.require_open()
         self.places.reopen(name)
+
+
+def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:
+    if not isinstance(how, Settlement):
+        raise TypeError(f"how to settle is a Settlement, not {type(how).__name__}: {how!r}")
+    return [tokens] if isinstance(tokens, str) else list(tokens)
 
 
 def _transaction_id(text: str) -> bytes:

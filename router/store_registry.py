@@ -400,6 +400,15 @@ class StoreRegistry:
             raise PlacementError(f"no store {store_id.hex()} is recorded in {self._config.directory}")
         return row
 
+    def is_store(self, store_id: bytes) -> bool:
+        """Whether a store of that id is recorded."""
+        return store_id in self._placement.stores
+
+    def open_store(self, store_id: bytes) -> Store | None:
+        """The store of that id if it is open. Never waits."""
+        row = self._placement.stores.get(store_id)
+        return self._stores.get(row) if row is not None else None
+
     def name_of(self, store_id: bytes) -> str:
         """A store's name, or its id where it has none."""
         row = self._placement.stores.get(store_id)
@@ -470,7 +479,7 @@ class StoreRegistry:
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
-        if message.store.store_id not in self._placement.stores:
+        if message._store.store_id not in self._placement.stores:
             raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
 
     def store_ids(self) -> list[bytes]:

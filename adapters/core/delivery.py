@@ -453,9 +453,9 @@ class Delivery:
         taken: list[Lease] = []
         with self._lock:
             for message in messages:
-                lease = message.note
+                lease = message._note
                 if (
-                    type(lease) is Lease and lease.hold == before and message.store is store and message.leased
+                    type(lease) is Lease and lease.hold == before and message._store is store and message.leased
                     and lease.is_held
                 ):  # fmt: skip
                     lease.hold = after

@@ -7,6 +7,7 @@ ack was not written is LEASED again; one whose ack was written ends when that is
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
@@ -27,6 +28,8 @@ from .tickets import Ticket
 from .writers import Writer
 
 log = logging.getLogger(__name__)
+
+_TOKEN: Final = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})")
 
 COUNTED_AT_ONCE: Final = 1000
 """Messages given back whose deliveries are written together."""
@@ -87,25 +90,39 @@ class Settling:
     ) -> Future[Any]:
         """The same without waiting: the future resolves on a thread of ours with `result` of what comes of the other
         changes. What is wrong at once is raised at once."""
-        engine = self._engine
+        try:
+            leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
+            return self._ack_leaving(leases, hold, first, sync, reservation, result)
+        except UnknownMessageError:  # another thread may be settling them
+            raise
+        except (AnabranchError, KeyboardInterrupt, RuntimeError):
+            self._engine.delivery.put_back(_leases(messages), hold)
+            raise
+
+    def _ack_leaving(
+        self,
+        leases: Sequence[Lease],
+        hold: int,
+        first: Sequence[Change] = (),
+        sync: bool = False,
+        reservation: object = None,
+        result: Callable[[list[Any]], Any] = lambda outcomes: None,
+    ) -> Future[Any]:
+        """Of what is LEAVING. What is raised took no effect, and the caller puts them back."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
-        try:
-            leases = engine.delivery.take(self._store, messages, hold, LEAVING)
-            changes = [*first, *acks_of(leases)]
-            ticket = Ticket(changes, sum(change.size for change in changes), sync)
-            ticket.held = reservation
-            del reservation
-            ticket.future = (future, lambda done: result(done.outcomes))
-            future.add_done_callback(lambda done: self._acked(done, leases, hold))
-            if engine.nonpersistent is not None and engine.nonpersistent.takes(changes):
-                ticket.outcomes = engine.nonpersistent.write(changes)
-                ticket.finish(None)
-                return future
-            self._writer.submit(ticket)
-        except (AnabranchError, KeyboardInterrupt, RuntimeError):
-            engine.delivery.put_back(_leases(messages), hold)
-            raise
+        changes = [*first, *acks_of(leases)]
+        ticket = Ticket(changes, sum(change.size for change in changes), sync)
+        ticket.held = reservation
+        del reservation
+        ticket.future = (future, lambda done: result(done.outcomes))
+        future.add_done_callback(lambda done: self._acked(done, leases, hold))
+        nonpersistent = self._engine.nonpersistent
+        if nonpersistent is not None and nonpersistent.takes(changes):
+            ticket.outcomes = nonpersistent.write(changes)
+            ticket.finish(None)
+            return future
+        self._writer.submit(ticket)
         self._writer.proceed()
         return future
 
@@ -131,7 +148,15 @@ class Settling:
 
     def give_back_nowait(self, messages: Sequence[Message], hold: int, delivered: bool) -> Future[None]:
         """The same on a thread of ours. What is not held is refused at once."""
-        leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
+        try:
+            leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
+            return self._give_back_leaving(leases, hold, delivered)
+        except KeyboardInterrupt:
+            self._engine.delivery.put_back(_leases(messages), hold)
+            raise
+
+    def _give_back_leaving(self, leases: Sequence[Lease], hold: int, delivered: bool) -> Future[None]:
+        """Of what is LEAVING."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
 
@@ -193,10 +218,10 @@ class Settling:
         return f"{self._store.store_id.hex()}.{feed.state.number:x}.{feed.number:x}.{lease.seq:x}.{lease.number:x}"
 
     def lease(self, token: str) -> Lease:
-        """What it stands for. Raises ValueError for what is no token, UnknownMessageError if it is held no more."""
-        return self._lease(token, *_parsed(token))
-
-    def _lease(self, token: str, destination: int, subscription: int, seq: int, number: int) -> Lease:
+        """What it stands for. Raises UnknownMessageError for what is no token, or if it is held no more."""
+        store_id, destination, subscription, seq, number = _parsed(token)
+        if store_id != self._store.store_id.hex():
+            raise UnknownMessageError(f"the message of token {token} is in another store than {self._store.name!r}")
         state = self._engine.catalog.by_number.get(destination)
         for feed in state.feeds(subscription) if state is not None else ():
             lease = feed.held.get(seq)
@@ -208,45 +233,85 @@ class Settling:
 
     def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
         """Ack or release each; returns what was wrong with it, None where nothing was. What can be settled is written
-        together. Raises ValueError for what is no token, and then settles nothing."""
-        parsed = [_parsed(token) for token in tokens]
+        together."""
         results: list[AnabranchError | None] = [None] * len(tokens)
-        leases: dict[int, Lease] = {}
-        taken: list[Lease] = []
+        taken: dict[int, Lease] = {}
         try:
-            for at, token in enumerate(tokens):
-                try:
-                    lease = self._lease(token, *parsed[at])
-                    taken.append(lease)  # first: who is interrupted knows which to put back
-                    if not self._engine.delivery.move(lease, LEASED, LEAVING):
-                        taken.pop()
-                        raise UnknownMessageError(f"the message of token {token} is being settled, or claimed")
-                    leases[at] = lease
-                except UnknownMessageError as error:
-                    results[at] = error
-            if taken and how is Settlement.ACK:
-                self._write(acks_of(taken))
-                self._engine.acks += len(taken)
-            elif taken:
-                self._give_back(taken, delivered=True)
+            self._take(tokens, results, taken)
+            leases = list(taken.values())
+            if leases and how is Settlement.ACK:
+                self._write(acks_of(leases))
+                self._engine.acks += len(leases)
+            elif leases:
+                self._give_back(leases, delivered=True)
         except BaseException as error:
             if not isinstance(error, OutcomeUnknownError):
-                self._engine.delivery.put_back(taken, LEASED)
+                self._engine.delivery.put_back(taken.values(), LEASED)
             if not isinstance(error, AnabranchError):
                 raise
-            for at in leases:
+            for at in taken:
                 results[at] = error
         return results
 
+    def settle_nowait(self, tokens: Sequence[str], how: Settlement) -> Future[list[AnabranchError | None]]:
+        """The same without waiting: the future resolves on a thread of ours."""
+        results: list[AnabranchError | None] = [None] * len(tokens)
+        taken: dict[int, Lease] = {}
+        future: Future[list[AnabranchError | None]] = Future()
+        future.set_running_or_notify_cancel()
 
-def _parsed(token: str) -> tuple[int, int, int, int]:
-    """Numbers of the destination, of the subscription (0: a queue), of the message and of the lease."""
-    try:
-        _, destination, subscription, seq, number = token.split(".")
-        return int(destination, 16), int(subscription, 16), int(seq, 16), int(number, 16)
-    except (ValueError, AttributeError):
-        raise ValueError(f"{token!r} is no token of a message; Store.token says it") from None
+        def settled(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is not None and not isinstance(error, AnabranchError):
+                future.set_exception(error)
+                return
+            for at in taken:
+                results[at] = error
+            future.set_result(results)
+
+        try:
+            self._take(tokens, results, taken)
+            leases = list(taken.values())
+            if not leases:
+                future.set_result(results)
+            elif how is Settlement.ACK:
+                self._ack_leaving(leases, LEASED).add_done_callback(settled)
+            else:
+                self._give_back_leaving(leases, LEASED, delivered=True).add_done_callback(settled)
+        except BaseException as error:
+            self._engine.delivery.put_back(taken.values(), LEASED)
+            if not isinstance(error, AnabranchError):
+                raise
+            for at in taken:
+                results[at] = error
+            future.set_result(results)
+        return future
+
+    def _take(self, tokens: Sequence[str], results: list[AnabranchError | None], taken: dict[int, Lease]) -> None:
+        """Move what is leased to LEAVING, into `taken` by its place among the tokens; what is wrong with the others
+        goes into `results`."""
+        for at, token in enumerate(tokens):
+            try:
+                lease = self.lease(token)
+                taken[at] = lease  # first: who is interrupted knows which to put back
+                if not self._engine.delivery.move(lease, LEASED, LEAVING):
+                    del taken[at]
+                    raise UnknownMessageError(f"the message of token {token} is being settled, or claimed")
+            except UnknownMessageError as error:
+                results[at] = error
+
+
+def _parsed(token: str) -> tuple[str, int, int, int, int]:
+    """The store's id, and the numbers of the destination, of the subscription (0: a queue), of the message and of the
+    lease. Raises TypeError, and UnknownMessageError for what is no token."""
+    if not isinstance(token, str):
+        raise TypeError(f"a token is a str, not {type(token).__name__}: {token!r}")
+    found = _TOKEN.fullmatch(token)
+    if found is None:
+        raise UnknownMessageError(f"{token!r} is no token of a message: message.token says it")
+    destination, subscription, seq, number = (int(text, 16) for text in found.groups()[1:])
+    return found[1], destination, subscription, seq, number
 
 
 def _leases(messages: Iterable[Message]) -> list[Lease]:
-    return [message.note for message in messages if type(message.note) is Lease]
+    return [message._note for message in messages if type(message._note) is Lease]

@@ -304,10 +304,10 @@ class CoreStore:
         self._settling.give_back(messages, CLAIMED, delivered=True)
 
     def token(self, message: Message) -> str:
-        if not isinstance(message.note, Lease):
+        if not isinstance(message._note, Lease):
             require_leased(message)
             raise UnknownMessageError(f"{message!r} is not leased here any more")
-        return self._settling.token(message.note)
+        return self._settling.token(message._note)
 
     def leased(self, token: str) -> Message:
         self._engine.ensure_usable()
@@ -319,6 +319,10 @@ class CoreStore:
     def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
         self._engine.ensure_usable()
         return self._settling.settle(tokens, how)
+
+    def settle_nowait(self, tokens: Sequence[str], how: Settlement) -> Future[list[AnabranchError | None]]:
+        self._engine.ensure_usable()
+        return self._settling.settle_nowait(tokens, how)
 
     # Durable subscriptions
 

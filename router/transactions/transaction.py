@@ -184,8 +184,8 @@ class Transaction:
             self._require_same(message)
             before = len(self._order)
             try:
-                message.store.claim(message)
-                participant = self._participant(message.store, message.destination)
+                message._store.claim(message)
+                participant = self._participant(message._store, message.destination)
                 participant.acks.append(message)
                 self._order.append((participant, ACK))
             except KeyboardInterrupt:
@@ -194,11 +194,11 @@ class Transaction:
 
     def _take_back(self, message: Message, operations: int) -> None:
         """Leave nothing of an ack that was interrupted anywhere: the message is free, or leased still."""
-        participant = self._participant(message.store, message.destination)
+        participant = self._participant(message._store, message.destination)
         participant.acks = [acked for acked in participant.acks if acked is not message]
         self._drop_empty()
         del self._order[operations:]
-        unclaim(message.store, [message])
+        unclaim(message._store, [message])
 
     def subscribe(
         self,
@@ -293,10 +293,10 @@ class Transaction:
         return participant
 
     def _require_same(self, message: Message) -> None:
-        participant = self._participants.get(message.store.store_id)
-        if participant is not None and participant.acks and participant.store is not message.store:
+        participant = self._participants.get(message._store.store_id)
+        if participant is not None and participant.acks and participant.store is not message._store:
             raise TransactionError(
-                f"store {message.store.name!r} was reopened since this transaction acked {participant.acks[0]!r}, "
+                f"store {message._store.name!r} was reopened since this transaction acked {participant.acks[0]!r}, "
                 "whose lease is gone with that; roll back and receive again"
             )
 

@@ -329,14 +329,51 @@ class HostingContract:
         assert drain(store, T, DESK.key) == []
 
     def test_what_is_no_token(self, store: Store) -> None:
-        store.send(A, b"1")
-        token = store.token(take(store))
-        for wrong in ("", "x", "1.2.3", token + "x", token.rpartition(".")[0]):
-            with pytest.raises(ValueError, match="is no token"):
-                store.settle([token, wrong], Settlement.ACK)
+        """What is wrong with it is said of it alone, by name."""
+        store.send_many(A, [b"1", b"2"])
+        token, other = store.token(take(store)), store.token(take(store))
+        foreign = bytes(16).hex() + token[32:]
+        for wrong in ("", "x", "1.2.3", token + "x", token.rpartition(".")[0], token.upper() + "F", foreign):
+            for how in (store.settle, lambda *args: store.settle_nowait(*args).result(PATIENCE)):
+                (said,) = how([wrong], Settlement.ACK)
+                assert isinstance(said, UnknownMessageError)
+                assert (wrong or "''") in str(said)
+            with pytest.raises(UnknownMessageError):
+                store.leased(wrong)
         with pytest.raises(UnknownMessageError):
             store.leased(token[:-1] + ("0" if token[-1] != "0" else "1"))
-        assert store.settle([token], Settlement.ACK) == [None]
+        with pytest.raises(TypeError, match="token"):
+            store.settle([token, 5], Settlement.ACK)  # type: ignore[list-item]
+        wrong, right = store.settle(["x", token], Settlement.ACK)
+        assert (type(wrong), right) == (UnknownMessageError, None)
+        assert store.settle([other], Settlement.ACK) == [None]
+
+    def test_settled_by_token_without_waiting(self, disk: Disk, store: Store) -> None:
+        store.send_many(A, [b"1", b"2", b"3"])
+        one, two, three = (store.token(take(store)) for _ in range(3))
+        first = store.settle_nowait([one, "x"], Settlement.ACK)
+        again, second = store.settle_nowait([one, two], Settlement.RELEASE).result(PATIENCE)
+        assert (type(again), second) == (UnknownMessageError, None)
+        done, wrong = first.result(PATIENCE)
+        assert (done, type(wrong)) == (None, UnknownMessageError)
+        assert take(store).deliveries == 2
+        assert store.settle_nowait([three], Settlement.ACK).result(PATIENCE) == [None]
+        for view in disk.views(store):
+            assert bodies(view) == [b"2"]
+        assert_whole(store)
+
+    def test_what_another_has_in_hand_stays_with_it(self, store: Store) -> None:
+        """An ack that is refused for one message changes nothing about the others."""
+        store.send_many(A, [b"1", b"2"])
+        first, second = take(store), take(store)
+        under_way = store.ack_nowait([first])
+        with pytest.raises(UnknownMessageError):
+            store.ack_nowait([second, first])
+        with pytest.raises(UnknownMessageError):
+            store.release_nowait([second, first])
+        under_way.result(PATIENCE)
+        assert store.counts(A) == Counts(0, 1)
+        second.ack()
 
     def test_a_claimed_one_is_its_transactions(self, store: Store) -> None:
         store.send(A, b"1")

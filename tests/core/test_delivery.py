@@ -52,8 +52,8 @@ def test_moves_are_all_or_none() -> None:
         delivery.take(store, [two], LEASED, LEAVING)
         with pytest.raises(UnknownMessageError):
             delivery.take(store, [one, two], LEASED, LEAVING)
-        assert one.note.hold == LEASED
-        delivery.put_back([two.note], LEASED)
+        assert one._note.hold == LEASED
+        delivery.put_back([two._note], LEASED)
         store.ack([one, two])
 
 

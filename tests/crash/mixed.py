@@ -222,7 +222,7 @@ class Hand:
                     continue
                 identity = identity_of(message.body)
                 if "e." in identity and message.subscription:
-                    message.store.release([message], delivered=False)  # its fate is not told by one channel alone
+                    message.release(delivered=False)  # its fate is not told by one channel alone
                     continue
                 tx.ack(message)
                 taken.append(message)
@@ -524,5 +524,5 @@ def _receivable(router: anabranch.Router, found: Found, claimed: set[tuple[str, 
         if [each for each in got if "e." not in each] != [each for each in wanted if "e." not in each]:
             wrong.append(f"{where} gives {got}, not {wanted}")
         for message in taken:
-            message.store.release([message], delivered=False)
+            message.release(delivered=False)
     return wrong

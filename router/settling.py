@@ -1,0 +1,191 @@
+"""Messages are settled from any thread: those in hand, and those of which who settles them kept the token alone.
+
+    token = message.token                           # a str: into a table, into a frame to a client
+    router.settle(token, Settlement.ACK)            # from any thread, later
+
+Nothing here opens a store: in one that is closed nothing is leased.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from ..adapters.background import shared
+from ..adapters.base import Message, Settlement, Store
+from ..policies.errors import AnabranchError, UnknownMessageError
+
+if TYPE_CHECKING:
+    from .store_registry import StoreRegistry
+
+T = TypeVar("T")
+
+Results = list[AnabranchError | None]
+"""What was wrong with each token; None where nothing was."""
+
+_STORE_ID_DIGITS = 32
+
+
+def by_store(messages: Message | Iterable[Message]) -> list[tuple[Store, list[Message]]]:
+    """Messages that are settled together, in the order in which their stores first occur. Raises TypeError."""
+    found: dict[int, tuple[Store, list[Message]]] = {}
+    for message in [messages] if isinstance(messages, Message) else messages:
+        if not isinstance(message, Message):
+            raise TypeError(f"messages that were received can be settled, not {type(message).__name__}: {message!r}")
+        found.setdefault(id(message._store), (message._store, []))[1].append(message)
+    return list(found.values())
+
+
+def settle_nowait(
+    messages: Message | Iterable[Message], call: Callable[[Store, list[Message]], Future[None]]
+) -> Future[None]:
+    """Begin `call` with the messages of each store; the future resolves once all have ended, with the first error."""
+    futures = []
+    for store, of_store in by_store(messages):
+        try:
+            futures.append(call(store, of_store))
+        except AnabranchError as error:
+            refused: Future[None] = Future()
+            refused.set_exception(error)
+            futures.append(refused)
+    return _all(futures, lambda: None)
+
+
+def in_background(call: Callable[[], Results]) -> Future[Results]:
+    """Run it on a thread of ours."""
+    future: Future[Results] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            outcome = future, call(), None
+        except BaseException as error:
+            shared().resolve([(future, None, error)])
+        else:
+            shared().resolve([outcome])
+
+    shared().lead(run)
+    return future
+
+
+class TokenSettler:
+    """Of one router. Threads: all."""
+
+    def __init__(self, places: StoreRegistry, reject: Callable[[Message, str], None]) -> None:
+        self._places, self._reject = places, reject
+
+    def settle(self, tokens: Sequence[str], how: Settlement, reason: str) -> Results:
+        """Settle each; those of one store together, but each rejected one on its own."""
+        results: Results = [None] * len(tokens)
+        for store, places in self._by_store(tokens, results):
+            if how is Settlement.REJECT:
+                for place in places:
+                    results[place] = self._rejected(store, tokens[place], reason)
+                continue
+            try:
+                found = store.settle([tokens[place] for place in places], how)
+            except AnabranchError as error:
+                found = [error] * len(places)
+            for place, wrong in zip(places, found, strict=True):
+                results[place] = wrong
+        return results
+
+    def settle_nowait(self, tokens: Sequence[str], how: Settlement, reason: str) -> Future[Results]:
+        """The same without waiting. What is rejected is so on a thread of ours."""
+        if how is Settlement.REJECT:
+            return in_background(lambda: self.settle(tokens, how, reason))
+        results: Results = [None] * len(tokens)
+        futures: list[Future[None]] = []
+        for store, places in self._by_store(tokens, results):
+            try:
+                future = store.settle_nowait([tokens[place] for place in places], how)
+            except AnabranchError as error:
+                for place in places:
+                    results[place] = error
+                continue
+            futures.append(_noted(future, places, results))
+        return _all(futures, lambda: results)
+
+    def _by_store(self, tokens: Sequence[str], results: Results) -> list[tuple[Store, list[int]]]:
+        """The stores that are open, each with the places of its tokens. What is wrong with the others goes into
+        `results`. Raises TypeError."""
+        found: dict[bytes, tuple[Store, list[int]]] = {}
+        for place, token in enumerate(tokens):
+            if not isinstance(token, str):
+                raise TypeError(f"a token is a str, not {type(token).__name__}: {token!r}")
+            try:
+                store = self._store(token)
+            except UnknownMessageError as error:
+                results[place] = error
+            else:
+                found.setdefault(store.store_id, (store, []))[1].append(place)
+        return list(found.values())
+
+    def _store(self, token: str) -> Store:
+        """The open store of a token. Raises UnknownMessageError, which names the token."""
+        try:
+            store_id = bytes.fromhex(token.partition(".")[0])
+        except ValueError:
+            store_id = b""
+        if 2 * len(store_id) != _STORE_ID_DIGITS:
+            raise UnknownMessageError(f"{token!r} is no token of a message: message.token says it")
+        if not self._places.is_store(store_id):
+            raise UnknownMessageError(
+                f"token {token} is of store {store_id.hex()}, which this router has not; settle it where its message "
+                "was received"
+            )
+        store = self._places.open_store(store_id)
+        if store is None:
+            raise UnknownMessageError(
+                f"token {token} is of store {self._places.name_of(store_id)!r}, which was closed since: what was "
+                "leased there is free, receive it again"
+            )
+        return store
+
+    def _rejected(self, store: Store, token: str, reason: str) -> AnabranchError | None:
+        try:
+            self._reject(store.leased(token), reason)
+        except AnabranchError as error:
+            return error
+        return None
+
+
+def _noted(future: Future[Results], places: Sequence[int], results: Results) -> Future[None]:
+    """Resolves once what became of these tokens is in `results`."""
+    noted: Future[None] = Future()
+
+    def note(done: Future[Results]) -> None:
+        error = done.exception()
+        if error is not None and not isinstance(error, AnabranchError):
+            noted.set_exception(error)
+            return
+        for at, place in enumerate(places):
+            results[place] = error if error is not None else done.result()[at]
+        noted.set_result(None)
+
+    future.add_done_callback(note)
+    return noted
+
+
+def _all(futures: Sequence[Future[None]], result: Callable[[], T]) -> Future[T]:
+    """Resolves once all these have: with their first error, else with the result."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    numbers = itertools.count(1)
+
+    def ended(_: Future[None]) -> None:
+        if next(numbers) < len(futures):
+            return
+        error = next((error for done in futures if (error := done.exception()) is not None), None)
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result())
+
+    if not futures:
+        future.set_result(result())
+    for done in futures:
+        done.add_done_callback(ended)
+    return future

@@ -1,0 +1,244 @@
+"""What a host asks of a router: to be called with messages, to settle by token, and never to wait where it must not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.adapters.base import Message, Settlement
+
+from ..contract.disk import PATIENCE
+from .disk import NEVER
+
+ACK, RELEASE, REJECT = Settlement.ACK, Settlement.RELEASE, Settlement.REJECT
+KINDS: dict[str, Any] = {
+    "journal": anabranch.JournalOptions(sync=NEVER, dead_letter="dlq", segment_size=64 * 1024),
+    "sql": anabranch.SqlOptions(dead_letter="dlq"),
+    "memory": anabranch.MemoryOptions(dead_letter="dlq"),
+}
+
+
+def config(directory: Path, kind: str) -> anabranch.Config:
+    """Everything in a store of this kind, but what is in a journal of its own: its dead letters, and `other.>`."""
+    journal = anabranch.JournalOptions(sync=NEVER, segment_size=64 * 1024)
+    return anabranch.Config(
+        directory,
+        [
+            anabranch.StoreConfig("all", [">"], **{kind: KINDS[kind]}),
+            anabranch.StoreConfig("beside", ["dlq", "queue://other.>"], journal=journal),
+        ],
+        transactions=anabranch.TransactionOptions(sync=NEVER),
+    )
+
+
+@pytest.fixture(params=KINDS)
+def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[anabranch.Router]:
+    with anabranch.open(config(tmp_path / "data", request.param)) as router:
+        yield router
+
+
+def take(queue: anabranch.Queue | anabranch.Subscriber, timeout: float = 0) -> Message:
+    message = queue.receive(timeout)
+    assert message is not None
+    return message
+
+
+def bodies(queue: anabranch.Queue | anabranch.Subscriber) -> list[bytes]:
+    return [message.body for message in queue.browse()]
+
+
+# Settling
+
+
+def test_settled_by_token_from_another_thread(router: anabranch.Router) -> None:
+    """Over two stores, what is wrong with one said of that one."""
+    q, other = router.queue("q"), router.queue("other.q")
+    q.send_many([b"1", b"2", b"3"])
+    other.send(b"4")
+    tokens = [take(q).token, take(q).token, take(other).token, "no token"]
+    said: Future[Any] = Future()
+    threading.Thread(target=lambda: said.set_result(router.settle(tokens, ACK))).start()
+    *right, wrong = said.result(PATIENCE)
+    assert right == [None, None, None]
+    assert isinstance(wrong, anabranch.UnknownMessageError)
+    assert (bodies(q), bodies(other)) == ([b"3"], [])
+
+
+def test_one_token_raises_what_is_wrong(router: anabranch.Router) -> None:
+    q = router.queue("q")
+    q.send(b"1")
+    token = take(q).token
+    router.settle(token, RELEASE)
+    again = take(q)
+    assert again.deliveries == 2
+    with pytest.raises(anabranch.UnknownMessageError, match=token):
+        router.settle(token, ACK)
+    router.settle(again.token, ACK)
+    assert bodies(q) == []
+
+
+def test_tokens_that_mean_nothing_here(router: anabranch.Router, tmp_path: Path) -> None:
+    """Each is named, with what to do; none of them opens a store."""
+    router.queue("q").send(b"1")
+    other = router.queue("other.q")
+    other.send(b"2")
+    closed = take(other).token
+    router.reopen("beside")
+    with anabranch.open(config(tmp_path / "foreign", "journal")) as second:
+        second.queue("q").send(b"1")
+        foreign = take(second.queue("q")).token
+        for call in (router.settle, lambda tokens, how: router.settle_nowait(tokens, how).result(PATIENCE)):
+            for token, why in (("", "no token"), ("x.y", "no token"), (foreign, "this router has not")):
+                for how in Settlement:
+                    (error,) = call([token], how)
+                    assert isinstance(error, anabranch.UnknownMessageError)
+                    assert why in str(error)
+                    assert token in str(error)
+    (error,) = router.settle([closed], ACK)
+    assert isinstance(error, anabranch.UnknownMessageError)
+    with pytest.raises(TypeError, match="token is a str"):
+        router.settle([b"x"], ACK)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="Settlement"):
+        router.settle("x", "ack")  # type: ignore[call-overload]
+
+
+def test_a_token_opens_no_store(tmp_path: Path) -> None:
+    settings = config(tmp_path / "data", "journal")
+    with anabranch.open(settings) as router:
+        router.queue("q").send(b"1")
+        token = take(router.queue("q")).token
+    with anabranch.open(settings) as router:
+        for how in Settlement:
+            with pytest.raises(anabranch.UnknownMessageError, match="'all', which was closed since"):
+                router.settle(token, how)
+        assert router.places.open_stores() == []
+    with pytest.raises(anabranch.ClosedError):
+        router.settle(token, ACK)
+
+
+def test_without_waiting_over_two_stores(router: anabranch.Router) -> None:
+    q, other = router.queue("q"), router.queue("other.q")
+    q.send_many([b"1", b"2"])
+    other.send_many([b"3", b"4"])
+    mine, theirs = [take(q), take(q)], [take(other), take(other)]
+    assert router.ack_nowait([mine[0], theirs[0]]).result(PATIENCE) is None
+    assert router.release_nowait([mine[1], theirs[1]]).result(PATIENCE) is None
+    again = take(q)
+    assert (again.body, again.deliveries) == (b"2", 2)
+    assert isinstance(router.ack_nowait([again, mine[0]]).exception(PATIENCE), anabranch.UnknownMessageError)
+    assert router.settle_nowait([again.token, take(other).token, "x"], RELEASE).result(PATIENCE)[:2] == [None, None]
+    router.release([take(q), take(other)], delivered=False)
+    found = [take(q), take(other)]
+    assert [message.deliveries for message in found] == [3, 3]
+    found[0].ack_nowait().result(PATIENCE)
+    found[1].release_nowait(delivered=False).result(PATIENCE)
+    assert (bodies(q), bodies(other)) == ([], [b"4"])
+    assert router.ack_nowait([]).result(0) is None
+    with pytest.raises(TypeError, match="settled"):
+        router.ack_nowait(["x"])  # type: ignore[list-item]
+
+
+# Rejecting
+
+
+@pytest.mark.parametrize("how", ["message", "router", "token", "token without waiting"])
+def test_rejected_with_a_reason(router: anabranch.Router, how: str) -> None:
+    q, dead = router.queue("q"), router.queue("dlq")
+    q.send(b"poison", {"k": 1}, "id-1", priority=7)
+    q.send(b"good")
+    take(q).release()
+    message = take(q)
+    if how == "message":
+        message.reject("it does not parse")
+    elif how == "router":
+        router.reject(message, "it does not parse")
+    elif how == "token":
+        router.settle(message.token, REJECT, "it does not parse")
+    else:
+        assert router.settle_nowait(message.token, REJECT, "it does not parse").result(PATIENCE) == [None]
+    letter = take(dead)
+    assert (letter.body, letter.priority) == (b"poison", 7)
+    assert letter.headers == {
+        "k": 1, "dead_letter_reason": "it does not parse", "dead_letter_source": "queue://q",
+        "dead_letter_deliveries": 2, "dead_letter_message_id": "id-1",
+    }  # fmt: skip
+    assert bodies(q) == [b"good"]
+    assert router.stats().dead_lettered == 1
+    with pytest.raises(anabranch.UnknownMessageError):
+        message.reject()
+    router.requeue(letter)
+    assert bodies(q) == [b"good", b"poison"]
+
+
+def test_rejected_for_a_subscription(router: anabranch.Router) -> None:
+    topic = router.topic("t")
+    one, two = topic.subscribe("one", "client"), topic.subscribe("two")
+    topic.send(b"x")
+    take(one).reject()
+    letter = take(router.queue("dlq"))
+    assert letter.headers["dead_letter_reason"] == "rejected"
+    assert (letter.headers["dead_letter_client"], letter.headers["dead_letter_subscription"]) == ("client", "one")
+    assert (bodies(one), bodies(two)) == ([], [b"x"])
+
+
+def test_rejected_where_there_are_no_dead_letters(router: anabranch.Router) -> None:
+    """Dropped, and counted; not so a dead letter, which stays where it is whatever the reason says."""
+    other = router.queue("other.q")
+    other.send(b"1")
+    take(other).reject("nobody wants it")
+    assert (bodies(other), router.stats().dropped) == ([], 1)
+
+
+def test_a_dead_letter_that_is_rejected_stays(tmp_path: Path) -> None:
+    journal = anabranch.JournalOptions(sync=NEVER, dead_letter="dlq")
+    with anabranch.open(anabranch.Config(tmp_path, [anabranch.StoreConfig("all", [">"], journal=journal)])) as router:
+        router.queue("q").send(b"1")
+        take(router.queue("q")).reject()
+        take(router.queue("dlq")).reject("expired")
+        letter = take(router.queue("dlq"))
+        assert letter.headers["dead_letter_reason"] == "expired"
+        assert letter.headers["dead_letter_source"] == "queue://q"
+
+
+def test_what_cannot_be_rejected_is_free_again(router: anabranch.Router) -> None:
+    """Of many tokens one that is too long for the dead letters' store holds up no other."""
+    small = anabranch.JournalOptions(sync=NEVER, message_bytes_max=1000)
+    stores = [router.config.stores[0], anabranch.StoreConfig("small", ["dlq"], journal=small)]
+    directory = router.config.directory / "beside"
+    with anabranch.open(anabranch.Config(directory, stores)) as own:
+        q = own.queue("q")
+        q.send_many([b"1", b"x" * 2000, b"3"])
+        messages = [take(q) for _ in range(3)]
+        first, second, third = own.settle([message.token for message in messages], REJECT)
+        assert (first, type(second), third) == (None, anabranch.MessageTooLargeError, None)
+        assert bodies(own.queue("dlq")) == [b"1", b"3"]
+        again = take(q)
+        assert (len(again.body), again.deliveries) == (2000, 2)
+        with pytest.raises(anabranch.MessageTooLargeError):
+            again.reject()
+        with pytest.raises(anabranch.UnknownMessageError):
+            again.ack()
+        for wrong in (next(iter(q.browse())), "x"):
+            with pytest.raises((anabranch.UnknownMessageError, TypeError)):
+                own.reject(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="reason"):
+            take(q).reject(5)  # type: ignore[arg-type]
+
+
+def test_a_message_shows_no_private_field(router: anabranch.Router) -> None:
+    router.queue("q").send(b"1")
+    message = take(router.queue("q"))
+    shown = [name for name in dir(message) if not name.startswith("_")]
+    assert shown == [
+        "ack", "ack_nowait", "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id",
+        "priority", "redelivered", "reject", "release", "release_nowait", "seq", "subscription", "timestamp_ms",
+        "token",
+    ]  # fmt: skip
+    assert repr(message) == f"<Message {message.seq} of queue://q, 1 bytes>"
+    assert not hasattr(message, "__dict__")
