@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from ..adapters.base import Message, Store, SubscriptionKey
+from ..adapters.base import Counts, Listener, Message, Store, SubscriptionKey
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
 
@@ -63,6 +63,23 @@ class Consumer:
                 return
             except ClosedError:
                 self._places.forget_closed(self._destination, store)
+
+    def listen(
+        self,
+        on_message: Callable[[Message], object],
+        credit: int,
+        on_end: Callable[[Exception], object] | None,
+    ) -> Listener:
+        """As Store.listen."""
+        return self._for_store(
+            lambda store: store.listen(self._destination, on_message, credit, self._subscription, on_end)
+        )
+
+    def counts(self) -> Counts:
+        """As Store.counts."""
+        if self._places.store_of(self._destination) is None:
+            return Counts(0, 0)
+        return self._for_store(lambda store: store.counts(self._destination, self._subscription))
 
     def purge(self) -> int:
         """Remove all messages that nobody holds; returns how many."""

@@ -107,9 +107,6 @@ class Endpoint:
     def _for_store(self, call: Callable[[Store], T]) -> T:
         return self._places.for_store(self.destination, call)
 
-    def __bool__(self) -> bool:
-        return True
-
 
 def expiry(expires_in: float) -> int:
     """When a message that is sent now expires. Raises ValueError, TypeError, ClockError."""

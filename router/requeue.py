@@ -184,7 +184,7 @@ def requeue_all(places: StoreRegistry, begin: Callable[[], Transaction], queue: 
 
     Errors as those of `requeue`; what was put back before stays so, and a note of the error says how many that were.
     """
-    left = len(queue) if limit is None else min(limit, len(queue))
+    left = queue.depth() if limit is None else min(limit, queue.depth())
     count = 0
     try:
         while left > 0:

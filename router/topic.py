@@ -12,10 +12,10 @@ any it is gone at once. Selectors are kept for who evaluates them, not evaluated
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from ..adapters.base import Message, Subscription
+from ..adapters.base import Counts, Listener, Message, Subscription
 from ..policies.errors import DestinationError
 from .consumer import Consumer
 from .endpoint import Endpoint
@@ -44,6 +44,17 @@ class Subscriber:
         Raises UnknownSubscriptionError once it is unsubscribed."""
         return self._consumer.receive(timeout)
 
+    def listen(
+        self,
+        on_message: Callable[[Message], object],
+        credit: int = 1,
+        *,
+        on_end: Callable[[Exception], object] | None = None,
+    ) -> Listener:
+        """Call `on_message` with each message for this subscription; as Queue.listen. Ends, too, when the subscription
+        does."""
+        return self._consumer.listen(on_message, credit, on_end)
+
     def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
         """Look at what this subscription has yet to ack; as Queue.browse."""
         return self._consumer.browse(limit, after)
@@ -52,12 +63,13 @@ class Subscriber:
         """Ack all that nobody holds for this subscription; returns how many."""
         return self._consumer.purge()
 
-    def __len__(self) -> int:
+    def counts(self) -> Counts:
+        """How many of the messages that it has yet to ack are ready, and how many leased; as Queue.counts."""
+        return self._consumer.counts()
+
+    def depth(self) -> int:
         """Messages that it has yet to ack, leased ones included."""
         return self._consumer.depth()
-
-    def __bool__(self) -> bool:
-        return True
 
     def unsubscribe(self) -> int:
         """End it; returns how many messages it had yet to ack. Raises UnknownSubscriptionError, and TransactionError
@@ -98,17 +110,24 @@ class Topic(Endpoint):
     def receive(self, timeout: float | None = 0) -> NoReturn:
         """Nobody receives from a topic as such, whose messages go to its subscriptions. Raises DestinationError, which
         names them."""
+        self._refuse("receive")
+
+    def listen(self, on_message: Callable[[Message], object], credit: int = 1) -> NoReturn:
+        """Likewise."""
+        self._refuse("listen")
+
+    def _refuse(self, what: str) -> NoReturn:
         names = [repr(subscriber.subscription.name) for subscriber in self.subscriptions()]
         there = f"those there are: {', '.join(names)}" if names else "there is none yet, so what is sent is dropped"
         raise DestinationError(
             f"{self.destination} is a topic, and messages are received from its durable subscriptions: "
-            f"topic.subscribe(name).receive(); {there}"
+            f"topic.subscribe(name).{what}(); {there}"
         )
 
     def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
         """Look at all messages that some subscription has yet to ack; as Queue.browse."""
         return Consumer(self._places, self.destination, None).browse(limit, after)
 
-    def __len__(self) -> int:
+    def depth(self) -> int:
         """Messages that some subscription has yet to ack, each counted once."""
         return Consumer(self._places, self.destination, None).depth()

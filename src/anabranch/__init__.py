@@ -14,7 +14,20 @@ read on: docs/configuration.md, docs/transactions.md, docs/invariants.md, docs/f
 
 import logging
 
-from .adapters.base import Message, Outgoing, Receipt, StoreStats, Subscription
+from .adapters.base import (
+    Counts,
+    Headers,
+    HeaderValue,
+    Listener,
+    Message,
+    Outgoing,
+    Progress,
+    Receipt,
+    Settlement,
+    StoreStats,
+    Subscription,
+    SubscriptionKey,
+)
 from .policies.config import Config, JournalOptions, MemoryOptions, SqlOptions, StoreConfig, TransactionOptions
 from .policies.destination import Destination
 from .policies.durability import Sync
@@ -61,12 +74,16 @@ __all__ = [
     "ConfigError",
     "Connection",
     "CorruptionError",
+    "Counts",
     "DeadLetterError",
     "Destination",
     "DestinationError",
+    "HeaderValue",
+    "Headers",
     "Heuristic",
     "InDoubt",
     "JournalOptions",
+    "Listener",
     "MemoryOptions",
     "Message",
     "MessageTooLargeError",
@@ -77,11 +94,13 @@ __all__ = [
     "Outgoing",
     "PlacementError",
     "ProgrammingError",
+    "Progress",
     "Queue",
     "Receipt",
     "Router",
     "RouterStats",
     "Savepoint",
+    "Settlement",
     "SparkError",
     "SqlOptions",
     "StoreConfig",
@@ -92,6 +111,7 @@ __all__ = [
     "Subscriber",
     "Subscription",
     "SubscriptionError",
+    "SubscriptionKey",
     "Sync",
     "Topic",
     "TraceError",

@@ -344,8 +344,8 @@ class HostingContract:
             store.leased(token[:-1] + ("0" if token[-1] != "0" else "1"))
         with pytest.raises(TypeError, match="token"):
             store.settle([token, 5], Settlement.ACK)  # type: ignore[list-item]
-        wrong, right = store.settle(["x", token], Settlement.ACK)
-        assert (type(wrong), right) == (UnknownMessageError, None)
+        first, second = store.settle(["x", token], Settlement.ACK)
+        assert (type(first), second) == (UnknownMessageError, None)
         assert store.settle([other], Settlement.ACK) == [None]
 
     def test_settled_by_token_without_waiting(self, disk: Disk, store: Store) -> None:

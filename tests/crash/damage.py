@@ -179,7 +179,7 @@ def _read_topic(
 
 
 def _read(found: Found, name: str, source: anabranch.Queue | anabranch.Subscriber) -> None:
-    found.counted[name] = len(source)
+    found.counted[name] = source.depth()
     shown = found.shown.setdefault(name, [])
     for browsed in source.browse():
         shown.append(identity_of(browsed.body))

@@ -60,8 +60,8 @@ def contents(router: anabranch.Router) -> dict[str, list[str]]:
         for name in names:
             queue = source(router, name)
             messages = [identity_of(message.body) for message in queue.browse()]
-            if len(messages) != len(queue):
-                raise AssertionError(f"{name}: depth says {len(queue)}, browse shows {len(messages)}")
+            if len(messages) != queue.depth():
+                raise AssertionError(f"{name}: depth says {queue.depth()}, browse shows {len(messages)}")
             if messages:
                 found[name] = messages
     return found

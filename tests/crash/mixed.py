@@ -419,8 +419,8 @@ class Found:
     def _add(self, where: str, source: anabranch.Queue | anabranch.Subscriber, ordered: bool) -> None:
         messages = list(source.browse())
         ids = [identity_of(message.body) for message in messages]
-        if len(source) != len(messages):
-            self.wrong.append(f"{where}: depth says {len(source)}, browse shows {len(messages)}")
+        if source.depth() != len(messages):
+            self.wrong.append(f"{where}: depth says {source.depth()}, browse shows {len(messages)}")
         priorities = [message.priority for message in messages]
         if [f"p{priority}" for priority in priorities] != [re.findall(r"p\d", each)[-1] for each in ids]:
             self.wrong.append(f"{where}: other priorities than those sent: {list(zip(ids, priorities, strict=True))}")

@@ -222,7 +222,7 @@ def shown(directory: Path) -> str:
     """How many messages there are and how many transactions wait, or the error."""
     try:
         with anabranch.open(two(directory)) as router:
-            return f"{len(router.queue('a'))} {len(router.recover())}"
+            return f"{router.queue('a').depth()} {len(router.recover())}"
     except anabranch.AnabranchError as error:
         return f"named: {error}"
 

@@ -78,11 +78,11 @@ class Scene:
             inside, outside = (self.router.queue(f"{store}.{end}") for end in ("in", "out"))
             sent = [identity_of(message.body) for message in outside.browse()]
             assert sent in ([], [f"m.{self.number}"]), where
-            signs += [bool(sent), len(inside) == 0]
+            signs += [bool(sent), inside.depth() == 0]
             for queue in (inside, outside):
                 while (message := queue.receive()) is not None:
                     message.ack()
-                assert len(queue) == 0, f"{where}: a message of {queue.destination} is held on to"
+                assert queue.depth() == 0, f"{where}: a message of {queue.destination} is held on to"
         assert len(set(signs)) == 1, f"{where}: half done: {signs}"
         for store in self.router.stats().stores.values():
             assert store.leased == 0, where
@@ -256,11 +256,11 @@ class Beside(Scene):
             sent = [identity_of(message.body) for message in outside.browse()]
             assert sent in ([], [f"m.{self.number}"]), where
             signs[store] = bool(sent)
-            assert (len(inside) == 0) == signs[store], f"{where}: half done in {store}"
+            assert (inside.depth() == 0) == signs[store], f"{where}: half done in {store}"
             for queue in (inside, outside):
                 while (message := queue.receive()) is not None:
                     message.ack()
-                assert len(queue) == 0, f"{where}: a message of {queue.destination} is held on to"
+                assert queue.depth() == 0, f"{where}: a message of {queue.destination} is held on to"
         assert signs["a"] or not signs["b"], f"{where}: done in memory alone"
         self.outcomes.append(signs["a"])
         return signs["a"]

@@ -63,7 +63,7 @@ def test_a_failed_sync_stops_one_store_and_hangs_nobody(tmp_path: Path, monkeypa
         for thread in threads:
             thread.start()
         while len(sent) < 9:  # all but the receiver
-            router.queue("other").send(body_of(f"g.{len(router.queue('other'))}"))
+            router.queue("other").send(body_of(f"g.{router.queue('other').depth()}"))
         broken.set()
         for thread in threads:
             thread.join(SOON)
@@ -74,7 +74,7 @@ def test_a_failed_sync_stops_one_store_and_hangs_nobody(tmp_path: Path, monkeypa
         }
         assert len(outcomes) == 10
         assert len(failures) == 1  # never tried again
-        router.queue("other").send(body_of(f"g.{len(router.queue('other'))}"))
+        router.queue("other").send(body_of(f"g.{router.queue('other').depth()}"))
         with pytest.raises(anabranch.StoreFailedError):
             queue.send(b"")
         broken.clear()

@@ -232,7 +232,7 @@ def test_all_stores_share_what_is_open_for_reading_and_for_syncing(tmp_path: Pat
                 assert len(opened()) - before <= limit - shares().application
             healthy.send(body(number))
             number += 1
-        assert len(healthy) == number
+        assert healthy.depth() == number
         assert [store.failed for store in router.stats().stores.values()] == [None] * 11
 
 
@@ -265,7 +265,7 @@ def test_idle_stores_make_way_where_the_application_takes_more_than_its_share(tm
         with left(1):
             for n in range(5, 10):
                 router.queue(f"each.{n}").send(b"x")
-        assert [len(router.queue(f"each.{n}")) for n in range(10)] == [1] * 10
+        assert [router.queue(f"each.{n}").depth() for n in range(10)] == [1] * 10
 
 
 def test_a_file_that_is_being_read_is_not_closed(tmp_path: Path, limit: int) -> None:

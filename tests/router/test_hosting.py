@@ -6,14 +6,16 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 import anabranch
 from anabranch.adapters.base import Message, Settlement
+from anabranch.router import open_stores
 
-from ..contract.disk import PATIENCE
+from ..contract.disk import PATIENCE, eventually
 from .disk import NEVER
 
 ACK, RELEASE, REJECT = Settlement.ACK, Settlement.RELEASE, Settlement.REJECT
@@ -242,3 +244,160 @@ def test_a_message_shows_no_private_field(router: anabranch.Router) -> None:
     ]  # fmt: skip
     assert repr(message) == f"<Message {message.seq} of queue://q, 1 bytes>"
     assert not hasattr(message, "__dict__")
+
+
+# Listening
+
+
+class Ear:
+    """What is called with each message."""
+
+    def __init__(self) -> None:
+        self.heard: SimpleQueue[tuple[Message, int]] = SimpleQueue()
+
+    def __call__(self, message: Message) -> None:
+        self.heard.put((message, threading.get_ident()))
+
+    def next(self) -> Message:
+        return self.heard.get(timeout=PATIENCE)[0]
+
+
+def test_a_listener_of_a_queue(router: anabranch.Router) -> None:
+    """Called on another thread, with what is sent before and after, also by a transaction over two stores."""
+    queue, ear = router.queue("q"), Ear()
+    queue.send(b"1")
+    listener = queue.listen(ear, credit=2)
+    with router.transaction() as tx:
+        tx.send("q", b"2")
+        tx.send("other.q", b"beside")
+    message, thread = ear.heard.get(timeout=PATIENCE)
+    assert (message.body, thread != threading.get_ident()) == (b"1", True)
+    assert ear.next().body == b"2"
+    queue.send(b"3")
+    listener.add_credit(1)
+    assert ear.next().body == b"3"
+    router.settle(message.token, ACK)
+    assert queue.counts() == anabranch.Counts(0, 2)
+    queue.send(b"4")
+    assert not listener.close()
+    assert take(queue).body == b"4"
+    assert ear.heard.empty()
+
+
+def test_a_listener_of_a_subscription(router: anabranch.Router) -> None:
+    topic, ear = router.topic("t"), Ear()
+    desk = topic.subscribe("desk")
+    ended: SimpleQueue[Exception] = SimpleQueue()
+    desk.listen(ear, 5, on_end=ended.put)
+    topic.send(b"1")
+    assert ear.next().subscription == ("", "desk")
+    assert desk.counts() == anabranch.Counts(0, 1)
+    desk.unsubscribe()
+    assert isinstance(ended.get(timeout=PATIENCE), anabranch.UnknownSubscriptionError)
+    with pytest.raises(anabranch.UnknownSubscriptionError):
+        desk.listen(ear)
+
+
+def test_one_message_for_200_who_wait_is_received_once(router: anabranch.Router) -> None:
+    """Each further one by the next in line; nobody asks for nothing meanwhile."""
+    queue = router.queue("q")
+    heard: SimpleQueue[tuple[int, Message]] = SimpleQueue()
+    listeners = [queue.listen(lambda message, n=n: heard.put((n, message))) for n in range(200)]  # type: ignore[misc]
+    store = router.places.store_for(queue.destination)
+    eventually(lambda: store.stats().waiting >= 200)
+    queue.send(b"1")
+    first = heard.get(timeout=PATIENCE)
+    queue.send(b"2")
+    second = heard.get(timeout=PATIENCE)
+    assert (first[1].body, second[1].body, first[0] != second[0]) == (b"1", b"2", True)
+    assert queue.counts() == anabranch.Counts(0, 2)
+    for listener in listeners:
+        listener.close()
+    assert heard.empty()
+
+
+def test_a_listener_hears_that_its_store_or_its_router_closes(router: anabranch.Router) -> None:
+    """Whether it wants a message or not; who listens anew goes on."""
+    queue, ended = router.queue("other.q"), SimpleQueue[Exception]()
+    queue.listen(Ear(), on_end=ended.put)
+    idle = queue.listen(Ear(), credit=0, on_end=ended.put)
+    router.reopen("beside")
+    for _ in range(2):
+        assert isinstance(ended.get(timeout=PATIENCE), anabranch.ClosedError)
+    idle.add_credit(1)
+    assert not idle.close()
+    ear = Ear()
+    queue.listen(ear, on_end=ended.put)
+    queue.send(b"1")
+    assert ear.next().body == b"1"
+    router.close()
+    assert isinstance(ended.get(timeout=PATIENCE), anabranch.ClosedError)
+    with pytest.raises(anabranch.ClosedError):
+        queue.listen(ear)
+
+
+def test_a_queue_that_is_deleted_keeps_its_listeners(tmp_path: Path) -> None:
+    """Also one with a store of its own, which stays as long as somebody listens."""
+    journal = anabranch.JournalOptions(sync=NEVER, segment_size=64 * 1024)
+    stores = [anabranch.StoreConfig("each", [">"], per_destination=True, journal=journal)]
+    with anabranch.open(anabranch.Config(tmp_path, stores)) as router:
+        queue, ear = router.queue("q"), Ear()
+        listener = queue.listen(ear, credit=5)
+        queue.send(b"1")
+        assert ear.next().body == b"1"
+        assert queue.delete() == 1
+        queue.send(b"2")
+        assert ear.next().body == b"2"
+        listener.close()
+        assert queue.delete() == 1
+        assert (router.exists("q"), router.places.store_ids()) == (False, [])
+
+
+def test_many_in_turn_do_not_close_the_store_of_a_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_stores, "OPEN_STORES_MAX", 2)
+    journal = anabranch.JournalOptions(sync=NEVER, segment_size=64 * 1024)
+    stores = [anabranch.StoreConfig("each", [">"], per_destination=True, journal=journal)]
+    with anabranch.open(anabranch.Config(tmp_path, stores)) as router:
+        ear = Ear()
+        listener = router.queue("q").listen(ear, credit=0)
+        for n in range(6):
+            router.queue(f"q{n}").send(b"x")
+        listener.add_credit(1)
+        router.queue("q").send(b"1")
+        assert ear.next().body == b"1"
+
+
+def test_what_wants_messages_of_a_topic_itself(router: anabranch.Router) -> None:
+    router.topic("t").subscribe("desk")
+    with pytest.raises(anabranch.DestinationError, match="desk"):
+        router.topic("t").listen(Ear())
+
+
+# Asking
+
+
+def test_counts_and_depth(router: anabranch.Router) -> None:
+    queue = router.queue("q")
+    assert (queue.counts(), queue.depth()) == (anabranch.Counts(0, 0), 0)
+    queue.send_many([b"x"] * 5)
+    take(queue)
+    with router.transaction() as tx:
+        tx.ack(take(queue))
+        assert (queue.counts(), queue.depth()) == (anabranch.Counts(3, 2), 5)
+    assert (queue.counts(), queue.depth()) == (anabranch.Counts(3, 1), 4)
+    with pytest.raises(TypeError):
+        len(queue)  # type: ignore[arg-type]
+
+
+def test_found_by_id(router: anabranch.Router) -> None:
+    queue = router.queue("q")
+    assert queue.find("one") is None
+    queue.send(b"1", {"h": 1}, "one")
+    found = queue.find("one")
+    assert found is not None
+    assert (found.body, found.headers, found.leased) == (b"1", {"h": 1}, False)
+    take(queue).ack()
+    assert queue.find("one") is None
+    for name in ("q", "never used"):
+        with pytest.raises(TypeError, match="message_id"):
+            router.queue(name).find(5)  # type: ignore[arg-type]

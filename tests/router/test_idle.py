@@ -76,7 +76,7 @@ CALLS: dict[str, Callable[[Router], object]] = {
     "receive": lambda router: router.queue("q").receive().ack(),  # type: ignore[union-attr]
     "receive, waiting": lambda router: router.queue("q").receive(1.0).ack(),  # type: ignore[union-attr]
     "browse": lambda router: list(router.queue("q").browse()),
-    "len": lambda router: len(router.queue("q")),
+    "len": lambda router: router.queue("q").depth(),
     "purge": lambda router: router.queue("q").purge(),
     "delete": lambda router: router.queue("q").delete(),
     "delete by name": lambda router: router.delete("q"),

@@ -75,7 +75,7 @@ class TestWhatKeepsARouterOpen:
         queue.send(b"1")
         assert "StoreLockedError the router in" in _other_process(tmp_path / "data", "pass")
         queue.send(b"2")
-        assert len(queue) == 2
+        assert queue.depth() == 2
 
     def test_dead_letters_move_while_a_queue_is_held(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dead_letters, "SWEEP_SECONDS", 0.01)
@@ -93,7 +93,7 @@ class TestWhatKeepsARouterOpen:
     def test_a_checkpoint_that_is_due_later_keeps_none_open(self, tmp_path: Path) -> None:
         options = anabranch.JournalOptions(checkpoint_interval=3600)
         configuration = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("a", [">"], journal=options)])
-        assert len(_sent(anabranch.open(configuration))) == 1
+        assert _sent(anabranch.open(configuration)).depth() == 1
         with open_once_it_can_be(configuration) as router:
             assert contents(router, "a.x") == [b"1"]
 

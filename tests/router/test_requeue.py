@@ -191,10 +191,10 @@ def test_requeue_of_many_is_one_transaction(tmp_path: Path) -> None:
         router.queue("dlq.b").send(b"no letter")
         with pytest.raises(anabranch.DeadLetterError, match="no dead letter: it has no header dead_letter_source"):
             router.requeue([*letters, take(router, "dlq.b")])
-        assert (len(router.queue("a")), len(router.queue("b"))) == (0, 0)
+        assert (router.queue("a").depth(), router.queue("b").depth()) == (0, 0)
         assert router.requeue(iter(letters)) == 4  # they were leased still
-        assert (len(router.queue("a")), len(router.queue("b"))) == (2, 2)
-        assert (len(router.queue("dlq.a")), contents(router, "dlq.b")) == (0, [b"no letter"])
+        assert (router.queue("a").depth(), router.queue("b").depth()) == (2, 2)
+        assert (router.queue("dlq.a").depth(), contents(router, "dlq.b")) == (0, [b"no letter"])
         assert router.requeue([]) == 0
 
 
@@ -206,12 +206,12 @@ def test_requeue_of_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         dead = router.queue("dlq")
         small, large = failed(router, "a", 30), failed(router, "b", 10, 500)
         assert router.requeue(dead, limit=11) == 11
-        assert (contents(router, "a"), len(dead)) == (small[:11], 29)
+        assert (contents(router, "a"), dead.depth()) == (small[:11], 29)
         assert router.requeue("queue://dlq", 0) == 0
         syncs = router.stats().stores["all"].batches
         assert router.requeue("dlq") == 29
         assert router.stats().stores["all"].batches - syncs <= 19 / 7 + 10 + 5  # not one by one
-        assert (drain(router, "a"), drain(router, "b"), len(dead)) == (small, large, 0)
+        assert (drain(router, "a"), drain(router, "b"), dead.depth()) == (small, large, 0)
         assert router.requeue("dlq") == 0
         assert router.requeue("dlq.never") == 0
 
@@ -313,7 +313,7 @@ def test_what_is_no_message_is_refused(tmp_path: Path) -> None:
         assert router.requeue(letter) == 1
         with pytest.raises(anabranch.UnknownMessageError):
             router.requeue(letter)
-        assert len(router.queue("q")) == 1
+        assert router.queue("q").depth() == 1
 
 
 def test_what_was_not_persistent_is_not_persistent_again(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_what_was_not_persistent_is_not_persistent_again(tmp_path: Path) -> None
 def test_what_expired_goes_back_and_does_not_expire_again(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         router.queue("q").send(b"1", message_id=ID, expires_in=0.001)
-        eventually(lambda: router.put_aside() > 0 or len(router.queue("dlq.q")) > 0)
+        eventually(lambda: router.put_aside() > 0 or router.queue("dlq.q").depth() > 0)
         assert router.requeue("dlq.q") == 1
         message = take(router, "q")
         assert (message.body, message.message_id, message.expires_at_ms) == (b"1", ID, 0)
@@ -345,7 +345,7 @@ def test_what_a_subscription_has_given_up_goes_to_its_topic(tmp_path: Path, kind
         fail(router, one, b"x")
         fail(router, two, b"x")
         assert router.requeue("dlq.t") == 2
-        assert (len(one), len(two), len(three), len(router.queue("dlq.t"))) == (1, 1, 2, 0)
+        assert (one.depth(), two.depth(), three.depth(), router.queue("dlq.t").depth()) == (1, 1, 2, 0)
         message = one.receive()
         assert message is not None
         assert (message.body, message.message_id, message.deliveries) == (b"x", ID, 1)
@@ -375,16 +375,16 @@ def test_what_nobody_would_have_does_not_go_back(tmp_path: Path) -> None:
         with pytest.raises(anabranch.DeadLetterError, match="subscription 'one' of topic://t, which is not there"):
             router.requeue("dlq.t")
         topic.send(b"y", expires_in=0.001)
-        eventually(lambda: router.put_aside() > 0 or len(router.queue("dlq.t")) == 2)
+        eventually(lambda: router.put_aside() > 0 or router.queue("dlq.t").depth() == 2)
         two.unsubscribe()
         first = take(router, "dlq.t")
         with pytest.raises(anabranch.DeadLetterError, match="nobody would have it; subscribe first, or ack"):
             router.requeue("dlq.t")
         first.release()
-        assert len(router.queue("dlq.t")) == 2
+        assert router.queue("dlq.t").depth() == 2
         one, two = topic.subscribe("one", "c"), topic.subscribe("two")
         assert router.requeue("dlq.t") == 2
-        assert (len(one), len(two)) == (2, 2)
+        assert (one.depth(), two.depth()) == (2, 2)
 
 
 def test_a_dead_letter_that_is_given_back_too_often_remembers_where_it_comes_from(tmp_path: Path) -> None:

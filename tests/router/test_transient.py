@@ -50,7 +50,7 @@ def test_they_keep_their_place_among_the_others_and_go_with_the_process(tmp_path
         assert (first.body, again.body) == (b"0", b"1")
         again.release()
         first.release()
-        assert len(queue) == 6
+        assert queue.depth() == 6
         assert [m.deliveries for m in queue.browse()] == [1, 1, 0, 0, 0, 0]
         assert taken(queue).body == b"0"
         syncs = router.stats().stores["all"].syncs
@@ -104,7 +104,7 @@ def test_subscriptions_have_them_too(tmp_path: Path) -> None:
         assert drained(late) == [b"2", b"3", b"4"]
         assert late.unsubscribe() == 0
         topic.send(b"5", persistent=False)
-        assert len(topic.subscribe("last")) >= 1
+        assert topic.subscribe("last").depth() >= 1
         assert topic.subscribe("late").receive() is None
 
 
@@ -128,7 +128,7 @@ def test_a_transaction_over_them_is_seen_as_one(tmp_path: Path, durable: list[st
             tx.send(name, b"new")
         tx.send("x", b"new", persistent=False)
         names = [*durable, "m.q", "x"]
-        assert [len(router.queue(name)) for name in names] == [1] * len(names)
+        assert [router.queue(name).depth() for name in names] == [1] * len(names)
         receipts = tx.commit()
         assert len(receipts) == len(names)
         assert all(receipt.seq for receipt in receipts)
@@ -146,7 +146,7 @@ def test_a_transaction_over_them_is_seen_as_one(tmp_path: Path, durable: list[st
         assert [[m.body for m in router.queue(name).browse()] for name in names] == [[b"new"]] * len(names)
         assert list(router.stats().stores) != []
     with anabranch.open(setup) as router:
-        assert [len(router.queue(name)) for name in names] == [1] * len(durable) + [0, 0]
+        assert [router.queue(name).depth() for name in names] == [1] * len(durable) + [0, 0]
 
 
 def test_a_participant_that_is_full_stops_all(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_commit_that_unsubscribes_succeeds_whoever_has_claimed_a_message_of_no
         assert topic.subscriptions() == []
         with pytest.raises(anabranch.UnknownMessageError):
             other.commit()
-        assert len(topic.subscribe("s")) == 0
+        assert topic.subscribe("s").depth() == 0
         topic.subscribe("s").unsubscribe()
 
 
@@ -223,9 +223,9 @@ def test_what_an_external_transaction_begins_or_ends_begins_and_ends_here_too(tm
         router.commit(anabranch.Xid(1, "g", "b"))
         topic.send(b"1", persistent=False)
         (new,) = topic.subscriptions()
-        assert len(new) == 1
+        assert new.depth() == 1
         assert drained(new) == [b"1"]
-        assert len(topic.subscribe("old")) == 0
+        assert topic.subscribe("old").depth() == 0
 
 
 def test_nothing_is_kept_for_a_subscription_that_was_ended(tmp_path: Path) -> None:

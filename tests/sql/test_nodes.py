@@ -217,4 +217,4 @@ def test_a_transaction_over_a_shared_store_and_another_is_refused(nodes: Nodes, 
             tx.send("queue://s.a", b"x")
             tx.send("queue://a", b"x")
         assert [message.body for message in router.queue("s.a").browse()] == [b"alone"]
-        assert len(router.queue("a")) == 0
+        assert router.queue("a").depth() == 0

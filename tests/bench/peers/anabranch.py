@@ -74,7 +74,7 @@ class Anabranch:
         return take
 
     def reader(self) -> Callable[[], int]:
-        len(self._queue)  # opens the store, which recover-clean measures
+        self._queue.depth()  # opens the store, which recover-clean measures
         return lambda: sum(1 for message in self._queue.browse(limit=None) if message.body)
 
     @staticmethod
