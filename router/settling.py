@@ -33,7 +33,9 @@ def by_store(messages: Message | Iterable[Message]) -> list[tuple[Store, list[Me
     found: dict[int, tuple[Store, list[Message]]] = {}
     for message in [messages] if isinstance(messages, Message) else messages:
         if not isinstance(message, Message):
-            raise TypeError(f"messages that were received can be settled, not {type(message).__name__}: {message!r}")
+            raise TypeError(
+                f"messages that were received can be acked or released, not {type(message).__name__}: {message!r}"
+            )
         found.setdefault(id(message._store), (message._store, []))[1].append(message)
     return list(found.values())
 

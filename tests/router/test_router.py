@@ -504,7 +504,7 @@ class TestArguments:
         router.ack(take(router.queue("one.a")))
         assert router.queue("one.a").depth() == 0
         wrong: Any = ["x"]
-        with pytest.raises(TypeError, match="messages that were received can be acked, not str"):
+        with pytest.raises(TypeError, match="messages that were received can be acked or released, not str"):
             router.ack(wrong)
 
     @pytest.mark.parametrize("timeout", ["1", b"1", [1], (), object()])
