@@ -5,7 +5,7 @@ Names instead of numbers, since a destination may be gone by the time of the com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -91,6 +91,3 @@ def send_of(state: DestinationState, record: bytes, priorities: bool) -> Send:
     """The send of a record that is read back."""
     priority, expires_at_ms = order_and_expiry(record)
     return Send(state, record, name_of(record), order_of(priority, priorities), expires_at_ms)
-
-
-StateOf = Callable[[Destination], DestinationState]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .delivery import Delivery
     from .plan import Plan
 
-SEQ_MAX: Final = (1 << 64) - 1
-
 SMALL_BYTES: Final = 64
 """At most so many bytes a change takes when it is written, beside the record of a message and the texts of names."""
 

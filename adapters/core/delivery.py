@@ -364,18 +364,6 @@ class Delivery:
         else:
             self._look_for_limited = True
 
-    def anything(self, feed: Feed, rows: Rows) -> bool:
-        """Whether `lease` may find something, all that is pending being in the rows."""
-        if feed.purging:
-            return False
-        if feed.returned or (feed.passed_at and wall_ms() < feed.passed_at):
-            return True
-        for order in rows.orders(feed):
-            lane = feed.lane(order)
-            if lane.ready or rows.rows(feed.state, feed.subscription, order, lane.cursor, 1):
-                return True
-        return False
-
     def has_room(self, feed: Feed) -> bool:
         """Whether more of its messages may be leased, as far as is applied."""
         return len(feed.held) < self._max_leases

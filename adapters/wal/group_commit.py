@@ -146,11 +146,6 @@ class GroupCommit(ABC):
         if self._gathering is not None:
             self._look_whether_gathered()
 
-    def submit_nowait(self, ticket: Ticket) -> None:
-        """Queue it for a background thread, or whoever comes first, to write (rule G4)."""
-        self.submit(ticket)
-        self.proceed()
-
     def proceed(self) -> None:
         """See that what is queued is written without its caller."""
         if not self._lead_due:

@@ -79,4 +79,3 @@ def test_an_empty_one_has_nothing() -> None:
         store = disk.create()
         feed = store._engine.catalog.state(A).feed
         assert not delivery.lease(feed, store.backend, Taker())
-        assert not delivery.anything(feed, store.backend)
