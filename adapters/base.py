@@ -191,8 +191,8 @@ class Change(NamedTuple):
 
 EXPIRED: Final = "expired"
 """Its time is over."""
-SPENT: Final = "spent"
-"""It has come back as often as `max_deliveries` says."""
+DELIVERY_LIMIT: Final = "delivery_limit"
+"""It was given back as often as `max_deliveries` says."""
 REJECTED: Final = "rejected"
 """Its receiver has rejected it, and said no reason of its own."""
 
@@ -305,11 +305,11 @@ TRANSACTION_BYTES: Final = 32
 
 
 class Undelivered(NamedTuple):
-    """A message that receive passes over, leased: for the router to put aside."""
+    """A message that receive skips, leased: for the router to dead-letter."""
 
     message: Message
     reason: str
-    """EXPIRED or SPENT."""
+    """EXPIRED or DELIVERY_LIMIT."""
 
 
 class Prepared(NamedTuple):
@@ -538,7 +538,7 @@ class Store(Protocol):
         """Lease the first message that nobody holds; None if there is none in `timeout` seconds (None: wait).
 
         First is the oldest, with `priorities` that of the highest priority. One whose time is over or that has come
-        back `max_deliveries` times is passed over. From a topic one receives for a `subscription`: UnknownSubscription-
+        back `max_deliveries` times is skipped. From a topic one receives for a `subscription`: UnknownSubscription-
         Error if the topic has none of that key, DestinationError without one. Subscriptions lease independently.
         """
 
@@ -565,7 +565,7 @@ class Store(Protocol):
         refuses.
 
         It ends by itself when the store closes or fails, its subscription is removed, or the disk does not give a
-        message (a damaged one stays leased, and is passed over): `on_end` is then called with the error, likewise.
+        message (a damaged one stays leased, and is skipped): `on_end` is then called with the error, likewise.
         Raises as `receive`, and TypeError and ValueError for what is no credit.
         """
 
@@ -621,7 +621,7 @@ class Store(Protocol):
         by release."""
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
-        """Lease up to so many of the messages that receive passes over, of any destination. One of a topic whose time
+        """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time
         is over is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or
         claimed it: its ack removes it everywhere. Cheap when there are none."""
 
@@ -647,7 +647,7 @@ class Store(Protocol):
         changes: Sequence[Change] = (),
     ) -> list[Receipt]:
         """Apply changes of subscriptions, sends and claimed acks, in this order, as one: after any crash, all of them
-        or none. A change that is no longer one (the subscription is there, or gone) is passed over. If it raises
+        or none. A change that is no longer one (the subscription is there, or gone) is skipped. If it raises
         anything but OutcomeUnknownError nothing took effect and the acks are still claimed."""
 
     def commit_nowait(
@@ -693,7 +693,7 @@ class Store(Protocol):
         `wait` has returned it is visible. It need not be durable: the coordinator keeps its decision until `sync` has
         returned, and after a crash finds the branch prepared or committed, nothing between.
 
-        A transaction that is not prepared here is passed over: `wait` returns no receipts. Raises nothing but
+        A transaction that is not prepared here is skipped: `wait` returns no receipts. Raises nothing but
         StoreFailedError, StoreFullError and ClosedError; unless the store has failed the branch is prepared still.
         """
 

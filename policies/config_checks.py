@@ -1,5 +1,5 @@
-"""What must hold between stores: no name, pattern or directory twice, no directory inside another's; what is put aside
-is taken.
+"""What must hold between stores: no name, pattern or directory twice, no directory inside another's; what is
+dead-lettered is taken.
 
 Checked on outlines, so that a store in which something else is wrong takes part too: errors come all at once.
 """
@@ -65,7 +65,7 @@ def doubts(stores: Sequence[Outline]) -> Iterator[Located]:
 
 
 def _dead_letters(stores: Sequence[Outline]) -> Iterator[Located]:
-    """Dead-letter queues that no store takes: what is put aside would have nowhere to go."""
+    """Dead-letter queues that no store takes: what is dead-lettered would have nowhere to go."""
     patterns = [pattern for store in stores for pattern in map(_pattern, store.match) if pattern is not None]
     for store in stores:
         if not isinstance(store.dead_letter, str):

@@ -47,7 +47,7 @@ class StoreOptions(Options):
     """The queue for messages that are not delivered any more; `{name}` in it stands for the name of the destination
     they come from. None: expired ones are dropped, and counted."""
     max_deliveries: Positive | None = None
-    """A message that has come back so often is not delivered again but put into `dead_letter`, which must be given."""
+    """A message that was given back so often is not delivered again but put into `dead_letter`, which must be given."""
     duplicate_window: Annotated[int, Field(strict=True, ge=0, le=10_000_000)] = 10_000
     """How many of the latest message ids are remembered to store a repeated send once. 0: none."""
     max_leases: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 100_000

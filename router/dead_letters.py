@@ -1,4 +1,4 @@
-"""What is not delivered any more is put aside: expired messages, and those that have come back too often.
+"""What is not delivered any more is dead-lettered: expired messages, and those that were given back too often.
 
 Stores pass them over and lease them to this module, which looks once a second. One transaction acks the message and
 sends it to its dead-letter queue, in whatever store that lives: it is in one of the two, after any crash (invariant 4).
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 1.0
 SWEEP_MAX: Final = 100
-"""Messages that are put aside in one transaction."""
+"""Messages that are dead-lettered in one transaction."""
 SWEEP_BYTES: Final = 4 << 20
-"""Likewise, of their bodies; one that is longer is put aside alone."""
+"""Likewise, of their bodies; one that is longer is dead-lettered alone."""
 FINISH_SECONDS: Final = 1.0
 """How long closing the router waits for what is under way, before it closes the other stores."""
 LOCKS_KEPT: Final = 64
@@ -46,14 +46,14 @@ class DeadLetterSweeper:
         self._places, self._begin = places, begin
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._locks: dict[bytes, threading.RLock] = {}
-        """Of each store, held while its messages are put aside. Likewise: to close the router, say."""
+        """Of each store, held while its messages are dead-lettered. Likewise: to close the router, say."""
         self._under_way: set[bytes] = set()
-        """The stores of which messages are being put aside; after Ctrl-C perhaps more."""
+        """The stores of which messages are being dead-lettered; after Ctrl-C perhaps more."""
         self.closed = True
         self._turn = 0
-        """Counts the times it was opened: what is scheduled for an earlier one is passed over."""
+        """Counts the times it was opened: what is scheduled for an earlier one is skipped."""
         self._refused: dict[tuple[bytes, int], float] = {}
-        """Store id and seq of what could not be put aside for what it is, and when it is tried again (monotonic)."""
+        """Store id and seq of what was refused for what it is, and when it is tried again (monotonic)."""
         self.dead_lettered = self.dropped = 0
         """Messages since open."""
 
@@ -95,7 +95,7 @@ class DeadLetterSweeper:
             shared().for_each(list(self._under_way), self.finish, FINISH_SECONDS)
 
     def finish(self, store_id: bytes) -> None:
-        """Wait until nothing is put aside any more of a store, after `close`."""
+        """Wait until nothing is dead-lettered any more of a store, after `close`."""
         with self._lock_of(store_id):
             pass
 
@@ -118,7 +118,7 @@ class DeadLetterSweeper:
                 self._locks = {store_id: lock for store_id, lock in self._locks.items() if store_id in kept}
 
     def run(self) -> int:
-        """Put aside all that waits for it in open stores; returns how many messages. A store that fails holds up no
+        """Dead-letter all that waits for it in open stores; returns how many messages. A store that fails holds up no
         other (invariant 7)."""
         return self._run(self._sweep)
 
@@ -127,7 +127,7 @@ class DeadLetterSweeper:
         for store, done, error in shared().for_each(self._places.open_stores(), sweep):
             count += done or 0
             if isinstance(error, AnabranchError):
-                log.debug("store %s: nothing is put aside: %s", store.name, error)
+                log.debug("store %s: nothing is dead-lettered: %s", store.name, error)
             elif error is not None:
                 raise error
         return count
@@ -168,7 +168,7 @@ class DeadLetterSweeper:
             alone = refused
 
     def _put_all_aside(self, store: Store, waiting: list[Undelivered], alone: bool) -> bool:
-        """In transactions of a bounded size, or each `alone`; those that could be put aside leave `waiting`. Returns
+        """In transactions of a bounded size, or each `alone`; those that are dead-lettered leave `waiting`. Returns
         whether one was refused for what it is: it must not hold up the others."""
         refused = False
         pattern = self._places.dead_letter_of(store)
@@ -185,12 +185,16 @@ class DeadLetterSweeper:
                     return True
                 with self._lock:
                     self._refused[store.store_id, some[0].message.seq] = now + REFUSED_SECONDS
-                log.warning("store %s: %r cannot be put aside, and waits: %s", store.name, some[0].message, error)
+                log.warning("store %s: %r cannot be dead-lettered, and waits: %s", store.name, some[0].message, error)
                 continue
             except AnabranchError as error:
                 level = logging.DEBUG if self.closed else logging.WARNING
                 log.log(
-                    level, "store %s: %d messages cannot be put aside, and wait: %s", store.name, len(waiting), error
+                    level,
+                    "store %s: %d messages wait to be dead-lettered: %s",
+                    store.name,
+                    len(waiting),
+                    error,
                 )
                 return False
             for one in some:

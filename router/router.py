@@ -225,7 +225,7 @@ class Router:
         return sorted(self.places.subscriptions(), key=lambda s: (s.topic.name, *s.key))
 
     def put_aside(self) -> int:
-        """Put what is not delivered any more (expired, or come back too often) into its dead-letter queue, or drop it,
+        """Move what is not delivered any more (expired, or at the delivery limit) to its dead-letter queue, or drop it,
         now; returns how many messages. Happens by itself each second."""
         self.places.require_open()
         return self.sweeper.run()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .delivery import Delivery
     from .plan import Plan
 
+SEQ_MAX: Final = (1 << 64) - 1
+
 SMALL_BYTES: Final = 64
 """At most so many bytes a change takes when it is written, beside the record of a message and the texts of names."""
 
@@ -40,7 +42,7 @@ class Table(Protocol):
         """The same of all messages between two seqs."""
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
-        """A message has come back so often by now."""
+        """A message was given back so often by now."""
 
     def declare(self, state: DestinationState) -> None:
         """A destination is there from now on."""
@@ -216,7 +218,7 @@ class AckRange:
 
 
 class Returned:
-    """How often a message has come back."""
+    """How often a message has been given back."""
 
     __slots__ = ("count", "number", "seq", "state")
 
@@ -381,7 +383,7 @@ class Branch:
         self.payload = b""
         """All of it in bytes (branches.py)."""
         self.returned: list[Change] = []
-        """What a rollback writes of the messages that come back."""
+        """What a rollback writes of the messages that are given back."""
         self.promise = 0
         """Bytes that are kept free for its outcome."""
         self.reservation: object = None
@@ -580,7 +582,7 @@ def acks_of(leases: Iterable[Lease]) -> list[Change]:
 
 
 def returned_of(leases: Iterable[Lease]) -> list[Change]:
-    """How often these have come back, now that they are given back. What was leased for a topic as a whole was not
+    """How often these have been given back, this time too. What was leased for a topic as a whole was not
     delivered to anybody."""
     return list(_returned(leases))
 

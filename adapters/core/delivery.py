@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...policies.errors import StoreFullError, UnknownMessageError
-from ..base import EXPIRED, PRIORITY_MAX, SPENT, Message, Store, SubscriptionKey, require_leased
+from ..base import DELIVERY_LIMIT, EXPIRED, PRIORITY_MAX, Message, Store, SubscriptionKey, require_leased
 
 if TYPE_CHECKING:
     from .states import DestinationState, SubscriptionState
@@ -43,8 +43,8 @@ CLOCK_SECONDS: Final = 1.0
 """Who waits where a message was skipped looks at the clock so often: it may go back."""
 
 Place = tuple[int, int, int, int, Any]
-"""Where a message is: order, seq, when it expires (ms, 0: never), how often it has come back, what its backend needs to
-find it."""
+"""Where a message is: order, seq, when it expires (ms, 0: never), how often it has been given back, what its backend
+needs to find it."""
 ORDER: Final = 0
 SEQ: Final = 1
 EXPIRES: Final = 2
@@ -261,7 +261,7 @@ class Rows(Protocol):
         there are none."""
 
     def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
-        """Feed and seq of those that have come back so often or more often. Asked for at open and when there are
+        """Feed and seq of those that were given back so often or more often. Asked for at open and when there are
         many."""
 
 
@@ -274,7 +274,7 @@ class Delivery:
         self._max_deliveries = max_deliveries
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._limited: dict[tuple[Feed, int], None] = {}
-        """Feed and seq of messages that have come back as often as `max_deliveries` says."""
+        """Feed and seq of messages that were given back as often as `max_deliveries` says."""
         self._look_for_limited = max_deliveries is not None
         """There may be others than those in `_limited`."""
         self.mixed = False
@@ -423,7 +423,7 @@ class Delivery:
         for feed, seq in list(self._limited):
             row = rows.row(feed.state, feed.subscription, seq) if seq not in feed.held else None
             if row is not None:
-                yield (feed,), row, SPENT
+                yield (feed,), row, DELIVERY_LIMIT
             self._limited.pop((feed, seq), None)  # it is held now; who gives it back says so again
 
     # Settling

@@ -187,7 +187,7 @@ class Settling:
                 raise
 
     def _count_deliveries(self, changes: list[Change]) -> None:
-        """Write how often they have come back; nobody waits for the disk. Who is interrupted here and tries again
+        """Write how often they were given back; nobody waits for the disk. Who is interrupted here and tries again
         writes the same. If it cannot be written they are free all the same."""
         try:
             for start in range(0, len(changes), COUNTED_AT_ONCE):

@@ -409,7 +409,7 @@ class CoreStore:
     def sync(self) -> None:
         self._engine.ensure_usable()
         if self.backend.threaded:
-            self._writer.flush()  # who was interrupted does not wait for what he had queued
+            self._writer.flush()  # who was interrupted does not wait for what it had queued
         self.backend.sync()
 
     # Upkeep

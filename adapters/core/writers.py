@@ -131,7 +131,7 @@ class Threaded:
     """A thread of the store's own writes what many ask for together.
 
     W1  Everything is written by one thread at a time, which holds `_lead`; it is no thread in which Ctrl-C may strike.
-        Who is interrupted while he waits has his ticket written all the same.
+        Who is interrupted while waiting has its ticket written all the same.
     W2  A write of which nobody knows whether it took effect is the last before the backend has told (`_unknown`). What
         it did is then applied; or else what its callers, who have been told that nobody knows, held is free.
     W3  A backend that is away fails the calls, not the store: the next call tries again.

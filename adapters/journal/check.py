@@ -8,8 +8,8 @@ C4  a segment's live count and bytes are those of the index's messages that lie 
 C5  the record of every prepared branch reads back
 C6  a topic's message is for subscriptions that are there, for one at least; a subscription's count is that of the
     messages that are for it
-C7  what says in which order messages come, when they expire and how often they came back speaks of messages that are
-    there, and speaks of all that it should
+C7  what says in which order messages come, when they expire and how often they were given back speaks of messages
+    that are there, and speaks of all that it should
 """
 
 from __future__ import annotations
@@ -161,4 +161,4 @@ def _rows(index: Index, counted: _Counted) -> Iterator[str]:
         if state.is_topic != (known is not None) or rows.row(state, known, seq) is None:
             yield f"C7 message {seq} of destination {destination} has come back to {number}, which has it not"
     if deliveries != rows.counted:
-        yield f"C7 {deliveries} messages have come back; {rows.counted} are counted"
+        yield f"C7 {deliveries} messages were given back; {rows.counted} are counted"

@@ -71,7 +71,7 @@ HAS_SELECTOR: Final = 2
 UNSUBSCRIBE_PAYLOAD = struct.Struct("<II")
 """Destination, subscription."""
 RETURNED_PAYLOAD = struct.Struct("<IIQI")
-"""Destination, subscription (0: a queue), seq, how often it has come back."""
+"""Destination, subscription (0: a queue), seq, how often it has been given back."""
 DELIVERIES_MAX: Final = (1 << 32) - 1
 
 SEND_OVERHEAD: Final = w.RECORD_HEADER.size + SEND_START.size

@@ -4,7 +4,7 @@
                                                     expires, its order, who has yet to ack it
     lanes          destination, order, seq      ->  nothing; only in a store with priorities
     expiries       expires at, seq              ->  destination; only of messages that expire
-    deliveries     seq, subscription            ->  how often it has come back, destination; where it has
+    deliveries     seq, subscription            ->  how often it has been given back, destination; where it has
 
 A queue's message without expiry in a store without priorities, the commonest, takes one row of 28 bytes. A topic's has
 a bit for each subscription that has yet to ack it, and is dead when none is left; whoever begins later has none in it.
@@ -234,7 +234,7 @@ class MessageRows:
                 found = cursor.delete() and bool(cursor.key())
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
-        """It has come back so often by now, if it is still there."""
+        """It was given back so often by now, if it is still there."""
         row = self._row(state, seq)
         if row is None or (state.is_topic and not self._is_pending(state, number, row[1])):
             return
@@ -417,7 +417,7 @@ class MessageRows:
             start = rows[-1][0] + b"\0"
 
     def all_deliveries(self) -> Iterator[tuple[int, int, int, int]]:
-        """Seq, subscription, count and destination of all that have come back."""
+        """Seq, subscription, count and destination of all that were given back."""
         if self.counted:
             for key, value in self._pages(self._deliveries_db):
                 yield (*DELIVERIES_KEY.unpack(key), *DELIVERIES.unpack(value))

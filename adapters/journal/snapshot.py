@@ -68,7 +68,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """Subscription, and what it has acked of the messages that live: ranges of seqs, first and last as 64 bits each,
     deflated."""
     deliveries: list[tuple[int, int, int, int]]
-    """Seq, subscription (0: a queue), how often it has come back, destination; where it has."""
+    """Seq, subscription (0: a queue), how often it has been given back, destination; where it has."""
     duplicates: list[tuple[int, int, bytes]]
     """Destination, seq, message id; oldest first."""
     committed: list[bytes]

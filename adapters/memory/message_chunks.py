@@ -32,7 +32,7 @@ CHUNK_COST: Final = 1000
 ADDRESS_COST: Final = 250
 """Likewise, each of its entries in the swap."""
 COUNT_COST: Final = 128
-"""Likewise, how often one message has come back."""
+"""Likewise, how often one message has been given back."""
 NUMBERS_COST: Final = 12
 """Bytes that an open chunk keeps of each message: offset and size."""
 

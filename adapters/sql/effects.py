@@ -51,7 +51,7 @@ class Effects:
     dead: list[int] = field(default_factory=list)
     """Seqs of messages that are gone."""
     returned: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Subscription's number and seq: how often it has come back."""
+    """Subscription's number and seq: how often it has been given back."""
     redelivered: set[SubscriptionState] = field(default_factory=set)
     """Of these REDELIVERIES has rows now."""
     many: bool = False

@@ -222,7 +222,7 @@ class Transaction:
         return subscription
 
     def unsubscribe(self, subscription: Subscription | Subscriber) -> None:
-        """End a durable subscription at commit, before the sends of this transaction; passed over if it is gone by
+        """End a durable subscription at commit, before the sends of this transaction; skipped if it is gone by
         then. Raises TransactionError beyond the limits of a transaction."""
         ended = subscription if isinstance(subscription, Subscription) else getattr(subscription, "subscription", None)
         if not isinstance(ended, Subscription):

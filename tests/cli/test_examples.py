@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "embed": "1,000 readings consumed\norders: 1 pending\nrest: 1 pending\ntelemetry: 0 pending\n",
-    "kinds_of_stores": "dead: [('a curse', 'spent')]\naudit: ['a train']\ninvoices: ['a train']\nprices: []\n",
+    "kinds_of_stores": "dead: [('a curse', 'delivery_limit')]\naudit: ['a train']\ninvoices: ['a train']\nprices: []\n",
     "transactions": (
         "rolled back, the order is in its queue again: there is nothing to pack\n"
         "shop.orders: ['nothing']\n"

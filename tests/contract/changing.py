@@ -217,7 +217,7 @@ class ChangingContract:
         assert_whole(store)
 
     def test_the_first_to_change_wins(self, disk: Disk, store: Store, place: str) -> None:
-        """What is prepared cannot fail: what is no change any more by then is passed over."""
+        """What is prepared cannot fail: what is no change any more by then is skipped."""
         subscribed(store, BOOK)
         other = DESK._replace(selector="was first")
         names = [

@@ -1,10 +1,10 @@
-"""The contract of counted deliveries: how often a message has come back, and that one which does so too often stops."""
+"""The contract of counted deliveries: how often a message was given back, and that it stops at the limit."""
 
 from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.base import SPENT, Outgoing, Store, Subscription
+from anabranch.adapters.base import DELIVERY_LIMIT, Outgoing, Store, Subscription
 
 from .disk import A, B, Disk, T, assert_whole, bodies, drain, survives, take
 from .expiring import messages_of, undelivered
@@ -137,7 +137,7 @@ class DeliveriesContract:
         assert store.receive(A) is None
         assert (bodies(store), counts(store), store.depth(A)) == ([b"1", b"2"], [3, 0], 2)
         ((message, reason),) = undelivered(store)
-        assert (message.body, message.headers, message.message_id, reason) == (b"1", {"h": 1}, "id", SPENT)
+        assert (message.body, message.headers, message.message_id, reason) == (b"1", {"h": 1}, "id", DELIVERY_LIMIT)
         assert (message.leased, message.deliveries, message.subscription) == (True, 4, None)
         assert undelivered(store) == []
         message.ack()
@@ -150,7 +150,7 @@ class DeliveriesContract:
         spend(store)
         for delivered in (False, True, False):
             ((message, reason),) = undelivered(store)
-            assert reason == SPENT
+            assert reason == DELIVERY_LIMIT
             store.release([message], delivered)
             assert store.receive(A) is None
 
@@ -226,7 +226,7 @@ class DeliveriesContract:
         assert take(store, T, 0, BOOK.key).deliveries == 2
         message.release()
         ((lost, reason),) = undelivered(store)
-        assert (lost.body, lost.subscription, reason) == (b"1", DESK.key, SPENT)
+        assert (lost.body, lost.subscription, reason) == (b"1", DESK.key, DELIVERY_LIMIT)
         lost.ack()
         assert (bodies(store, T, DESK.key), bodies(store, T, BOOK.key)) == ([b"2"], [b"1", b"2"])
         assert_whole(store)

@@ -1,4 +1,4 @@
-"""The contract of messages whose time is over: never received, never lost sight of, handed out to be put aside."""
+"""The contract of messages whose time is over: never received, never lost sight of, handed out to be dead-lettered."""
 
 from __future__ import annotations
 

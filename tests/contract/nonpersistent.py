@@ -7,7 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from anabranch.adapters.base import EXPIRED, SPENT, Change, Counts, Message, Outgoing, Settlement, Store, Subscription
+from anabranch.adapters.base import (
+    DELIVERY_LIMIT,
+    EXPIRED,
+    Change,
+    Counts,
+    Message,
+    Outgoing,
+    Settlement,
+    Store,
+    Subscription,
+)
 from anabranch.policies.errors import StoreFullError, TransactionError, UnknownMessageError, UnknownSubscriptionError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
@@ -219,7 +229,7 @@ class NonpersistentContract:
             take(store).release()
         assert take(store).body == b"2"
         ((message, reason),) = undelivered(store)
-        assert (message.body, reason, message.persistent) == (b"1", SPENT, False)
+        assert (message.body, reason, message.persistent) == (b"1", DELIVERY_LIMIT, False)
 
     # Limits
 

@@ -51,7 +51,7 @@ class Script:
         self.subscribed: list[str] = []
         """The durable subscriptions of `t` that are known to be there."""
         self.released: Counter[str] = Counter()
-        """How often a message has come back, for certain."""
+        """How often a message has been given back, for certain."""
 
     def attempt(self, what: str, act: Callable[[], object], operation: Operation | None = None) -> object:
         """Do it; note the outcome."""

@@ -441,9 +441,9 @@ class Found:
         (self.dead if len(pairs) == 1 else self.expired).extend(pairs)
         reason, count = message.headers["dead_letter_reason"], message.headers["dead_letter_deliveries"]
         assert isinstance(count, int)
-        if (reason == "expired" and "e." not in pairs[0][1]) or (reason == "spent" and count < MOST):
+        if (reason == "expired" and "e." not in pairs[0][1]) or (reason == "delivery_limit" and count < MOST):
             self.wrong.append(f"{name(pairs[0])} is dead without need: {reason}, {count} deliveries")
-        if reason == "spent":
+        if reason == "delivery_limit":
             self.counts |= dict.fromkeys(pairs, count)
 
     def compare(
@@ -484,7 +484,7 @@ def verify(
     held: Held,
     power: bool = False,
 ) -> list[str]:
-    """What is wrong in a router that was opened just now; what is over is put aside."""
+    """What is wrong in a router that was opened just now; what is over is dead-lettered."""
     router.sweeper.close()
     found = Found.of(router)
     wrong = found.compare(promised, maybe, held, power) + violations(router) + nothing_else_waits(router)

@@ -138,7 +138,7 @@ def test_an_ack_of_one_subscription_interrupted_anywhere(disk: JournalDisk, stor
 
 
 def test_what_is_spent_or_over_taken_under_interruption(disk: JournalDisk) -> None:
-    """None is passed over for good, none is taken twice."""
+    """None is skipped for good, none is taken twice."""
     store = disk.create(max_deliveries=1, dead_letter="dlq")
     store.subscribe(DESK)
     store.subscribe(LATE)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from anabranch.adapters.base import EXPIRED, SPENT, Change, Message, Outgoing, Store, Subscription
+from anabranch.adapters.base import DELIVERY_LIMIT, EXPIRED, Change, Message, Outgoing, Store, Subscription
 from anabranch.policies.destination import Destination, Kind
 from anabranch.policies.errors import (
     SubscriptionError,
@@ -201,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
             expected.remove(held)
             over = self.model.is_over(self.model.find(message.destination, message.seq))
             spent = any(self.model.is_spent(part) for part in self.model.parts(held))
-            assert (reason == EXPIRED and over) or (reason == SPENT and spent)
+            assert (reason == EXPIRED and over) or (reason == DELIVERY_LIMIT and spent)
             self.lease(message, held)
 
     def some_held(self, data: st.DataObject) -> list[Message]:

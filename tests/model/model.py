@@ -30,7 +30,7 @@ class Part:
 
     state: str = READY
     count: int = 0
-    """How often it has come back."""
+    """How often it has been given back."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Model:
             self.queues[destination].remove(expected)
 
     def change(self, change: Change) -> None:
-        """In a transaction, where what is no change any more is passed over."""
+        """In a transaction, where what is no change any more is skipped."""
         number = self.number_of(change.subscription.topic, change.subscription.key)
         if change.subscribe and number is None:
             self.subscribe(change.subscription, change.retroactive)

@@ -1,4 +1,4 @@
-"""Messages that are not delivered any more are put aside: dead-letter queues, expiry, limits of delivery."""
+"""Messages that are not delivered any more are dead-lettered: dead-letter queues, expiry, limits of delivery."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_message_that_comes_back_too_often_goes_to_the_dead_letter_queue(tmp_p
         assert letter is not None
         assert (letter.body, letter.priority, letter.deliveries) == (b"poison", 7, 1)
         assert letter.headers == {
-            "k": 1, "dead_letter_reason": "spent", "dead_letter_source": "queue://q", "dead_letter_deliveries": 3,
-            "dead_letter_message_id": "m-1",
+            "k": 1, "dead_letter_reason": "delivery_limit", "dead_letter_source": "queue://q",
+            "dead_letter_deliveries": 3, "dead_letter_message_id": "m-1",
         }  # fmt: skip
         assert [m.body for m in queue.browse()] == [b"good"]
         assert router.stats().dead_lettered == 1

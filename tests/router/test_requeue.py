@@ -394,6 +394,9 @@ def test_a_dead_letter_that_is_given_back_too_often_remembers_where_it_comes_fro
         fail(router, router.queue("q"), b"x")
         fail(router, router.queue("dlq"), b"x")
         letter = take(router, "dlq")
-        assert (letter.headers["dead_letter_source"], letter.headers["dead_letter_reason"]) == ("queue://q", "spent")
+        assert (letter.headers["dead_letter_source"], letter.headers["dead_letter_reason"]) == (
+            "queue://q",
+            "delivery_limit",
+        )
         assert router.requeue(letter) == 1
         assert [(m.body, m.message_id) for m in router.queue("q").browse()] == [(b"x", ID)]

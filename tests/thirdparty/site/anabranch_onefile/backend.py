@@ -45,7 +45,7 @@ class Row(msgspec.Struct, array_like=True):
     waiting: list[int] = []
     """Of a topic's: the numbers of the subscriptions that have yet to ack it."""
     counts: dict[int, int] = {}
-    """How often it has come back, by subscription (0: a queue's)."""
+    """How often it has been given back, by subscription (0: a queue's)."""
 
 
 class Contents(msgspec.Struct, array_like=True):
