@@ -18,6 +18,7 @@ from ..background import shared
 from ..core.changes import Change, apply_all
 from ..core.engine import Engine
 from ..files import disk_errors, is_for_room, refused
+from ..wal.file import FILL_MAX
 from ..wal.log import Log
 from ..wal.segment import Segment, SegmentTable
 from ..wal.ticket import Tail
@@ -63,6 +64,8 @@ class Applier:
         self._snapshot_at: Callable[[], tuple[int, int]]
         self._checkpoint_due = self._checkpoint_soon = False
         self._full_until = 0.0
+        self._measured: SegmentTable | None = None
+        self._dead_bytes = 0
 
     def start(self, snapshot_at: Callable[[], tuple[int, int]]) -> None:
         """Take over from recovery, which has filled the index up to the log's tail. `snapshot_at` says where the latest
@@ -221,10 +224,25 @@ class Applier:
         kept = [s for s in sealed if s.live]
         rows = len(engine.sequencer.window) + index.transactions + len(index.subscriptions) + index.rows.counted
         expected = snapshot.size_expected(kept, len(index.states), rows)
-        if expected * snapshot.WORTH > sum(s.capacity for s in empty):
+        worth = 1 if self._log.starved else snapshot.WORTH
+        if expected * worth > sum(s.capacity for s in empty):
             return [], b""  # wait until it frees more; also where nothing is empty
         taken = snapshot.take(tail.lsn, tail.segment, kept, index, engine.sequencer, engine.catalog.last_number)
         return empty, taken.encode()
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """At most so many a snapshot takes, about. The log's leader asks, without the lock."""
+        table, engine, index = self._log.table, self._engine, self._index
+        if table is not self._measured:
+            last = table.segments[-1]
+            self._dead_bytes, self._measured = snapshot.size_most(table.segments, max(last.allocated, FILL_MAX)), table
+        rows = len(engine.sequencer.window) + index.transactions + len(index.subscriptions) + index.rows.counted
+        return self._dead_bytes + snapshot.ID_BYTES * (rows + len(engine.catalog.by_number))
+
+    def reserve(self, size: int) -> None:
+        """Keep room for what the index will need once so many bytes more are in the log. The log's leader calls it,
+        without the lock. Raises OSError."""
 
     def forget(self, numbers: set[int]) -> None:
         """Take released segments out of the index and the table, with a checkpoint (rule J6).

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .rows import MessageRows
 
 RANGE = struct.Struct("<QQ")
+RECORD_MIN: Final = 44
+"""No message takes fewer bytes in a segment."""
+ID_BYTES: Final = 64
+"""What an id takes, and a name."""
 WORTH: Final = 4
 """A snapshot is written when it frees at least so many times its own size."""
 
@@ -176,6 +180,13 @@ def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:
 def size_expected(kept: Iterable[Segment], states: int, ids: int) -> int:
     """About how many bytes a snapshot would take, without making it."""
     return sum(40 + len(s.dead or b"") // 8 for s in kept) + 40 * states + 30 * ids
+
+
+def size_most(segments: Iterable[Segment], allocated: int) -> int:
+    """About how many bytes of a snapshot say what is dead in these segments, the last of which may be written up to
+    `allocated`: deflated bits may take all that they took."""
+    sealed = sum(64 + (s.last_lsn + 1 - s.base_lsn) // 8 for s in segments if s.end is not None)
+    return sealed + allocated // (8 * RECORD_MIN)
 
 
 def _deflate(dead: bytearray | None) -> bytes:

@@ -5,17 +5,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from google_crc32c import extend as crc32c
 
-from ..core.changes import Ack, Change, Prepare, Send
+from ..core.changes import (
+    Ack,
+    AckRange,
+    Change,
+    Commit,
+    Forget,
+    Prepare,
+    Remove,
+    Returned,
+    Rollback,
+    Send,
+    Unsubscribe,
+)
 from ..core.engine import Engine
 from ..core.plan import Plan
 from ..wal import format as w
 from ..wal.log import Log
-from ..wal.ticket import Tail, Ticket, WriteBatch
+from ..wal.ticket import GROWS, OWED, SHRINKS, Tail, Ticket, WriteBatch
+from .applying import Applier
 from .encoding import ACK, ACK_PAYLOAD, ACK_RECORD, CODECS, SEND, SEND_HEAD, SEND_START
+from .snapshot import WriteSnapshot
 
 _BATCH_BYTES = w.BATCH_HEADER.size
 _SEND_BYTES = SEND_START.size
@@ -26,6 +40,12 @@ _pack_batch = w.BATCH_REST.pack
 _pack_send = SEND_HEAD.pack
 _pack_ack = ACK_RECORD.pack
 
+
+_LEAVES: Final[dict[type, int]] = {
+    **dict.fromkeys((Ack, AckRange, Returned, Remove, Unsubscribe, Forget), SHRINKS),
+    **dict.fromkeys((Commit, Rollback, WriteSnapshot), OWED),
+}
+"""What leaves of the log's reserve what a ticket needs (wal/ticket.py); all others GROW."""
 
 _NO_TICKETS: list[Any] = []
 
@@ -62,14 +82,25 @@ class JournalEncoder:
         """Bytes that the outcomes of prepared branches take; after Ctrl-C it may say too much until nothing is
         prepared."""
         self._log: Log
+        self._applier: Applier
 
-    def start(self, wal: Log, snapshot_at: tuple[int, int]) -> None:
-        """The log that it encodes for, and where the latest snapshot is in it."""
-        self._log, self.snapshot_at = wal, snapshot_at
+    def start(self, wal: Log, snapshot_at: tuple[int, int], applier: Applier) -> None:
+        """The log that it encodes for, where the latest snapshot is in it, and what keeps the index up to it."""
+        self._log, self.snapshot_at, self._applier = wal, snapshot_at, applier
 
     def load(self) -> None:
         """The core knows what is prepared."""
         self.promised = sum(branch.promise for branch in self._sequencer.prepared.values())
+
+    @property
+    def spare_bytes(self) -> int:
+        return self._applier.snapshot_bytes
+
+    def leaves(self, ticket: Any) -> int:
+        return max((_LEAVES.get(type(change), GROWS) for change in ticket.content), default=OWED)
+
+    def reserve(self, size: int) -> None:
+        self._applier.reserve(size)
 
     def encode(self, tail: Tail, tickets: list[Any], watermark: int) -> JournalBatch:
         if not tickets:

@@ -3,6 +3,7 @@
     <number>.seg      a published segment: its header is whole, its name is durable
     pool-<n>.free     a released or prepared file of a segment's full size, zero-filled or with void content, waiting to
                       become a segment
+    <n>.spare         the reserve (reserve.py)
     watermark         says which segment is the newest (watermark.py)
     *.tmp             unfinished; removed at open
 
@@ -22,8 +23,9 @@ from typing import Final
 
 from ...policies.errors import CorruptionError
 from ..files import FILE_MODE, make_directory, new_directory, write_all
-from .file import FILL_MAX, File, zero_fill
+from .file import FILL_MAX, FILL_MIN, File, allocate, zero_fill
 from .format import HEADER_BYTES, SegmentHeader
+from .reserve import SPARE_SUFFIX, Reserve
 from .watermark import Watermark, WatermarkFile
 
 log = logging.getLogger(__name__)
@@ -39,8 +41,7 @@ class SegmentFiles:
     One thread at a time publishes (the leader), one releases (the reclaimer), one prepares; these three may run
     beside each other: a file enters the pool when all is durable that makes it free, and only the leader takes it.
 
-    A file in the pool is allocated up to `segment_bytes` at least: what counts on the pool for room (rules J10, T1)
-        finds it there also on a full disk.
+    A file in the pool is allocated up to `segment_bytes` at least.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SegmentFiles:
         self.file_mode = file_mode
         self.pool: list[tuple[Path, int]] = []
         """Files to use again and their sizes."""
+        self.reserve = Reserve(directory, file_mode)
         self._short: list[Path] = []
         """Files called as those of the pool are, and too short for it."""
         self.count_sync = count_sync
@@ -83,13 +85,15 @@ class SegmentFiles:
             yield header
 
     def load_pool(self) -> int:
-        """Take stock of the pool at open; returns the highest segment number that a pooled file ever was (rule I1)."""
+        """Take stock of the pool and of the reserve at open; returns the highest segment number that a file in them
+        ever was (rule I1)."""
         highest, last = 0, 0
+        spare = self._named("", SPARE_SUFFIX)
+        for path in spare:
+            highest = max(highest, _number(path))
+        self.reserve.load(spare)
         for path in self._named("pool-", POOL_SUFFIX):
-            try:
-                highest = max(highest, read_header(path).number)
-            except CorruptionError:
-                pass  # never was a segment, or was half way to be one again: nothing in it counts
+            highest = max(highest, _number(path))
             size = path.stat().st_size
             if size >= self.segment_bytes:
                 self.pool.append((path, size))
@@ -111,8 +115,11 @@ class SegmentFiles:
             self._short[-1].unlink(missing_ok=True)
             self._short.pop()
 
-    def publish(self, header: SegmentHeader, seal: Callable[[], None]) -> tuple[File, int]:
-        """Make a segment, from the pool if it has a file and `capacity` is the standard one.
+    def publish(
+        self, header: SegmentHeader, seal: Callable[[], None], size: int = 0, spare: Path | None = None
+    ) -> tuple[File, int]:
+        """Make a segment: of a `spare` file of the reserve; else from the pool if it has a file and `capacity` is the
+        standard one; else anew, with room for `size` bytes behind its header.
 
         Returns the file and up to where it is allocated, which the file itself tells. `seal` is called just before
         the segment may be seen on disk: after an OSError before that nothing has changed.
@@ -120,12 +127,16 @@ class SegmentFiles:
         path = self.path(header.number)
         source, flags = path.with_suffix(UNFINISHED_SUFFIX), os.O_RDWR | os.O_CREAT | os.O_TRUNC
         pooled = None
-        if header.capacity == self.segment_bytes and self.pool:
+        if spare is not None:
+            source, flags = spare, os.O_RDWR
+        elif header.capacity == self.segment_bytes and self.pool:
             pooled = self.pool.pop()
             source, flags = pooled[0], os.O_RDWR
         try:
             file = File(source, flags, self.file_mode)
             write_all(file.fd, header.encode(), 0)
+            if spare is None and pooled is None and size:
+                _fill(file, HEADER_BYTES + size, header.capacity)
             self.count_sync()
             os.fsync(file.fd)
             allocated = os.fstat(file.fd).st_size
@@ -133,11 +144,13 @@ class SegmentFiles:
         except OSError:
             if pooled:
                 self.pool.append(pooled)
-            else:
+            elif spare is None:
                 source.unlink(missing_ok=True)
             raise
         seal()
         source.rename(path)
+        if spare is not None:
+            self.reserve.taken(spare)
         self.sync_names(names)
         return file, allocated
 
@@ -158,18 +171,21 @@ class SegmentFiles:
 
     def release(self, segments: list[tuple[int, int]], pool_files: int, archive: Path | None, names: File) -> None:
         """Take segments (number, capacity) off the log, oldest first: into the archive if there is one, else into
-        the pool while it has room, else away. One that a kill has left shorter than its capacity goes away, unless it
-        lacks so little that it is filled up.
+        the reserve while it lacks files, else into the pool while it has room, else away. One that a kill has left
+        shorter than its capacity does not go into the pool, unless it lacks so little that it is filled up.
 
-        `names` is what names() returned. The pool gets them only once the directory is synced: a header written before
-        that into a file which after a power failure has its old name again would be damage to that segment.
+        `names` is what names() returned. Reserve and pool get them only once the directory is synced: a header written
+        before that into a file which after a power failure has its old name again would be damage to that segment.
         """
         adopted: list[tuple[Path, int]] = []
+        spare: list[tuple[Path, int]] = []
         for number, capacity in segments:
             path = self.path(number)
             if archive is not None:
                 make_directory(archive, self.file_mode)
                 shutil.move(path, archive / path.name)
+            elif (made := self.reserve.make_of(path, len(spare))) is not None:
+                spare.append(made)
             elif (
                 capacity == self.segment_bytes
                 and len(self.pool) + len(adopted) < pool_files
@@ -183,6 +199,7 @@ class SegmentFiles:
         if segments:
             self.sync_names(names)
             self.pool.extend(adopted)
+            self.reserve.put_in(spare)
 
     def names(self) -> File:
         """The directory, open for sync_names. Who changes names when there is no way back opens it before, when running
@@ -196,6 +213,26 @@ class SegmentFiles:
 
     def _pool_path(self) -> Path:
         return self.directory / f"pool-{next(self._pool_numbers)}{POOL_SUFFIX}"
+
+
+def _fill(file: File, end: int, capacity: int) -> None:
+    """Allocate a new segment up to `end` at least. Raises OSError."""
+    if end - HEADER_BYTES > FILL_MAX:
+        allocate(file.fd, HEADER_BYTES, end)
+        return
+    try:
+        zero_fill(file.fd, HEADER_BYTES, min(capacity, max(end, FILL_MIN)))
+    except OSError:
+        if os.fstat(file.fd).st_size < end:
+            raise
+
+
+def _number(path: Path) -> int:
+    """Of the segment that a file was; 0 if it was none."""
+    try:
+        return read_header(path).number
+    except CorruptionError:
+        return 0  # never was a segment, or was half way to be one again: nothing in it counts
 
 
 def _fill_up(path: Path, size: int) -> bool:

@@ -61,6 +61,8 @@ class GroupCommit(ABC):
         self._gathering: threading.Lock | None = None
         """What a leader waits for: released once so many are queued."""
         self._gather_seconds = 0.0
+        self._starved = False
+        """Tickets that make room wait at the head of the queue for some to be made first."""
         self._closed = True
         """It takes no more tickets."""
         self._generation = fork_generation()
@@ -76,6 +78,10 @@ class GroupCommit(ABC):
     @abstractmethod
     def _stop(self) -> None:
         """It has just failed."""
+
+    @abstractmethod
+    def _relieve(self) -> None:
+        """Without the lead: make room for tickets that wait for it."""
 
     # Whether it can be used
 
@@ -186,6 +192,8 @@ class GroupCommit(ABC):
         return ticket.outcomes
 
     def _hand_on(self) -> None:
+        if self._starved:
+            self._relieve()
         try:
             (self._unsynced_queue or self._queue)[0].wake()
         except IndexError:
@@ -198,6 +206,8 @@ class GroupCommit(ABC):
         while self._has_work():
             with self._lead:
                 self._lead_once()
+            if self._starved:
+                self._relieve()
 
     def _look_whether_gathered(self) -> None:
         """Let the leader go on that waits for more tickets, if there are enough, or one that should not wait."""

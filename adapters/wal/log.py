@@ -7,6 +7,8 @@ The batch under way is `_in_flight`, the end of the log is the writer's `tail`, 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from threading import get_ident
 from time import monotonic
 from typing import Final
@@ -22,7 +24,7 @@ from .group_commit import GroupCommit
 from .segment import SegmentTable
 from .segment_writer import SegmentWriter
 from .syncing import Syncer
-from .ticket import Encoder, LogOptions, Tail, Ticket, WriteBatch
+from .ticket import GROWS, SHRINKS, Encoder, LogOptions, Tail, Ticket, WriteBatch
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,18 @@ class Log(GroupCommit):
         self._last_write = 0.0
         self._idle_due = False
         self._ended = True
+        self.releases = 0
+        """How often segments were released since it was made."""
+        self.relief: Callable[[], object] = lambda: None
+        """Releases segments, if it can. Called by a thread whose tickets wait for room."""
+        self._relief = threading.Lock()  # one at a time; the others wait for it
+        self.releasing = 0
+        """The thread that releases segments, if one does: it does not wait for room to be made."""
+        self._starved_at = 0
+        self._hopeless = False
+        """Nothing could be released for those that wait."""
+        self._most = 0
+        """So many tickets are tried together, the disk being full; 0: as many as there are."""
 
     # Opening and closing
 
@@ -68,7 +82,7 @@ class Log(GroupCommit):
 
     def begin_segment(self, base_lsn: int) -> None:
         """After a crash: go on in a fresh segment, with LSNs never seen before (rules I1, J5). Raises OSError."""
-        self._writer.roll(0, base_lsn)
+        self._writer.begin(base_lsn)
 
     def close(self) -> None:
         """Write what is queued, sync it, leave a mark. Does nothing to the files of a failed log."""
@@ -124,6 +138,11 @@ class Log(GroupCommit):
         return self._syncer.durable_lsn
 
     @property
+    def starved(self) -> bool:
+        """Whether tickets wait for segments to be released, the disk being full and the reserve used."""
+        return self._starved
+
+    @property
     def syncs(self) -> int:
         """How often it has waited for the disk since it was made."""
         return self._syncer.count
@@ -154,12 +173,14 @@ class Log(GroupCommit):
             if self._ended or self.failed is not None:
                 self._dismiss(tickets, self._refusal())
                 return
-            encoder, writer, reserve = self._encoder, self._writer, 0
+            if self._most:
+                tickets, size = self._fewer(tickets)
+            encoder, writer, promised = self._encoder, self._writer, 0
             tail = writer.tail
             if encoder.promised or len(tickets) > 1 or tickets[0].promise:
-                reserve = self._owed(tickets)
-            if writer.must_roll or tail.offset + size + reserve > tail.segment.allocated:
-                if not self._make_room(tickets, size, reserve):
+                promised = self._promised(tickets)
+            if writer.must_roll or tail.offset + size > writer.limit or promised > writer.promised:
+                if not self._make_room(tickets, size, promised):
                     return
                 tail = writer.tail
             try:
@@ -169,7 +190,7 @@ class Log(GroupCommit):
                 return
             if batch.tail.offset > tail.segment.allocated:
                 # What was queued before it made it larger than its size had said.
-                if not self._make_room(tickets, batch.tail.offset - tail.offset):
+                if not self._make_room(tickets, batch.tail.offset - tail.offset, promised):
                     return
                 batch = encoder.encode(writer.tail, tickets, self._syncer.durable_lsn)
             self._in_flight = batch
@@ -177,19 +198,19 @@ class Log(GroupCommit):
         finally:
             self._leader = 0
 
-    def _owed(self, tickets: list[Ticket]) -> int:
-        """Bytes to keep free behind this batch for what was promised, and is promised in it (rule J10)."""
-        if all(ticket.unsynced or ticket.may_use_reserve for ticket in tickets):
-            return 0
+    def _promised(self, tickets: list[Ticket]) -> int:
+        """Bytes that are promised once this batch is written (rule J10)."""
         return self._encoder.promised + sum(ticket.promise for ticket in tickets)
 
-    def _make_room(self, tickets: list[Ticket], size: int, reserve: int = 0) -> bool:
-        """See that the batch fits into the segment and its space is allocated, with `reserve` bytes behind it here or
-        in the pool; on a full disk, or where the process can open no file any more, the tickets get StoreFullError
-        before any byte of the batch is written (invariant 7).
+    def _make_room(self, tickets: list[Ticket], size: int, promised: int) -> bool:
+        """See that the batch fits into the segment and its space is allocated, with the reserve behind it that it has
+        to leave. On a full disk, or where the process can open no file any more, tickets get StoreFullError before any
+        byte of the batch is written (invariant 7): first those that make the log hold more.
         """
+        leaves = [self._encoder.leaves(ticket) for ticket in tickets]
+        most = max(leaves, default=SHRINKS)
         try:
-            self._writer.make_room(size, reserve)
+            self._writer.make_room(size, promised, most)
         except StoreFailedError as error:
             self._dismiss(tickets, error)
             return False
@@ -201,12 +222,41 @@ class Log(GroupCommit):
                 self.fail(error)
                 self._dismiss(tickets, self._failure())
                 return False
+            if most < GROWS and len(tickets) > 1:
+                self._most = len(tickets) // 2  # what is left of the reserve may do for some of them
+                return False
+            if most == SHRINKS and tickets and not self._hopeless:
+                self._starved_at, self._starved = self.releases, True
+                return False
+            self._most, self._hopeless = 0, False
             what = f"{self.name} cannot grow: {error.strerror} ({self.files.directory})"
             full = refused(what, error, ". Nothing was written")
             full.__cause__ = error
-            self._dismiss(tickets, full)
+            self._dismiss([ticket for ticket, kind in zip(tickets, leaves, strict=True) if kind == most], full)
             return False
+        self._most, self._hopeless = 0, False
         return True
+
+    def _fewer(self, tickets: list[Ticket]) -> tuple[list[Ticket], int]:
+        """The first of them, as many as may be tried together, and the size of their batch."""
+        tickets = tickets[: self._most]
+        return tickets, f.BATCH_HEADER.size + sum(ticket.size for ticket in tickets)
+
+    def _relieve(self) -> None:
+        """Without the lead: have segments released for those tickets that wait for room. If none is, the tickets get
+        their error next."""
+        if self.releasing == get_ident():
+            return
+        with self._relief:
+            if not self._starved:
+                return  # another thread has
+            try:
+                if self.releases == self._starved_at:
+                    self.relief()
+            except AnabranchError as error:
+                log.debug("%s: nothing released: %s", self.name, error)
+            self._hopeless = self.releases == self._starved_at
+            self._starved = False
 
     def _finish(self, batch: WriteBatch) -> None:
         """Write the batch, sync it if need be, make it count. Every step may be done twice."""
@@ -280,7 +330,7 @@ class Log(GroupCommit):
                 durable = self._syncer.durable_lsn
                 if self.failed is not None or self._marked_lsn >= self._writer.tail.lsn:
                     return
-                if durable < self._writer.tail.lsn or not self._make_room([], f.BATCH_HEADER.size):
+                if durable < self._writer.tail.lsn or not self._make_room([], f.BATCH_HEADER.size, 0):
                     return
                 self._in_flight = batch = self._encoder.encode(self._writer.tail, [], durable)
                 self._finish(batch)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 
 from ...policies.errors import AnabranchError
 from ..background import shared
@@ -36,6 +37,7 @@ class Reclaimer:
         self._log, self._snapshot, self._content, self._forget, self._archive = wal, snapshot, content, forget, archive
         self._lock = threading.Lock()  # one reclaiming at a time
         self._due = False
+        wal.relief = self.run
 
     def notice(self) -> None:
         """A segment may have become free."""
@@ -63,22 +65,30 @@ class Reclaimer:
         finds either everything, or files that nothing accounts for any more, which the next recovery removes.
         """
         with self._lock:
-            self._log.ensure_usable()
-            free, payload = self._snapshot()
-            if not free:
-                return 0
-            with disk_errors(f"{self._log.name}: no segment can be released"):
-                names = self._log.files.names()
-            ticket = Ticket(self._content(payload), f.RECORD_HEADER.size + len(payload), sync=True)
-            ticket.may_use_reserve = True
-            self._log.submit(ticket)
-            self._log.wait(ticket)
-            self._forget({segment.number for segment in free})
-            segments = [(segment.number, segment.capacity) for segment in free]
             try:
-                self._log.files.release(segments, self._log.options.pool_files, self._archive, names)
-            except OSError as error:
-                # The log is right without them; the next recovery removes what is left.
-                log.warning("%s: released segments could not be removed: %s", self._log.name, error)
-            log.debug("%s: %d segments released", self._log.name, len(free))
-            return sum(segment.capacity for segment in free)
+                self._log.releasing = get_ident()
+                return self._run()
+            finally:
+                self._log.releasing = 0
+
+    def _run(self) -> int:
+        self._log.ensure_usable()
+        free, payload = self._snapshot()
+        if not free:
+            return 0
+        with disk_errors(f"{self._log.name}: no segment can be released"):
+            names = self._log.files.names()
+        ticket = Ticket(self._content(payload), f.RECORD_HEADER.size + len(payload), sync=True)
+        ticket.unsynced = True  # it goes before those that may be waiting for what it frees; with `sync` it is synced
+        self._log.submit(ticket)
+        self._log.wait(ticket)
+        self._forget({segment.number for segment in free})
+        segments = [(segment.number, segment.capacity) for segment in free]
+        try:
+            self._log.files.release(segments, self._log.options.pool_files, self._archive, names)
+        except OSError as error:
+            # The log is right without them; the next recovery removes what is left.
+            log.warning("%s: released segments could not be removed: %s", self._log.name, error)
+        self._log.releases += 1
+        log.debug("%s: %d segments released", self._log.name, len(free))
+        return sum(segment.capacity for segment in free)

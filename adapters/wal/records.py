@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from google_crc32c import extend as crc32c
 
 from . import format as f
-from .ticket import Tail, Ticket, WriteBatch
+from .ticket import GROWS, OWED, SHRINKS, Tail, Ticket, WriteBatch
 
 RecordOf = tuple[int, bytes, Any]
 """Kind, payload, and what it says, for whoever it is delivered to."""
@@ -29,11 +29,28 @@ class RecordEncoder:
     """An Encoder (ticket.py) for tickets that hold lists of records."""
 
     promised = 0
+    spare_bytes = 0
 
-    def __init__(self, deliver: Callable[[RecordBatch], None], stopped: Callable[[], None] = lambda: None) -> None:
-        """`deliver` takes each batch that counts, in order; `stopped` is called if the log fails."""
+    def __init__(
+        self,
+        deliver: Callable[[RecordBatch], None],
+        stopped: Callable[[], None] = lambda: None,
+        shrinking: Container[int] = (),
+    ) -> None:
+        """`deliver` takes each batch that counts, in order; `stopped` is called if the log fails. `shrinking`: kinds of
+        records after which less is needed than before."""
         self.deliver, self.stopped = deliver, stopped
+        self._shrinking = shrinking
         self.snapshot_at = (0, 0)
+
+    def leaves(self, ticket: Ticket) -> int:
+        kinds = {kind for kind, _, _ in ticket.content}
+        if kinds <= {f.SNAPSHOT}:
+            return OWED
+        return SHRINKS if all(kind in self._shrinking for kind in kinds) else GROWS
+
+    def reserve(self, size: int) -> None:
+        """What is read of it is kept in memory."""
 
     def encode(self, tail: Tail, tickets: list[Ticket], watermark: int) -> RecordBatch:
         records = [record for ticket in tickets for record in ticket.content]

@@ -1,10 +1,14 @@
-"""Room for what is written next: space allocated ahead, the next segment, the file after that (rules J1, J10, D5)."""
+"""Room for what is written next: space allocated ahead, the next segment, the file after that, the reserve (rules J1,
+J10, D5)."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
+from pathlib import Path
+from typing import Final
 
 from ...policies.errors import CorruptionError
 from ..background import shared
@@ -14,10 +18,17 @@ from .file import FILL_MAX, FILL_MIN, allocate, zero_fill
 from .files import SegmentFiles
 from .segment import Segment, SegmentTable
 from .syncing import Syncer
-from .ticket import Encoder, LogOptions, Tail
+from .ticket import GROWS, OWED, Encoder, LogOptions, Tail
 from .watermark import Watermark, WatermarkFile
 
 log = logging.getLogger(__name__)
+
+GRANT_MIN: Final = 8 * 1024
+GRANT_MAX: Final = 256 * 1024
+"""So many bytes are written before it is looked again whether the reserve is whole: as many as the segment has, within
+these."""
+PROMISED_MIN: Final = 8 * 1024
+"""Bytes; once anything was promised so many are kept on for what is promised next."""
 
 
 class SegmentWriter:
@@ -34,6 +45,10 @@ class SegmentWriter:
         """Where the next batch goes; there is none before `start`."""
         self.last_number = 0
         """The highest segment number ever seen (rule I1)."""
+        self.limit = 0
+        """Up to this offset of the tail's segment anything may be written: there is room, and the reserve is whole."""
+        self.promised = 0
+        """So many bytes the reserve keeps for what was promised."""
         self.must_roll = False
         """Nothing more may be written to the tail's segment: the header of the next one may be seen already."""
         self._name, self._log_id = name, log_id
@@ -43,11 +58,13 @@ class SegmentWriter:
         self._prepare_lock = threading.Lock()
         self.prepared_ahead = False
         """The file for the next segment is there, or being made, or cannot be."""
+        self._sealed_bytes = 0
         self._stopped = True
 
     def start(self, table: SegmentTable, tail: Tail, last_number: int) -> None:
         """Take over from recovery."""
         self.table, self.tail, self.last_number = table, tail, last_number
+        self._sealed_bytes = self._sealed()
         self._stopped = False
         self._watermark.read()
 
@@ -68,41 +85,62 @@ class SegmentWriter:
         with self._table_lock:
             gone = [segment for segment in self.table.segments if segment.number in numbers]
             self.table = self.table.without(numbers)
+            self._sealed_bytes = self._sealed()
         for segment in gone:
             segment.close()  # an open file keeps its space on the disk
 
+    def _sealed(self) -> int:
+        return sum(segment.end or 0 for segment in self.table.segments)
+
     # Room
 
-    def make_room(self, size: int, reserve: int) -> None:
-        """Find allocated room for a batch of `size` bytes, and for `reserve` behind it, in this segment, the next one
-        or the pool. Raises OSError, CorruptionError; what is written is as it was."""
+    def make_room(self, size: int, promised: int, leaves: int) -> None:
+        """Find allocated room for a batch of `size` bytes, in this segment or the next one, with as many spare files
+        left as `leaves` says (ticket.py), one more while anything is `promised`. The reserve is made whole if the disk
+        allows. Raises OSError, CorruptionError; what is written is as it was."""
         try:
-            self._find_room(size, reserve)
+            self._grow(size, promised)
+            return
         except OSError as error:
             if error.errno not in FULL or self.must_roll:
                 raise
-            with self._prepare_lock:
-                pass  # a file that was being prepared ahead had the last of the disk: it is in the pool, or gone
-            self._find_room(size, reserve)
+        with self._prepare_lock:
+            pass  # a file that was being prepared ahead had the last of the disk: it is in the pool, or gone
+        if leaves == GROWS:
+            self._grow(size, promised)
+        else:
+            self._use_reserve(size, leaves + (leaves != OWED and promised > 0))
 
-    def _find_room(self, size: int, reserve: int) -> None:
+    def _grow(self, size: int, promised: int) -> None:
+        """The same for what makes a log hold more."""
         if self.must_roll or self.tail.offset + size > self.tail.segment.capacity:
             self.roll(size)
-        self._allocate(self.tail.segment, self.tail.offset + size)
-        if reserve:
-            self._keep_free(self.tail.offset + size, reserve)
+        end = self.tail.offset + size
+        self._allocate(self.tail.segment, end)
+        self.promised = max(promised, PROMISED_MIN if self.promised else 0)
+        grant = max(GRANT_MIN, min(end, GRANT_MAX))
+        try:
+            self._files.reserve.keep(self._sealed_bytes + end, self._encoder.spare_bytes, self.promised)
+            self._encoder.reserve(size + grant)
+        except OSError:
+            self.limit = self.promised = 0
+            raise
+        self.limit = min(self.tail.segment.allocated, end + grant)
 
-    def _keep_free(self, end: int, reserve: int) -> None:
-        """So many bytes of allocated space behind `end`, or in files of the pool: as many as it takes if what uses them
-        fills each to more than a half only."""
-        segment, file_bytes = self.tail.segment, self._options.segment_bytes - f.HEADER_BYTES
-        if end + reserve <= segment.capacity:
-            self._allocate(segment, end + reserve)
-            return
-        files = -(-2 * reserve // file_bytes)
-        with self._prepare_lock:
-            while len(self._files.pool) < files:
-                self._files.prepare()
+    def _use_reserve(self, size: int, leaves: int) -> None:
+        """The same where the disk is full, for what makes room."""
+        reserve = self._files.reserve
+        self.limit = 0
+        if self.must_roll or self.tail.offset + size > self.tail.segment.allocated:
+            spare = reserve.find(f.HEADER_BYTES + size)
+            if spare is None:
+                raise self._full()
+            self.roll(size, spare=spare)
+        if len(reserve.files) < leaves:
+            raise self._full()
+
+    def _full(self) -> OSError:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._files.directory))
 
     def _allocate(self, segment: Segment, end: int) -> None:
         """Zero-fill ahead of the appends, in chunks that grow (rule D5)."""
@@ -127,9 +165,18 @@ class SegmentWriter:
 
     # The next segment
 
-    def roll(self, size: int, base_lsn: int | None = None) -> None:
-        """Go on in a new segment, whose header says where the old one ended (rule J1). After a crash with `base_lsn`,
-        which was never seen before (rules I1, J5).
+    def begin(self, base_lsn: int) -> None:
+        """After a crash, go on in a new segment with LSNs never seen before (rules I1, J5). Raises OSError."""
+        try:
+            self.roll(0, base_lsn)
+        except OSError as error:
+            spare = self._files.reserve.find(f.HEADER_BYTES)
+            if error.errno not in FULL or self.must_roll or spare is None:
+                raise
+            self.roll(0, base_lsn, spare)
+
+    def roll(self, size: int, base_lsn: int | None = None, spare: tuple[Path, int] | None = None) -> None:
+        """Go on in a new segment, or in a spare file, whose header says where the old one ended (rule J1).
 
         From just before the new header may be seen, the old segment takes no more: the header voids what would follow.
         """
@@ -144,9 +191,9 @@ class SegmentWriter:
             log_id=self._log_id, number=self.last_number, nonce=int.from_bytes(os.urandom(8), "little"),
             base_lsn=base_lsn, durable_lsn=self._syncer.durable_lsn, prev_number=tail.segment.number,
             prev_end=tail.offset, prev_lsn=tail.lsn, counter=tail.counter, snapshot_number=snapshot_at[0],
-            snapshot_offset=snapshot_at[1], capacity=max(standard, f.HEADER_BYTES + size),
+            snapshot_offset=snapshot_at[1], capacity=spare[1] if spare else max(standard, f.HEADER_BYTES + size),
         )  # fmt: skip
-        file, allocated = self._files.publish(header, self._seal)
+        file, allocated = self._files.publish(header, self._seal, size, spare[0] if spare else None)
         segment = Segment(header, self._files.path(header.number), file)
         segment.allocated = allocated
         old = tail.segment
@@ -161,7 +208,8 @@ class SegmentWriter:
             self.table = SegmentTable((*kept, segment))
         self.tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.counter)
         self.vouch()  # before anything is written to it: who is interrupted here begins another
-        self.must_roll = self.prepared_ahead = False
+        self.limit, self._sealed_bytes = 0, self._sealed_bytes + old.end
+        self.must_roll, self.prepared_ahead = False, spare is not None
 
     def vouch(self) -> None:
         """Say in a second place that the segment being written is there, and what is durable (rule J7)."""

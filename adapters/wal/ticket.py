@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...policies.durability import Sync
 from ..background import shared
@@ -30,6 +30,14 @@ class LogOptions:
     """What errors say that one can do whose outcome is unknown."""
 
 
+OWED: Final = 0
+SHRINKS: Final = 1
+GROWS: Final = 2
+"""What a ticket does to a log, for the case that the disk is full: as many spare files (reserve.py) it has to leave.
+GROWS: the log holds more, and it is refused first. SHRINKS: less is needed after it than before. OWED: room was
+promised to it, or it is what releases segments."""
+
+
 class Ticket:
     """What goes into the log together, in one batch, and what became of it."""
 
@@ -45,8 +53,6 @@ class Ticket:
     """Need not be synced even under `always`: what it says is known elsewhere, and would be written again."""
     promise = 0
     """Bytes that have to be kept free for what must follow it, until the owner says otherwise (Encoder.promised)."""
-    may_use_reserve = False
-    """It may use what is kept free: there is more room after it than before, or room was promised to it."""
 
     def __init__(self, content: Any, size: int, sync: bool = False, unsynced: bool = False) -> None:
         self.content = content
@@ -126,6 +132,17 @@ class Encoder(Protocol):
     @property
     def promised(self) -> int:
         """Bytes that what is written has been promised and not used yet (Ticket.promise)."""
+
+    @property
+    def spare_bytes(self) -> int:
+        """What a spare file of the reserve has to hold beside tickets that make room: a snapshot."""
+
+    def leaves(self, ticket: Any) -> int:
+        """OWED, SHRINKS or GROWS. Asked where the disk is full."""
+
+    def reserve(self, size: int) -> None:
+        """So many bytes may be written until this is asked next: keep the room that they will need elsewhere. Raises
+        OSError if there is none; then what GROWS is refused."""
 
     @property
     def snapshot_at(self) -> tuple[int, int]:
