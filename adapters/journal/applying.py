@@ -23,6 +23,7 @@ from ..wal.log import Log
 from ..wal.segment import Segment, SegmentTable
 from ..wal.ticket import Tail
 from . import snapshot
+from .checksums import Files
 from .index import VERSION, Checkpoint, Index, remove_file
 from .replay import Replay
 
@@ -180,22 +181,19 @@ class Applier:
         engine.writing_out = True
         try:
             self._log.sync()
-            try:
-                files = index.checksum_files()
-            except OSError as error:
-                self._full_until = time.monotonic() + FULL_PAUSE
-                raise refused(f"{self._log.name}: the index cannot be written out: {error}", error) from error
+            files = self._checksum_files()
             engine.interrupted = True
-            index.drop_segments(dropped)
-            index.checkpoint(
-                Checkpoint(
-                    version=VERSION, store_id=self._log.log_id, priorities=index.priorities, lsn=tail.lsn,
-                    segment=tail.segment.number, nonce=tail.segment.nonce, offset=tail.offset, seq=tail.counter,
-                    last_segment=self._log.last_number, last_number=index.last_number,
-                    snapshot=self._snapshot_at(), clean=clean,
-                ),
-                (table or self._log.table).segments, files,
-            )  # fmt: skip
+            try:
+                index.drop_segments(dropped)
+                index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).segments, files)
+            except lmdb.Error as error:
+                if not is_for_room(error, index.path) or index.checkpointed is None:
+                    raise
+                log.debug("%s: the index is written out step by step: %s", self._log.name, error)
+                self._write_in_steps()
+                index.drop_segments(dropped)
+                files = self._checksum_files()
+                index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).segments, files)
             engine.interrupted = False
         except (lmdb.Error, OSError) as error:
             # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which
@@ -209,6 +207,57 @@ class Applier:
             raise StoreFailedError(f"{self._log.name}: the index cannot be written: {error}") from error
         finally:
             engine.writing_out = False
+
+    def _checksum_files(self) -> Files | None:
+        try:
+            return self._index.checksum_files()
+        except OSError as error:
+            self._full_until = time.monotonic() + FULL_PAUSE
+            raise refused(f"{self._log.name}: the index cannot be written out: {error}", error) from error
+
+    def _checkpoint_at(self, tail: Tail, clean: bool) -> Checkpoint:
+        """Of an index in which all up to `tail` is applied."""
+        index = self._index
+        return Checkpoint(
+            version=VERSION, store_id=self._log.log_id, priorities=index.priorities, lsn=tail.lsn,
+            segment=tail.segment.number, nonce=tail.segment.nonce, offset=tail.offset, seq=tail.counter,
+            last_segment=self._log.last_number, last_number=index.last_number,
+            snapshot=self._snapshot_at(), clean=clean,
+        )  # fmt: skip
+
+    def _write_in_steps(self) -> None:
+        """On a full disk: what was applied since the last checkpoint needs more pages than the file has. Apply it again
+        and write it out in pieces as small as it takes: what one of them lets go of is free for the next but one
+        (rule J10). Raises lmdb.Error if even a single batch needs more."""
+        index, step = self._index, self._index.operations
+        while True:
+            step //= 2
+            try:
+                self._go_back()
+                self._replay_in_steps(step)
+                self._engine.catalog.recount()
+                return
+            except lmdb.Error as error:
+                if not is_for_room(error, index.path) or step == 0:
+                    raise
+
+    def _replay_in_steps(self, step: int) -> None:
+        index, checkpointed = self._index, self._index.checkpointed
+        assert checkpointed is not None
+
+        def after(tail: Tail) -> None:
+            if index.operations > step:
+                seq = max(tail.counter, checkpointed.seq)
+                position = self._checkpoint_at(tail._replace(counter=seq), False)
+                index.checkpoint(position, self._log.table.segments, self._checksum_files(), is_last=False)
+
+        Replay(index, self._log.table).from_checkpoint(checkpointed, self._applied.tail, after)
+
+    def _go_back(self) -> None:
+        """To the last checkpoint."""
+        index = self._index
+        index.abort()
+        index.load(self._log.table.segments)
 
     # Reclaiming: without the lock
 
@@ -243,6 +292,10 @@ class Applier:
     def reserve(self, size: int) -> None:
         """Keep room for what the index will need once so many bytes more are in the log. The log's leader calls it,
         without the lock. Raises OSError."""
+        index = self._index
+        known = index.checkpointed.seq if index.checkpointed is not None else 0
+        sends = self._engine.sequencer.last_seq - known + size // snapshot.RECORD_MIN
+        index.reserve(sends, len(self._log.table.segments), self._dead_bytes)
 
     def forget(self, numbers: set[int]) -> None:
         """Take released segments out of the index and the table, with a checkpoint (rule J6).

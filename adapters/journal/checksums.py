@@ -1,6 +1,7 @@
 """A checksum of each page of the index's file, in a file beside it: LMDB 0.9 keeps none (rule X8).
 
-    <index>.sums   header, then the CRC-32C of each page of the index's file, 0 where the page does not count
+    <index>.sums   header, then the CRC-32C of each page of the index's file, 0 where the page does not count; what is
+                   behind them was allocated ahead, or is of an earlier commit, and says nothing
 
 LMDB believes every page that it reads: one flipped bit gives wrong messages, ends the process or never ends. So the
 pages are verified before LMDB opens the file, and a file in doubt is not opened: the journal has everything.
@@ -51,7 +52,7 @@ from ..lmdb_format import (
     read_tree,
     require_page,
 )
-from ..wal.file import File
+from ..wal.file import File, allocate
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,11 @@ class PageChecksums:
         except FileNotFoundError:
             raise IndexBrokenError("its checksums are missing") from None
 
+    def reserve(self, pages: int) -> None:
+        """Keep room for the checksums of so many pages. Raises OSError."""
+        file = File(self.path, os.O_RDWR | os.O_CREAT, self._file_mode)
+        allocate(file.fd, 0, HEADER.size + CRC.size + SUM_BYTES * pages)
+
     def open_files(self) -> Files | None:
         """What `write` needs, opened before the commit, when there is a way back: raises OSError if the process can
         open no more files. None after another error of the disk, which is logged as `write` does."""
@@ -150,7 +156,6 @@ class PageChecksums:
             commit, page_bytes, sums = self._of_last_commit(files.pages.fd)
             data = encode(commit, page_bytes, sums)
             write_all(files.sums.fd, data, 0)
-            os.ftruncate(files.sums.fd, len(data))
             os.fdatasync(files.sums.fd)
             if files.names is not None:
                 os.fsync(files.names.fd)
@@ -324,12 +329,15 @@ def decode(data: bytes) -> tuple[int, int, array[int]]:
     if len(data) < begin:
         raise IndexBrokenError("its checksums are cut short")
     magic, commit, page_bytes, pages = HEADER.unpack_from(data)
-    if CRC.unpack_from(data, HEADER.size)[0] != google_crc32c.value(data[: HEADER.size] + data[begin:]):
-        raise IndexBrokenError("its checksums are damaged")
-    if magic != MAGIC or len(data) != begin + SUM_BYTES * pages:
+    end = begin + SUM_BYTES * pages
+    if magic != MAGIC:
         raise IndexBrokenError("its checksums are of another version")
+    if CRC.unpack_from(data, HEADER.size)[0] != google_crc32c.value(data[: HEADER.size] + data[begin:end]):
+        raise IndexBrokenError("its checksums are damaged")
+    if len(data) < end:
+        raise IndexBrokenError("its checksums are cut short")
     sums = array("I")
-    sums.frombytes(data[begin:])
+    sums.frombytes(data[begin:end])
     return commit, page_bytes, sums
 
 

@@ -16,6 +16,7 @@ interruption half way through `apply` are therefore the same thing: go back to t
 from __future__ import annotations
 
 import logging
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from ..core.delivery import OWN, Place
 from ..core.engine import COMMITTED_MAX
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..files import FILE_MODE, create_lmdb, open_lmdb
+from ..wal.file import File, allocate
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Checkpoint as LogCheckpoint
 from ..wal.survey import Kept
@@ -46,6 +48,15 @@ VERSION: Final = 3
 MAP_BYTES: Final = 1 << 30
 """The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
 MAP_FULL_PERCENT: Final = 70
+
+MARGIN_PAGES: Final = 64
+MARGIN_SHARE: Final = 8
+"""LMDB writes pages anew instead of over themselves, and uses again those of the last commit but one. So a small index
+takes as many pages more as it has, a large one such a share of them and some: its commits are made as small as that."""
+SEND_BYTES: Final = 128
+"""At most so many a message takes, about."""
+COPIES: Final = 3
+"""Of a long row: the one that counts, that of the commit before, and the one that is being written."""
 
 HELD_MAX: Final = 200_000
 """Messages; an error of a store with more does not look for those of one segment, which takes 1 us for each."""
@@ -114,6 +125,9 @@ class Index:
         self._committed = 0
         self.operations = 0
         """Applied since the last checkpoint."""
+        self._pages = self._reserved = 0
+        """Pages in use by the last commit, and pages that the file has on the disk."""
+        self._page_bytes = 4096
         self.emptied = False
         """A sealed segment has lost its last live message: there is something to reclaim."""
 
@@ -163,7 +177,29 @@ class Index:
         self._duplicates_db = env.open_db(b"duplicates")
         self._transactions_db = env.open_db(b"transactions")
         self._state_db = env.open_db(b"state")
+        self._page_bytes, self._reserved = env.stat()["psize"], 0
+        self._count_pages()
         self._begin_transaction()
+
+    def _count_pages(self) -> None:
+        self._pages = self._env.info()["last_pgno"] + 1
+
+    def reserve(self, sends: int, segments: int, dead_bytes: int) -> None:
+        """Allocate the file ahead, for so many messages more than at the last checkpoint and for the rows of so many
+        segments, which say in so many bytes what is dead: no commit needs more of the disk then. Any thread, without
+        the lock. Raises OSError."""
+        margin = min(self._pages + 16, MARGIN_PAGES + self._pages // MARGIN_SHARE)
+        growth = (SEND_BYTES * sends + COPIES * dead_bytes) // self._page_bytes + segments
+        pages = self._pages + margin + growth
+        if pages <= self._reserved:
+            return
+        try:
+            file = File(self.path, os.O_RDWR)
+            allocate(file.fd, self._reserved * self._page_bytes, pages * self._page_bytes)
+            self._checksums.reserve(pages)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._reserved = pages
 
     def _begin_transaction(self) -> None:
         self._txn = self._env.begin(write=True, buffers=False)
@@ -418,9 +454,11 @@ class Index:
         """What `checkpoint` needs besides. Raises OSError if the process can open no more files."""
         return self._checksums.open_files()
 
-    def checkpoint(self, checkpoint: Checkpoint, segments: Iterable[Segment], files: Files | None) -> None:
+    def checkpoint(
+        self, checkpoint: Checkpoint, segments: Iterable[Segment], files: Files | None, is_last: bool = True
+    ) -> None:
         """Make the index's file reflect all that was applied. The journal is synced through it (rule X3). `files` are
-        those that `checksum_files` has opened."""
+        those that `checksum_files` has opened. Unless it `is_last`, more is known already than was applied."""
         txn = self._txn
         for segment in segments:
             if segment.changed:
@@ -439,7 +477,8 @@ class Index:
         self.commit_partial()
         self._checksums.write(files)  # before the next transaction can write any page
         self.checkpointed = checkpoint
-        self._let_go_of_removed()
+        if is_last:
+            self._let_go_of_removed()
 
     def _let_go_of_removed(self) -> None:
         """Nothing goes back to before this checkpoint any more."""
@@ -456,7 +495,8 @@ class Index:
         self._txn.commit()
         self._txn = None
         info = self._env.info()
-        if (info["last_pgno"] + 1) * self._env.stat()["psize"] * 100 > info["map_size"] * MAP_FULL_PERCENT:
+        self._pages = info["last_pgno"] + 1
+        if self._pages * self._page_bytes * 100 > info["map_size"] * MAP_FULL_PERCENT:
             self._env.set_mapsize(2 * info["map_size"])
         self._begin_transaction()
         self.operations = 0

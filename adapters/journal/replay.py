@@ -35,11 +35,16 @@ class Replay:
         index.table = table
         self.seq = 0
         """The highest that was met."""
+        self._after: Callable[[Tail], None] = lambda position: None
         self._reflected_lsn = 0
         """A snapshot tells all that is needed of what comes before, but for the messages that live (rule J6)."""
 
-    def from_checkpoint(self, checkpoint: Checkpoint, end: Tail) -> None:
-        """All that lies between the index's checkpoint and `end`. Raises CorruptionError, OSError."""
+    def from_checkpoint(
+        self, checkpoint: Checkpoint, end: Tail, after: Callable[[Tail], None] = lambda position: None
+    ) -> None:
+        """All that lies between the index's checkpoint and `end`; `after` is called behind each batch. Raises
+        CorruptionError, OSError, and what `after` raises."""
+        self._after = after
         for segment in self._table.segments:
             if checkpoint.segment <= segment.number <= end.segment.number:
                 offset, lsn = w.HEADER_BYTES, segment.base_lsn - 1
@@ -122,6 +127,7 @@ class Replay:
             # Each record is read once what comes before it is applied: it may speak of what begins there.
             apply_all(self._changes(batch) if dead is None else self._live(batch, dead), index)
             index.operations += batch.header.count
+            self._after(Tail(segment, reader.offset, reader.lsn, self.seq))
             if index.operations >= PARTIAL_OPERATIONS and index.checkpointed is None:
                 index.commit_partial()
         require_end(reader, segment, end)

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 GRANT_MIN: Final = 8 * 1024
 GRANT_MAX: Final = 256 * 1024
-"""So many bytes are written before it is looked again whether the reserve is whole: as many as the segment has, within
-these."""
+"""So many bytes are written before it is looked again whether the reserve is whole: a part of what the segment holds,
+within these."""
 PROMISED_MIN: Final = 8 * 1024
 """Bytes; once anything was promised so many are kept on for what is promised next."""
 
@@ -118,7 +118,7 @@ class SegmentWriter:
         end = self.tail.offset + size
         self._allocate(self.tail.segment, end)
         self.promised = max(promised, PROMISED_MIN if self.promised else 0)
-        grant = max(GRANT_MIN, min(end, GRANT_MAX))
+        grant = max(GRANT_MIN, min(end // 4, GRANT_MAX))
         try:
             self._files.reserve.keep(self._sealed_bytes + end, self._encoder.spare_bytes, self.promised)
             self._encoder.reserve(size + grant)
