@@ -267,13 +267,18 @@ class Applier:
         return self._engine.asked(self._snapshot)
 
     def _snapshot(self) -> tuple[list[Segment], bytes]:
-        index, engine, tail = self._index, self._engine, self._applied.tail
+        index, engine, starved = self._index, self._engine, self._log.starved
+        tail = self._log.tail
+        if not starved or tail.lsn != self._applied.tail.lsn:
+            tail = self._applied.tail
+        else:  # all is applied: the segment before a new one that is still empty may go
+            self._applied = self._applied._replace(tail=tail)
         sealed = [s for s in self._log.table.segments if s.number < tail.segment.number]
         empty = [s for s in sealed if not s.live]
         kept = [s for s in sealed if s.live]
         rows = len(engine.sequencer.window) + index.transactions + len(index.subscriptions) + index.rows.counted
         expected = snapshot.size_expected(kept, len(index.states), rows)
-        worth = 1 if self._log.starved else snapshot.WORTH
+        worth = 1 if starved else snapshot.WORTH
         if expected * worth > sum(s.capacity for s in empty):
             return [], b""  # wait until it frees more; also where nothing is empty
         taken = snapshot.take(tail.lsn, tail.segment, kept, index, engine.sequencer, engine.catalog.last_number)

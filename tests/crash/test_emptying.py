@@ -8,7 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,40 @@ from .test_full_disk import fill_up
 SYNCS = [Sync.ALWAYS, Sync.PERIODIC, Sync.NEVER]
 
 
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.crash import test_emptying as t
+disk, sync, acks = Path(sys.argv[1]), t.Sync(sys.argv[2]), int(sys.argv[3])
+with t.anabranch.open(t.config(disk, sync)) as router:
+    queue = router.queue("q")
+    if acks < 0:
+        print(len(t.send_all(disk, queue, 500)), flush=True)
+    else:
+        for _ in range(acks):
+            t.take(queue).ack()
+        print(acks, flush=True)
+    sys.stdin.read()
+"""
+
+
+def killed(disk: Path, sync: Sync, acks: int = -1) -> int:
+    """Fill the disk in another process, or ack so many messages there, and kill it. Returns how many were sent, or
+    acked."""
+    arguments = [sys.executable, "-c", PROGRAM, str(disk), sync.value, str(acks)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        done = int(process.stdout.readline())
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    return done
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", place], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], check=True)
     try:
         yield place
     finally:
@@ -39,7 +69,7 @@ def config(disk: Path, sync: Sync = Sync.NEVER, segment_size: int = 256 * 1024) 
     return anabranch.Config(disk / "data", stores)
 
 
-def send_all(queue: anabranch.Queue, size: int) -> list[str]:
+def send_all(disk: Path, queue: anabranch.Queue | anabranch.Topic, size: int) -> list[str]:
     """Fill the disk with messages of one queue, and what is left of it."""
     sent: list[str] = []
     try:
@@ -50,28 +80,23 @@ def send_all(queue: anabranch.Queue, size: int) -> list[str]:
     except anabranch.StoreFullError as error:
         assert "store 'a'" in str(error)
         assert "free some space" in str(error)
-    fill_up(Path(queue_directory(queue)) / "filler")
+    fill_up(disk / "filler")
     with pytest.raises(anabranch.StoreFullError):
         queue.send(body_of("never.0", size))
     return sent
-
-
-def queue_directory(queue: anabranch.Queue) -> Path:
-    return DIRECTORY[0]
-
-
-DIRECTORY: list[Path] = []
-
-
-@pytest.fixture(autouse=True)
-def _directory(disk: Path) -> None:
-    DIRECTORY[:] = [disk]
 
 
 def take(queue: anabranch.Queue) -> anabranch.Message:
     message = queue.receive()
     assert message is not None
     return message
+
+
+def send_again(router: anabranch.Router, queue: anabranch.Queue) -> None:
+    """There is room."""
+    queue.send(body_of("again.0"))
+    assert contents(router) == {queue.destination.name: ["again.0"]}
+    assert violations(router) == []
 
 
 def ack_all(queue: anabranch.Queue, sent: list[str]) -> None:
@@ -86,12 +111,114 @@ def ack_all(queue: anabranch.Queue, sent: list[str]) -> None:
 def test_acks_alone_empty_it(disk: Path, sync: Sync, size: int) -> None:
     with anabranch.open(config(disk, sync)) as router:
         queue = router.queue("q")
-        sent = send_all(queue, size)
+        sent = send_all(disk, queue, size)
         ack_all(queue, sent)
         assert violations(router) == []
         router.reclaim()
-        assert shutil.disk_usage(disk).free > 500_000
-        queue.send(body_of("again.0"))
+        assert shutil.disk_usage(disk).free > 300_000
+        send_again(router, queue)
     with anabranch.open(config(disk, sync)) as router:
         assert contents(router) == {"q": ["again.0"]}
         assert violations(router) == []
+
+
+def test_acks_in_any_order_empty_it(disk: Path) -> None:
+    with anabranch.open(config(disk)) as router:
+        queue = router.queue("q")
+        sent = send_all(disk, queue, 60)
+        messages = [take(queue) for _ in sent]
+        random.Random(1).shuffle(messages)
+        for message in messages:
+            message.ack()
+        router.reclaim()
+        send_again(router, queue)
+    with anabranch.open(config(disk)) as router:
+        assert contents(router) == {"q": ["again.0"]}
+
+
+def test_acks_of_many_threads_and_without_waiting_empty_it(disk: Path) -> None:
+    with anabranch.open(config(disk, Sync.ALWAYS)) as router:
+        queue = router.queue("q")
+        sent = send_all(disk, queue, 100)
+
+        def ack(count: int) -> None:
+            for _ in range(count):
+                take(queue).ack()
+
+        with ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(ack, len(sent) // 5) for _ in range(4)]:
+                done.result()
+        futures = [message.store.ack_nowait([message]) for message in iter(queue.receive, None)]
+        for future in futures:
+            future.result()
+        assert len(queue) == 0
+        assert violations(router) == []
+
+
+def test_a_purge_empties_it(disk: Path) -> None:
+    with anabranch.open(config(disk)) as router:
+        queue = router.queue("q")
+        sent = send_all(disk, queue, 60)
+        assert queue.purge() == len(sent)
+        router.reclaim()
+        send_again(router, queue)
+
+
+def test_the_end_of_a_subscription_empties_it(disk: Path) -> None:
+    with anabranch.open(config(disk)) as router:
+        topic = router.topic("t")
+        desk, book = topic.subscribe("desk"), topic.subscribe("book")
+        send_all(disk, topic, 60)
+        for _ in range(100):
+            message = desk.receive()
+            assert message is not None
+            message.ack()
+        book.unsubscribe()
+        desk.unsubscribe()
+        router.reclaim()
+        send_again(router, router.queue("q"))
+
+
+def test_what_is_given_back_counts_its_deliveries(disk: Path) -> None:
+    with anabranch.open(config(disk)) as router:
+        queue = router.queue("q")
+        sent = send_all(disk, queue, 500)
+        for _ in range(3):
+            for message in [take(queue) for _ in range(100)]:
+                message.release()
+        for number, identity in enumerate(sent):
+            message = take(queue)
+            assert (identity_of(message.body), message.deliveries) == (identity, 4 if number < 100 else 1)
+            message.ack()
+        send_again(router, queue)
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_it_is_closed_and_opened_while_it_is_full(disk: Path, sync: Sync) -> None:
+    with anabranch.open(config(disk, sync)) as router:
+        sent = send_all(disk, router.queue("q"), 500)
+    for _ in range(8):
+        fill_up(disk / "more")
+        with anabranch.open(config(disk, sync)) as router:
+            ack_all(router.queue("q"), sent[:100])
+            sent = sent[100:]
+            assert contents(router) == {"q": sent}
+            assert violations(router) == []
+    with anabranch.open(config(disk, sync)) as router:
+        ack_all(router.queue("q"), sent)
+        router.reclaim()
+        send_again(router, router.queue("q"))
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_it_is_opened_while_it_is_full_after_kills(disk: Path, sync: Sync) -> None:
+    sent = [f"s.{number}" for number in range(killed(disk, sync))]
+    for acks in (0, 0, 1, 1, 300, 1):
+        fill_up(disk / "more")
+        assert killed(disk, sync, acks) == acks
+        sent = sent[acks:]
+    with anabranch.open(config(disk, sync)) as router:
+        assert contents(router) == {"q": sent}
+        ack_all(router.queue("q"), sent)
+        router.reclaim()
+        send_again(router, router.queue("q"))

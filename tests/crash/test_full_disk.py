@@ -256,7 +256,7 @@ def test_a_transaction_whose_participant_is_full_takes_effect_nowhere_or_later(
     with anabranch.open(setup) as router:
         router.queue("a.in").send_many([body_of(f"i.{number}") for number in range(3000)])
         router.queue("b.out").send(body_of("first.0"))
-        spare.write_bytes(bytes(8_000_000))
+        spare.write_bytes(bytes(7_000_000))
         sent = over_two(router, 0, size)
         assert sent > 5
         assert router.in_doubt() == []  # who could prepare can commit: its room was promised (rule J10)

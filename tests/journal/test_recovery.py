@@ -210,8 +210,8 @@ class TestIndex:
             lambda path: path.write_bytes(b""),
             lambda path: path.write_bytes(b"not LMDB" * 2000),
             lambda path: path.write_bytes(path.read_bytes()[:5000]),
-            lambda path: path.write_bytes(path.read_bytes()[:-1]),
-            lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+            lambda path: path.write_bytes(path.read_bytes().rstrip(b"\0")[:-1]),
+            lambda path: path.write_bytes(path.read_bytes()[: len(path.read_bytes().rstrip(b"\0")) // 2]),
             lambda path: path.write_bytes(bytes(8192) + path.read_bytes()[8192:]),
         ],
     )
