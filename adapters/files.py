@@ -192,13 +192,31 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
         raise
 
 
-def fill_lmdb(env: Any, path: Path, pages_ahead: int = 0) -> None:
-    """After a commit: LMDB does not write a last page that the transaction took and gave back; make it a hole, so that
-    a file that is shorter has been cut. With more pages ahead than a transaction takes, not even a crash between a
-    commit and this leaves one that is too short."""
+def fill_lmdb(env: Any, path: Path, pages_ahead: int) -> None:
+    """See that so many pages behind the last one have their place on the disk; a commit that takes fewer finds it then,
+    also on a full one (rule J10). Raises OSError if there is no room for them.
+
+    LMDB does not write a last page that a transaction took and gave back. With more pages ahead than a transaction
+    takes no file is shorter than its pages say, whatever crash comes, so that one that is shorter has been cut.
+    """
     size = (env.info()["last_pgno"] + 1 + pages_ahead) * env.stat()["psize"]
     if path.stat().st_size < size:
-        os.truncate(path, size)
+        fd = open_file(path, os.O_RDWR)
+        try:
+            extend(fd, size)
+        finally:
+            os.close(fd)
+
+
+def extend(fd: int, size: int) -> None:
+    """Make a file so long, of zeros that have their place on the disk. Nobody else makes it longer meanwhile. Raises
+    OSError."""
+    start = os.fstat(fd).st_size
+    if start < size:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, start, size - start)
+        else:
+            write_all(fd, bytes(size - start), start)
 
 
 def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:

@@ -55,6 +55,9 @@ FORGOTTEN: Final = 19
 SEGMENT_BYTES: Final = 1 << 20
 WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it aside (docs/transactions.md)"
 
+CARRIED_BYTES: Final = 512
+EPOCH_BYTES: Final = 16
+"""What a record that is in force takes in a snapshot."""
 EPOCHS_MAX: Final = 1000
 """So many openings are remembered. What is still prepared from an earlier one waits for an operator's resolution."""
 
@@ -182,7 +185,7 @@ class DecisionLog:
     def _new_log(self) -> tuple[Log, RecordEncoder]:
         journal = self._directory.path / "journal"
         files = SegmentFiles(journal, self._options.segment_bytes, self._count_sync, self._directory.file_mode)
-        encoder = RecordEncoder(self._deliver)
+        encoder = RecordEncoder(self._deliver, snapshot_bytes=self._snapshot_bytes)
         return Log("the decision log", self.id, files, self._options, encoder), encoder
 
     def _read(self, log: Log, encoder: RecordEncoder) -> None:
@@ -331,10 +334,14 @@ class DecisionLog:
         log = self._log
         if log is None or not still():  # in this order: asked of the log that is written to, or of a later one
             raise StoreFailedError("the decision log is being read again; nothing was written")
-        ticket = record_ticket([(kind, payload, decision)], sync)
+        ticket = record_ticket([(kind, payload, decision)], sync, shrinks=kind == FORGOTTEN or self._is_held(decision))
         ticket.unsynced = unsynced
         log.submit(ticket)
         log.wait(ticket)
+
+    def _is_held(self, decision: Decision | None) -> bool:
+        """Whether it is the outcome of something that is prepared and waits for it: a full disk does not refuse it."""
+        return decision is not None and (decision.by_hand or decision.transaction in self.externals)
 
     # In the order of the log
 
@@ -384,7 +391,9 @@ class DecisionLog:
         log = self._log
         if log is None:
             return [], b""
-        applied = self._applied  # before what is in force is read: later records are read again from the segments
+        tail, applied = log.tail, self._applied  # before what is in force: later records are read from the segments
+        if tail.lsn == applied.lsn:
+            applied = tail  # it may be in a new segment
         old = [segment for segment in log.table.segments if segment.number < applied.segment.number]
         if old:
             self._directory.require_lock()
@@ -392,6 +401,10 @@ class DecisionLog:
         carried += [(XA_PREPARED, _encode(external)) for external in list(self.externals.values())]
         carried += [(DECISION, _encode(decision)) for decision in list(self.decisions.values())]
         return old, _encode(_Snapshot(applied.lsn, applied.segment.number, carried))
+
+    def _snapshot_bytes(self) -> int:
+        """At most so many a snapshot takes, about."""
+        return CARRIED_BYTES * (len(self.decisions) + len(self.externals)) + EPOCH_BYTES * len(self.epochs)
 
 
 def _snapshot_record(payload: bytes) -> object:

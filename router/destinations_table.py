@@ -31,7 +31,7 @@ import lmdb
 import msgspec
 
 from ..adapters.background import shared
-from ..adapters.files import FILE_MODE, create_lmdb, fill_lmdb, open_lmdb
+from ..adapters.files import FILE_MODE, FULL, create_lmdb, fill_lmdb, open_lmdb, refused
 from ..adapters.lmdb_file import Commit, Rows, read_commits
 from ..adapters.lmdb_format import LmdbDamagedError
 from ..policies.destination import Destination, Kind
@@ -94,6 +94,11 @@ class _Batch:
         self.stores, self.destinations, self.gone = stores, destinations, gone
         self.committed = False
 
+    @property
+    def grows(self) -> bool:
+        """Whether there is more in the file after it."""
+        return bool(self.stores or self.destinations)
+
     def __len__(self) -> int:
         return len(self.stores) + len(self.destinations) + len(self.gone)
 
@@ -123,7 +128,8 @@ class DestinationsTable:
         try:
             version, total = self._read()
             self._env = self._open_env()
-            fill_lmdb(self._env, self._path, PAGES_AHEAD)
+            with suppress(OSError):  # a full disk; what was kept for that is there
+                fill_lmdb(self._env, self._path, PAGES_AHEAD)
             self._dbs = {name: self._env.open_db(name) for name in _TABLES}
             if version != VERSION:
                 self._begin(total)
@@ -243,20 +249,32 @@ class DestinationsTable:
         try:
             with self._lock:
                 if not batch.committed:
-                    self._write([waiting for waiting in list(self._waiting) if not waiting.committed])
+                    if self._env is None:
+                        raise ClosedError("the router is closed; open it with anabranch.open(...)")
+                    self._require_lock()
+                    waiting = [waiting for waiting in list(self._waiting) if not waiting.committed]
+                    self._write(self._affordable(batch, waiting))
         finally:
             with suppress(ValueError):  # after an error, or Ctrl-C: the next one writes the others
                 self._waiting.remove(batch)
 
+    def _affordable(self, own: _Batch, batches: Sequence[_Batch]) -> Sequence[_Batch]:
+        """All of them, or on a full disk those that need no room. With the lock held. Raises StoreFullError if `own`,
+        the caller's, needs some."""
+        rows = len(self._leaving) + sum(map(len, batches))
+        try:
+            fill_lmdb(self._env, self._path, PAGES_AHEAD + (2 * rows if rows > 1 else 0))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            if own.grows:
+                raise refused(f"{self._path} cannot grow: {error.strerror}", error, ". Nothing was written") from error
+            return [batch for batch in batches if not batch.grows]  # PAGES_AHEAD were kept for these (rule J10)
+        return batches
+
     def _write(self, batches: Sequence[_Batch]) -> None:
         """All of them in one transaction. With the lock held."""
-        if self._env is None:
-            raise ClosedError("the router is closed; open it with anabranch.open(...)")
-        self._require_lock()
         leaving = list(self._leaving)
-        rows = len(leaving) + sum(map(len, batches))
-        if rows > 1:
-            fill_lmdb(self._env, self._path, PAGES_AHEAD + 2 * rows)
         with self._env.begin(write=True) as txn:
             change = _Change(txn, self._dbs)
             for gone in leaving:
@@ -270,7 +288,6 @@ class DestinationsTable:
                 for held in batch.destinations:
                     change.put(b"destinations", _key(held.destination), msgspec.msgpack.encode(held))
             change.end()
-        fill_lmdb(self._env, self._path, PAGES_AHEAD)
         for gone in leaving:
             self._leaving.pop(gone, None)
         for batch in batches:

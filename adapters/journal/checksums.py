@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from ..files import FILE_MODE, is_out_of_files, write_all
+from ..files import FILE_MODE, extend, is_out_of_files, write_all
 from ..lmdb_format import (
     BRANCH,
     DEPTH_MAX,
@@ -52,7 +52,7 @@ from ..lmdb_format import (
     read_tree,
     require_page,
 )
-from ..wal.file import File, allocate
+from ..wal.file import File
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class PageChecksums:
     def reserve(self, pages: int) -> None:
         """Keep room for the checksums of so many pages. Raises OSError."""
         file = File(self.path, os.O_RDWR | os.O_CREAT, self._file_mode)
-        allocate(file.fd, 0, HEADER.size + CRC.size + SUM_BYTES * pages)
+        extend(file.fd, HEADER.size + CRC.size + SUM_BYTES * pages)
 
     def open_files(self) -> Files | None:
         """What `write` needs, opened before the commit, when there is a way back: raises OSError if the process can

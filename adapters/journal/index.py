@@ -32,8 +32,8 @@ from ..core.changes import Branch, Send
 from ..core.delivery import OWN, Place
 from ..core.engine import COMMITTED_MAX
 from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..files import FILE_MODE, create_lmdb, open_lmdb
-from ..wal.file import File, allocate
+from ..files import FILE_MODE, create_lmdb, extend, open_lmdb
+from ..wal.file import File
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Checkpoint as LogCheckpoint
 from ..wal.survey import Kept
@@ -126,7 +126,7 @@ class Index:
         self.operations = 0
         """Applied since the last checkpoint."""
         self._pages = self._reserved = 0
-        """Pages in use by the last commit, and pages that the file has on the disk."""
+        """Pages in use by the last commit, and pages that are kept for what comes."""
         self._page_bytes = 4096
         self.emptied = False
         """A sealed segment has lost its last live message: there is something to reclaim."""
@@ -195,7 +195,7 @@ class Index:
             return
         try:
             file = File(self.path, os.O_RDWR)
-            allocate(file.fd, self._reserved * self._page_bytes, pages * self._page_bytes)
+            extend(file.fd, pages * self._page_bytes)
             self._checksums.reserve(pages)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error

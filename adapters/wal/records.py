@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google_crc32c import extend as crc32c
@@ -14,9 +14,18 @@ RecordOf = tuple[int, bytes, Any]
 """Kind, payload, and what it says, for whoever it is delivered to."""
 
 
-def record_ticket(records: Sequence[RecordOf], sync: bool = False) -> Ticket:
+class RecordTicket(Ticket):
+    """Records that go into the log together."""
+
+    shrinks = False
+    """Less is needed after them than before: a full disk does not refuse them (rule J10)."""
+
+
+def record_ticket(records: Sequence[RecordOf], sync: bool = False, shrinks: bool = False) -> Ticket:
     """A ticket for a log with a RecordEncoder."""
-    return Ticket(records, sum(f.RECORD_HEADER.size + len(payload) for _, payload, _ in records), sync)
+    ticket = RecordTicket(records, sum(f.RECORD_HEADER.size + len(payload) for _, payload, _ in records), sync)
+    ticket.shrinks = shrinks
+    return ticket
 
 
 class RecordBatch(WriteBatch):
@@ -29,25 +38,27 @@ class RecordEncoder:
     """An Encoder (ticket.py) for tickets that hold lists of records."""
 
     promised = 0
-    spare_bytes = 0
 
     def __init__(
         self,
         deliver: Callable[[RecordBatch], None],
         stopped: Callable[[], None] = lambda: None,
-        shrinking: Container[int] = (),
+        snapshot_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`deliver` takes each batch that counts, in order; `stopped` is called if the log fails. `shrinking`: kinds of
-        records after which less is needed than before."""
+        """`deliver` takes each batch that counts, in order; `stopped` is called if the log fails. `snapshot_bytes`
+        says how many a snapshot takes at most."""
         self.deliver, self.stopped = deliver, stopped
-        self._shrinking = shrinking
+        self._snapshot_bytes = snapshot_bytes
         self.snapshot_at = (0, 0)
 
+    @property
+    def spare_bytes(self) -> int:
+        return self._snapshot_bytes()
+
     def leaves(self, ticket: Ticket) -> int:
-        kinds = {kind for kind, _, _ in ticket.content}
-        if kinds <= {f.SNAPSHOT}:
+        if all(kind == f.SNAPSHOT for kind, _, _ in ticket.content):
             return OWED
-        return SHRINKS if all(kind in self._shrinking for kind in kinds) else GROWS
+        return SHRINKS if isinstance(ticket, RecordTicket) and ticket.shrinks else GROWS
 
     def reserve(self, size: int) -> None:
         """What is read of it is kept in memory."""

@@ -1,4 +1,5 @@
-"""A real full disk needs a file system of its own, which only root may mount: elsewhere the modules that fill one are left out."""
+"""A real full disk needs a file system of its own, which only root may mount: elsewhere the modules that fill one are
+left out."""
 
 from __future__ import annotations
 
