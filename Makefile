@@ -10,14 +10,20 @@ PARALLEL = --numprocesses logical --maxprocesses 4 --dist worksteal
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 MINUTES = 0
+COMPILED = adapters/compiled_loops.pyx adapters/crc32c.h
 
-.PHONY: demo test campaigns test-all lint format bench clean
+.PHONY: demo test test-pure campaigns test-all lint format bench clean
 
 demo: $(VENV)/.installed-all
 	@$(BIN)/anabranch demo $(ARGS)
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+# The tests of what has compiled loops, with those in Python (adapters/acceleration.py).
+test-pure: $(VENV)/.installed-dev
+	@ANABRANCH_PURE=1 $(BIN)/python -m pytest $(PARALLEL) tests/adapters tests/core tests/journal tests/wal \
+	    tests/contract/test_journal.py $(ARGS)
 
 campaigns: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(PARALLEL) -m campaign --campaign-minutes $(MINUTES) $(ARGS)
@@ -37,7 +43,8 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	    adapters/compiled_loops.c adapters/*.so
 
 $(VENV)/.made:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null || { \
@@ -46,13 +53,13 @@ $(VENV)/.made:
 	    echo "$(PYTHON) cannot make a virtual environment (on Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@touch $@
 
-# A stamp for each set of extras; older than pyproject.toml, it is installed again.
-$(VENV)/.installed-all: $(VENV)/.made pyproject.toml
+# A stamp for each set of extras; older than pyproject.toml or what is compiled, it is installed again.
+$(VENV)/.installed-all: $(VENV)/.made pyproject.toml $(COMPILED)
 	@echo "Installing Anabranch and what the advisor needs into $(VENV): 1.3 GB and some minutes the first time."
 	@$(PIP) --editable ".[all]"
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml $(COMPILED)
 	@echo "Installing Anabranch and what its tests need into $(VENV): 1.3 GB and some minutes the first time."
 	@$(PIP) --editable ".[dev]"
 	@touch $@ $(VENV)/.installed-all

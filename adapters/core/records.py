@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
+from ..acceleration import inner_loop
 from ..base import DEFAULT_PRIORITY, Headers, Message, Outgoing, Store, plain_body, require_order
 from ..clock import before_1970
 from .delivery import DELIVERIES, EXPIRES, SEQ, Lease, Place
@@ -31,6 +32,7 @@ _pack = HEAD.pack
 _unpack = HEAD.unpack_from
 
 
+@inner_loop
 def encode(
     destination: Destination,
     body: bytes,
@@ -100,6 +102,7 @@ def kept_head(record: bytes) -> bytes:
     return record[: HEAD.size + _unpack(record)[2]]
 
 
+@inner_loop
 def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
     """The message; leased if there is a `lease`, else it only knows its place."""
     priority, flags, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)

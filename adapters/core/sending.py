@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...policies.destination import Destination
 from .. import base
+from ..acceleration import inner_loop
 from ..background import shared
 from ..base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
 from .changes import Change, Send, Subscribe, Unsubscribe, VolatileChange
@@ -23,6 +24,9 @@ from .subscriptions import checked
 from .tickets import Ticket
 from .writers import Writer
 
+CHUNK: Final = 512
+"""Messages of a send of many that are made at once: Ctrl-C may have to wait for so many."""
+
 
 class Sending:
     """Of one store that is open. Threads: all."""
@@ -32,6 +36,7 @@ class Sending:
         self._engine, self._writer = engine, writer
         self._directory, self._file_mode = directory, file_mode
         self._settings = settings = engine.backend.settings
+        self._apart = None if engine.backend.volatile else self._nonpersistent
         self.room = Room(engine.name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option)
 
     def _held(self) -> Amount:
@@ -72,25 +77,14 @@ class Sending:
 
     def sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send | VolatileChange]:
         """Of a transaction. Raises likewise."""
-        return [self._send(self._state(destination), message) for destination, message in sends]
+        limit, priorities = self._settings.message_bytes_max, self._settings.priorities
+        return [
+            new_send(self._state(destination), message, limit, priorities, self._apart)
+            for destination, message in sends
+        ]
 
-    def _send(self, state: DestinationState, message: Outgoing | bytes) -> Send | VolatileChange:
-        settings = self._settings
-        if isinstance(message, Outgoing):
-            record, name = encode_outgoing(state.destination, message, settings.message_bytes_max)
-            priority, expires_at_ms = message.priority, message.expires_at_ms
-        else:
-            record, name = encode(state.destination, message, None, None, settings.message_bytes_max)
-            priority, expires_at_ms = DEFAULT_PRIORITY, 0
-        send = Send(state, record, name, order_of(priority, settings.priorities), expires_at_ms)
-        if isinstance(message, Outgoing) and not message.persistent and self._nonpersistent() is not None:
-            return VolatileChange(send)
-        return send
-
-    def _nonpersistent(self) -> Nonpersistent | None:
-        """What takes messages that are not persistent; None where no message is."""
-        if self._engine.backend.volatile:
-            return None
+    def _nonpersistent(self) -> Nonpersistent:
+        """What takes messages that are not persistent."""
         return self._engine.nonpersistent or self._engine.make_nonpersistent(self._directory, self._file_mode)
 
     def change(self, change: base.Change) -> Subscribe | Unsubscribe:
@@ -139,7 +133,7 @@ class Sending:
 
     def send_nonpersistent(self, destination: Destination, message: Outgoing) -> Receipt:
         """As Store.send."""
-        send = self._send(self._state(destination), message)
+        (send,) = self.sends([(destination, message)])
         reservation = self.reserve([send])  # noqa: F841  until it is counted as held
         (outcome,) = self.write([send])
         self._engine.sends += 1
@@ -157,21 +151,27 @@ class Sending:
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
     ) -> list[Receipt]:
         """As Store.send_many."""
-        self._engine.ensure_usable()
-        state = self._engine.catalog.state(destination)
-        sends = [self._send(state, message) for message in messages]  # what is wrong with one refuses all
-        if self._engine.nonpersistent is None:
+        engine, settings = self._engine, self._settings
+        engine.ensure_usable()
+        state = engine.catalog.state(destination)
+        sends: list[Send | VolatileChange] = []  # what is wrong with one refuses all
+        rest = iter(messages)
+        while some := new_sends(
+            state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._apart
+        ):
+            sends += some
+        if engine.nonpersistent is None:
             return self._send_many(destination, sends, sync)
-        receipts: list[Receipt] = []
-        for kind, some in groupby(sends, type):
-            run = list(some)
+        done: list[Receipt] = []
+        for kind, group in groupby(sends, type):
+            run = list(group)
             if kind is Send:
-                receipts += self._send_many(destination, run, sync)
+                done += self._send_many(destination, run, sync)
             else:
                 reservation = self.reserve(run)  # noqa: F841  until they are counted as held
-                receipts += [Receipt(destination, *done) for done in self.write(run)]
-                self._engine.sends += len(run)
-        return receipts
+                done += receipts(destination, self.write(run))
+                engine.sends += len(run)
+        return done
 
     def _send_many(
         self, destination: Destination, sends: Sequence[Send | VolatileChange], sync: bool | None
@@ -192,4 +192,42 @@ class Sending:
         del reservation
         self._writer.submit_all(tickets)
         engine.sends += len(sends)
-        return [Receipt(destination, *done) for ticket in tickets for done in self.wait(ticket)]
+        return [receipt for ticket in tickets for receipt in receipts(destination, self.wait(ticket))]
+
+
+def new_send(
+    state: DestinationState,
+    message: Outgoing | bytes,
+    limit: int,
+    priorities: bool,
+    apart: Callable[[], object] | None,
+) -> Send | VolatileChange:
+    """A message of so many bytes at most, for a store that knows priorities or not. Raises what `encode` raises.
+    `apart` is called before one that is not persistent; None: such ones are kept as the others are."""
+    if not isinstance(message, Outgoing):
+        record, name = encode(state.destination, message, None, None, limit)
+        return Send(state, record, name, order_of(DEFAULT_PRIORITY, priorities), 0)
+    record, name = encode_outgoing(state.destination, message, limit)
+    send = Send(state, record, name, order_of(message.priority, priorities), message.expires_at_ms)
+    if message.persistent or apart is None:
+        return send
+    apart()
+    return VolatileChange(send)
+
+
+@inner_loop
+def new_sends(
+    state: DestinationState,
+    messages: Iterable[Outgoing | bytes],
+    limit: int,
+    priorities: bool,
+    apart: Callable[[], object] | None,
+) -> list[Send | VolatileChange]:
+    """The same of many."""
+    return [new_send(state, message, limit, priorities, apart) for message in messages]
+
+
+@inner_loop
+def receipts(destination: Destination, outcomes: Sequence[tuple[int, bool]]) -> list[Receipt]:
+    """What is returned for sends that were planned so."""
+    return [Receipt(destination, *outcome) for outcome in outcomes]

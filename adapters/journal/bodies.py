@@ -11,6 +11,7 @@ from typing import Final
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
+from ..acceleration import inner_loop
 from ..core.backend import ReadError
 from ..core.delivery import OWN, SEQ, Place
 from ..core.engine import Engine
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 SPAN_BYTES: Final = 1 << 20
 """Messages that lie so close together are read with one call."""
+
+CHUNK: Final = 64
+"""Messages that are taken apart at once: Ctrl-C may have to wait for so many."""
 
 HEAD = struct.Struct("<I4xQB3xIQ")
 """What a reader looks at in a whole SEND: CRC, LSN, kind, destination, seq."""
@@ -77,18 +81,16 @@ class Bodies:
         """In order; None for what is known to have died since it was looked up."""
         for segment, run in self._segments_of(places):
             start, data = self._read_ahead(segment, run)
-            for place in run:
-                if self._engine.behind:
-                    self._engine.asked(lambda: None)  # what has been acked is marked dead then
-                lsn, offset, length = place[OWN]
-                body = None
-                if segment is not None:
-                    if segment.is_dead(lsn):
+            for first in range(0, len(run), CHUNK):
+                chunk = run[first : first + CHUNK]
+                found = bodies_of(data, start, segment.seed if segment is not None else 0, state.number, chunk)
+                for place, body in zip(chunk, found, strict=True):
+                    if self._engine.behind:
+                        self._engine.asked(lambda: None)  # what has been acked is marked dead then
+                    if segment is not None and segment.is_dead(place[OWN][0]):
                         yield None
                         continue
-                    record = data[offset - start : offset - start + length]
-                    body = body_of(record, segment.seed, state.number, place)
-                yield body if body is not None else self._one(state, place)
+                    yield body if body is not None else self._one(state, place)
 
     def _segments_of(self, places: Sequence[Place]) -> Iterator[tuple[Segment | None, Sequence[Place]]]:
         """A page cut where the segment changes; by priority it may come back to one."""
@@ -121,6 +123,16 @@ class Bodies:
         return 0, b""
 
 
+@inner_loop
+def bodies_of(data: bytes, start: int, seed: int, number: int, places: Sequence[Place]) -> list[bytes | None]:
+    """The same of many, in `data` that was read from offset `start` on."""
+    return [
+        body_of(data[place[OWN][1] - start : place[OWN][1] - start + place[OWN][2]], seed, number, place)
+        for place in places
+    ]
+
+
+@inner_loop
 def body_of(record: bytes, seed: int, number: int, place: Place) -> bytes | None:
     """The message's record in the journal's, which was read at a place; None if it is not there (damage, or a file
     used again)."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import lmdb
 
+from ..acceleration import inner_loop
 from ..core.changes import Send
 from ..core.delivery import ORDER, OWN, PLAIN_ORDERS, PRIORITY_ORDERS, SEQ, Feed, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
@@ -57,6 +58,36 @@ def read_row(seq: int, value: bytes) -> Row:
         return (0, seq, 0, 0, own), 0
     expires, order = MORE.unpack_from(value, WHERE.size)
     return (order, seq, expires, 0, own), int.from_bytes(value[MORE_AT:], "little")
+
+
+Packed = tuple[list[tuple[bytes, bytes]], int]
+"""Rows of messages, and how many bytes their records take together."""
+
+
+@inner_loop
+def pack_rows(number: int, sends: Sequence[Send]) -> Packed | None:
+    """The rows of a queue's messages in a store without priorities; None if one of them expires."""
+    puts, size = [], 0
+    pack_key, pack_where = KEY.pack, WHERE.pack
+    for send in sends:
+        if send.expires_at_ms:
+            return None
+        own = send.own
+        puts.append((pack_key(number, send.seq), pack_where(*own)))
+        size += own[2]
+    return puts, size
+
+
+@inner_loop
+def places_of(rows: list[tuple[bytes, bytes]]) -> list[Place]:
+    """What the rows of a queue's messages say."""
+    unpack_seq, unpack_where, plain = KEY_SEQ.unpack, WHERE.unpack, WHERE.size
+    return [
+        (0, *unpack_seq(key), 0, 0, unpack_where(value))
+        if len(value) == plain
+        else read_row(unpack_seq(key)[0], value)[0]
+        for key, value in rows
+    ]
 
 
 def _more(order: int, expires: int, pending: int) -> bytes:
@@ -120,23 +151,12 @@ class MessageRows:
 
     def _put(self, sends: Sequence[Send], segment: Segment) -> None:
         state = sends[0].state
-        number, plain = state.number, not (self._priorities or state.is_topic)
-        pack_key, pack_where = KEY.pack, WHERE.pack
-        puts: list[tuple[bytes, bytes]] = []
-        size = 0
+        number = state.number
+        packed = None if self._priorities or state.is_topic else pack_rows(number, sends)
+        puts, size = packed if packed is not None else self._pack_with_more(sends, segment)
         for send in sends:
-            seq, own = send.seq, send.own
             if send.name is not None:
-                self._remember((number, send.name), seq)
-            row = pack_where(*own)
-            if not plain or send.expires_at_ms:
-                more = self._put_more(state, send)
-                if more is None:
-                    segment.mark_dead(own[0])
-                    continue
-                row += more
-            puts.append((pack_key(number, seq), row))
-            size += own[2]
+                self._remember((number, send.name), send.seq)
         if len(puts) == 1:
             self._txn.put(*puts[0], db=self._messages_db)
         else:
@@ -147,6 +167,22 @@ class MessageRows:
         segment.changed = True
         self._catalog.count(state, len(puts), size - SEND_OVERHEAD * len(puts))
         state.own.changed = True
+
+    def _pack_with_more(self, sends: Sequence[Send], segment: Segment) -> Packed:
+        """What pack_rows returns, of messages whose rows say more than where they are."""
+        puts, size = [], 0
+        for send in sends:
+            own = send.own
+            row = WHERE.pack(*own)
+            if self._priorities or send.state.is_topic or send.expires_at_ms:
+                more = self._put_more(send.state, send)
+                if more is None:
+                    segment.mark_dead(own[0])
+                    continue
+                row += more
+            puts.append((KEY.pack(send.state.number, send.seq), row))
+            size += own[2]
+        return puts, size
 
     def _put_more(self, state: DestinationState, send: Send) -> bytes | None:
         """What a new message's row has behind its place, and its rows elsewhere. None for a topic's that nobody is to
@@ -321,13 +357,7 @@ class MessageRows:
     def _scan(self, state: DestinationState, after: int, count: int) -> list[Place]:
         """The commonest: of a queue by seq."""
         rows = self._raw(self._messages_db, KEY.pack(state.number, after + 1), PREFIX_BYTES, count)
-        unpack_seq, unpack_where, plain = KEY_SEQ.unpack, WHERE.unpack, WHERE.size
-        return [
-            (0, *unpack_seq(key), 0, 0, unpack_where(value))
-            if len(value) == plain
-            else read_row(KEY_SEQ.unpack(key)[0], value)[0]
-            for key, value in rows
-        ]
+        return places_of(rows)
 
     def _some(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from google_crc32c import extend as crc32c
 
+from ..acceleration import inner_loop
 from ..core.changes import (
     Ack,
     AckRange,
@@ -108,10 +109,8 @@ class JournalEncoder:
             return JournalBatch(tail, tail._replace(offset=tail.offset + _BATCH_BYTES), tickets, data, True, None)
         plan = self._sequencer.plan(tickets)
         changes = plan.changes
-        if len(changes) == 1:
-            data, end = _encode_one(tail, changes[0], plan.last_seq, watermark)
-        elif changes:
-            data, end = _encode_all(tail, changes, plan.last_seq, watermark)
+        if changes:
+            data, end = encode_batch(tail, changes, plan.last_seq, watermark)
         else:
             data, end = b"", tail
         first = tickets[0]
@@ -191,8 +190,17 @@ class JournalWriter:
             self._close()
 
 
+@inner_loop
+def encode_batch(start: Tail, changes: list[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
+    """The batch after `start` that holds a record for each of these changes, at least one, and the log's end behind
+    it."""
+    if len(changes) == 1:
+        return _encode_one(start, changes[0], counter, watermark)
+    return _encode_all(start, changes, counter, watermark)
+
+
 def _encode_one(start: Tail, change: Change, counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """The batch after `start` that holds one record, and the log's end behind it."""
+    """The same of one."""
     segment, offset, lsn, _ = start
     lsn += 1
     at = offset + _BATCH_BYTES
@@ -228,7 +236,7 @@ def _record(change: Change, lsn: int, at: int) -> bytes:
 
 
 def _encode_all(start: Tail, changes: Sequence[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """The same of many."""
+    """And of many."""
     segment, first, lsn, _ = start
     seed, offset = segment.seed, first + _BATCH_BYTES
     parts = [b""]

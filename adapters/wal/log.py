@@ -16,7 +16,7 @@ from typing import Final
 from ...policies.durability import Sync
 from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError, StoreFailedError
 from ..background import shared
-from ..files import FULL, refused, write_all
+from ..files import FULL, refused, write_all, write_small
 from ..locking import fork_generation
 from . import format as f
 from .files import SegmentFiles
@@ -264,15 +264,16 @@ class Log(GroupCommit):
         try:
             if self.failed is not None:
                 raise self._failure()
+            sync = batch.sync or (self._always and not batch.unsynced)
             if batch.data:
                 self.batches += 1
-                write_all(batch.segment.open().fd, batch.data, batch.offset)
+                (write_all if sync else write_small)(batch.segment.open().fd, batch.data, batch.offset)
                 self._last_write = monotonic()
                 if syncer.dirty_since is None:
                     syncer.dirty_since = self._last_write
                     if not self._idle_due:
                         self._schedule_idle()
-            if batch.sync or (self._always and not batch.unsynced) or (self._periodic and self._overdue()):
+            if sync or (self._periodic and self._overdue()):
                 began = monotonic()
                 syncer.through(batch.tail)
                 self._synced(monotonic() - began)

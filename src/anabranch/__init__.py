@@ -14,6 +14,7 @@ read on: docs/configuration.md, docs/transactions.md, docs/invariants.md, docs/f
 
 import logging
 
+from .adapters.acceleration import accelerated
 from .adapters.base import (
     Counts,
     Headers,
@@ -123,5 +124,6 @@ __all__ = [
     "UnknownMessageError",
     "UnknownSubscriptionError",
     "Xid",
+    "accelerated",
     "open",
 ]

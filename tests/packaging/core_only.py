@@ -1,6 +1,7 @@
 """A small program for an installation without extras: CI runs it in a fresh environment with the wheel alone.
 
-It fails if the core needs, or loads, what only an extra brings.
+It fails if the core needs, or loads, what only an extra brings, and if the inner loops are not compiled, or with --pure
+if they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ EXTRAS = [
 
 
 def main() -> None:
+    assert anabranch.accelerated is ("--pure" not in sys.argv), f"accelerated: {anabranch.accelerated}"
     with tempfile.TemporaryDirectory() as directory:
         config = anabranch.Config(
             directory=directory,
@@ -49,7 +51,7 @@ def main() -> None:
     command = subprocess.run([sys.executable, "-I", "-m", "anabranch"], capture_output=True, text=True)
     assert command.returncode != 0 and "anabranch[cli]" in command.stderr, command
     assert "Traceback" not in command.stderr, command.stderr
-    print(f"core only, {anabranch.__file__}: ok")
+    print(f"core only, {'compiled' if anabranch.accelerated else 'pure'}, {anabranch.__file__}: ok")
 
 
 if __name__ == "__main__":

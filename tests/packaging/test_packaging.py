@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -59,12 +60,30 @@ def test_the_links_for_editors_lead_to_the_sources() -> None:
 
 def test_files_that_are_not_python_are_declared(pyproject: dict[str, Any]) -> None:
     declared = pyproject["tool"]["setuptools"]["package-data"]
+    sources = {ROOT / name for one in extensions(pyproject) for name in (*one["sources"], *one["depends"])}
+    stems = {path.stem for path in sources}
     for name, folder in {"anabranch": "src/anabranch", **SOURCES}.items():
         for path in (ROOT / folder).rglob("*"):
-            if not path.is_file() or path.suffix == ".py" or "__pycache__" in path.parts:
+            if not path.is_file() or path.suffix == ".py" or "__pycache__" in path.parts or path in sources:
                 continue
+            if path.suffix in (".c", ".so") and path.name.partition(".")[0] in stems:
+                continue  # made of them, and not in the repository
             package = ".".join([name, *path.parent.relative_to(ROOT / folder).parts])
             assert any(path.match(pattern) for pattern in declared.get(package, [])), f"{path} would miss the wheel"
+
+
+def extensions(pyproject: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is compiled."""
+    found: list[dict[str, Any]] = pyproject["tool"]["setuptools"]["ext-modules"]
+    return found
+
+
+def test_what_is_compiled_can_be_done_without(pyproject: dict[str, Any]) -> None:
+    for one in extensions(pyproject):
+        assert one["optional"] is True
+        assert all((ROOT / name).is_file() for name in (*one["sources"], *one["depends"]))
+    # A later Cython may refuse what this one takes, and then nothing could be installed.
+    assert any(re.fullmatch(r"Cython>=[\d.]+,<[\d.]+", name) for name in pyproject["build-system"]["requires"])
 
 
 def test_the_licence_is_there_and_named(pyproject: dict[str, Any]) -> None:

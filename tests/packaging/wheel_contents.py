@@ -1,4 +1,5 @@
-"""Does a wheel hold exactly our packages? Run by CI: `python tests/packaging/wheel_contents.py dist/*.whl`."""
+"""Does a wheel hold exactly our packages? Run by CI: `python tests/packaging/wheel_contents.py dist/*.whl`, and with
+`--pure` for one that was built without a C compiler."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def problems(wheel: Path) -> list[str]:
+def problems(wheel: Path, pure: bool) -> list[str]:
     """What is wrong with a wheel, a sentence each."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     expected = {package.replace(".", "/") for package in project["tool"]["setuptools"]["packages"]}
@@ -30,6 +31,11 @@ def problems(wheel: Path) -> list[str]:
             name.name for name in modules if str(name.parent) == package
         }
         wrong += [f"misses {package}/{name}" for name in sorted(missing)]
+    compiled = {extension["name"].replace(".", "/") for extension in project["tool"]["setuptools"]["ext-modules"]}
+    libraries = {str(name).partition(".")[0] for name in modules if name.suffix == ".so"}
+    if libraries != (set() if pure else compiled):
+        wrong.append(f"has compiled {sorted(libraries) or 'nothing'}")
+    wrong += [f"holds {name}" for name in modules if name.suffix not in (".py", ".so", ".typed")]
     if "anabranch = anabranch.router.cli:main" not in entry_points:
         wrong.append("has no command `anabranch`")
     return wrong
@@ -43,9 +49,10 @@ def source_folder(project: dict[str, object], package: str) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    found = [f"{wheel}: {problem}" for wheel in arguments for problem in problems(Path(wheel))]
-    print("\n".join(found) or f"{' '.join(arguments)}: every package, nothing else")
-    return 1 if found or not arguments else 0
+    pure, wheels = "--pure" in arguments, [name for name in arguments if name != "--pure"]
+    found = [f"{wheel}: {problem}" for wheel in wheels for problem in problems(Path(wheel), pure)]
+    print("\n".join(found) or f"{' '.join(wheels)}: every package, nothing else")
+    return 1 if found or not wheels else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,413 @@
+"""The compiled loops and those in Python: the same bytes, the same errors. Where nothing is compiled those in Python
+are compared with themselves; CI looks that they are compiled."""
+
+from __future__ import annotations
+
+import enum
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google_crc32c import extend as crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+import anabranch
+from anabranch.adapters import acceleration
+from anabranch.adapters.acceleration import PURE
+from anabranch.adapters.core import records, sending
+from anabranch.adapters.core.changes import Ack, AckRange, Forget, Returned, Send
+from anabranch.adapters.core.delivery import Feed, Lease
+from anabranch.adapters.core.states import DestinationState
+from anabranch.adapters.files import write_small
+from anabranch.adapters.journal import bodies, rows, writing
+from anabranch.adapters.wal import format as w
+from anabranch.adapters.wal.segment import Segment
+from anabranch.adapters.wal.ticket import Tail
+from anabranch.policies.destination import Destination
+
+from ..wal.made import header_of
+
+ORDERS = Destination.parse("queue://orders")
+OTHERS = Destination.parse("queue://others")
+SEGMENT = Segment(header_of(base_lsn=1), Path("x"))
+
+STORE: Any = object()
+
+LARGE = st.sampled_from([16_384 - 32, 16_384, 16_385, 20_000]).map(bytes)
+"""Longer ones google-crc32c sums."""
+BODY = st.one_of(st.binary(max_size=200), LARGE)
+EDGES = (0, 1, 255, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, -1)
+NUMBER = st.one_of(st.integers(0, (1 << 32) - 1), st.sampled_from(EDGES))
+LONG = st.one_of(st.integers(0, (1 << 64) - 1), st.sampled_from(EDGES))
+GOOD_LONG = st.integers(0, (1 << 40) - 1)
+
+
+class Rank(enum.IntEnum):
+    """A priority of a type of its own."""
+
+    HIGH = 9
+
+
+def outcome(loop: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """What comes of a call: the result, or the error."""
+    try:
+        return "returned", loop(*arguments)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def both(module: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
+    """What comes of a loop; that of its twin is the same."""
+    found = outcome(getattr(module, name), *arguments)
+    assert found == outcome(PURE[name], *arguments)
+    return found
+
+
+def is_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on what the compiled loop leaves to its twin fails."""
+
+    def left(*_: object) -> None:
+        raise AssertionError(f"{name} is left to Python")
+
+    if anabranch.accelerated:
+        monkeypatch.setitem(PURE, name, left)
+
+
+# Writing a batch
+
+
+def state_of(number: int, destination: Destination = ORDERS) -> DestinationState:
+    state = DestinationState(number, destination)
+    state.declared = True
+    return state
+
+
+@st.composite
+def changes_of(draw: st.DrawFn) -> list[Any]:
+    states = [state_of(draw(NUMBER)), state_of(draw(NUMBER), OTHERS)]
+    made: list[Any] = []
+    for kind in draw(st.lists(st.sampled_from("ssssaaaarxf"), min_size=1, max_size=40)):
+        state = draw(st.sampled_from(states))
+        if kind == "s":
+            made.append(Send(state, draw(BODY), None))
+            made[-1].seq = draw(st.one_of(GOOD_LONG, LONG))
+        elif kind == "a":
+            made.append(Ack(state, draw(st.one_of(GOOD_LONG, LONG)), draw(NUMBER)))
+        elif kind == "r":
+            made.append(AckRange(state, draw(LONG), draw(LONG), draw(NUMBER)))
+        elif kind == "x":
+            made.append(Returned(state, draw(LONG), draw(NUMBER), draw(GOOD_LONG)))
+        else:
+            made.append(Forget([bytes(32)]))
+    return made
+
+
+@given(changes_of(), LONG, LONG, LONG, NUMBER)
+def test_a_batch_is_the_same(changes: list[Any], offset: int, lsn: int, counter: int, watermark: int) -> None:
+    start = Tail(SEGMENT, offset, lsn, counter)
+    found = outcome(writing.encode_batch, start, changes, counter, watermark)
+    owns = [getattr(change, "own", None) for change in changes]
+    for change in changes:
+        if type(change) is Send:
+            change.own = None
+    assert found == outcome(PURE["encode_batch"], start, changes, counter, watermark)
+    if found[0] == "returned":
+        assert owns == [getattr(change, "own", None) for change in changes]
+
+
+@given(st.lists(st.tuples(BODY, GOOD_LONG), min_size=1, max_size=70), st.integers(0, 1 << 31), GOOD_LONG)
+def test_messages_are_written_and_read_without_their_twins(
+    messages: list[tuple[bytes, int]], offset: int, lsn: int
+) -> None:
+    state = state_of(7)
+    sends = [Send(state, body, None) for body, _ in messages]
+    for send, (_, seq) in zip(sends, messages, strict=True):
+        send.seq = seq
+    with pytest.MonkeyPatch.context() as patches:
+        for name in ("encode_batch", "bodies_of", "body_of", "pack_rows", "places_of"):
+            is_alone(name, patches)
+        data, end = writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [*sends], 1, 2)
+        assert end == (SEGMENT, offset + len(data), lsn + len(sends), 1)
+        packed = rows.pack_rows(7, sends)
+        assert packed is not None
+        places = rows.places_of(packed[0])
+        assert places == [(0, send.seq, 0, 0, send.own) for send in sends]
+        assert packed[1] == sum(length for *_, (_, _, length) in places) == len(data) - w.BATCH_HEADER.size
+        read = bodies.bodies_of(data, offset, SEGMENT.seed, 7, places)
+        assert read == [body for body, _ in messages]
+        first = data[w.BATCH_HEADER.size :][: places[0][4][2]]
+        assert bodies.body_of(first, SEGMENT.seed, 7, places[0]) == messages[0][0]
+
+
+@given(st.integers(0, (1 << 32) - 1), BODY)
+def test_a_sum_is_that_of_the_package(seed: int, data: bytes) -> None:
+    compiled_loops = acceleration.find_compiled({})
+    if compiled_loops is not None:
+        assert compiled_loops.checksums(seed, data) == (crc32c(seed, data),) * 2
+
+
+# Reading a page
+
+
+@given(
+    st.lists(BODY, min_size=1, max_size=5),
+    st.integers(0, 400),
+    st.integers(0, 255),
+    st.tuples(LONG, LONG, LONG, LONG, LONG, st.integers(0, 10)),
+    st.integers(0, 5000),
+)
+def test_what_is_damaged_reads_back_the_same(
+    messages: list[bytes], at: int, byte: int, wrong: tuple[int, ...], start: int
+) -> None:
+    state, offset = state_of(7), 4096
+    sends = [Send(state, body, None) for body in messages]
+    data, _ = PURE["encode_batch"](Tail(SEGMENT, offset, 5, 0), sends, 1, 2)
+    places: list[Any] = [(0, send.seq, 0, 0, send.own) for send in sends]
+    lsn, seq, where, length, number, which = wrong
+    damaged = bytearray(data)
+    if at < len(damaged):
+        damaged[at] = byte
+    for view, first in (
+        (bytes(damaged), offset),
+        (data, start),
+        (data[:at], offset),
+        (b"", 0),
+        (damaged, offset),
+        (None, 0),
+    ):
+        both(bodies, "bodies_of", view, first, SEGMENT.seed, 7, places)
+    both(bodies, "bodies_of", data, offset, SEGMENT.seed, number, places)
+    _, _, _, _, (good_lsn, good_where, good_length) = places[0]
+    both(bodies, "bodies_of", data, offset, SEGMENT.seed, 7, [None])
+    both(bodies, "bodies_of", data, offset, SEGMENT.seed, 7, [(0, 5, 0, 0, None)])
+    mixed = (0, seq if which & 1 else 0, 0, 0, (
+        lsn if which & 2 else good_lsn, where if which & 4 else good_where, length if which & 8 else good_length,
+    ))  # fmt: skip
+    both(bodies, "bodies_of", data, offset, SEGMENT.seed, 7, [mixed])
+    both(bodies, "body_of", data[32:], SEGMENT.seed, 7, mixed)
+    both(bodies, "body_of", data[32 : 32 + good_length], SEGMENT.seed, 7, mixed)
+
+
+HEADERS = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 1 << 65), st.text(max_size=5), st.binary()))
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_123_456_789)
+
+
+@given(
+    st.one_of(BODY, BODY.map(bytearray), st.sampled_from(["text", None])),
+    st.one_of(st.none(), HEADERS, st.just({"a": object()}), st.just([1])),
+    st.one_of(st.none(), st.text(max_size=9), st.just("i" * 1025), st.just("\ud800"), st.just(7)),
+    st.one_of(st.integers(-1, 10), st.sampled_from([*EDGES, 65_535, 65_536, True, 4.0, "4", None, Rank.HIGH])),
+    st.one_of(st.just(0), LONG, st.just(None)),
+    st.sampled_from([0, 100, 1 << 20]),
+    st.sampled_from([0, 1]),
+)
+@pytest.mark.usefixtures("stopped_clock")
+def test_a_record_is_made_the_same(
+    body: Any, headers: Any, name: Any, priority: Any, expires: Any, limit: int, flags: int
+) -> None:
+    found = both(records, "encode", ORDERS, body, headers, name, limit, priority, expires, flags)
+    if found[0] == "returned":
+        message = decoded(found[1][0], (0, 5, expires, 0, None), None)
+        assert message[:3] == [5, bytes(body), dict(headers or {})]
+
+
+def decoded(record: bytes, place: Any, lease: Lease | None) -> list[Any]:
+    """All fields of the message; those that the twin gives it are the same."""
+    shown = []
+    for loop in (records.decode, PURE["decode"]):
+        message = loop(STORE, ORDERS, place, record, lease)
+        assert message._store is STORE and message.destination is ORDERS
+        assert message._note is (lease if lease is not None else place)
+        fields = ("seq", "body", "headers", "message_id", "timestamp_ms", "leased", "priority", "expires_at_ms")
+        shown.append([getattr(message, name) for name in (*fields, "deliveries", "subscription", "persistent")])
+    assert shown[0] == shown[1]
+    return shown[0]
+
+
+@given(
+    st.one_of(st.none(), st.binary(max_size=80), BODY),
+    GOOD_LONG,
+    GOOD_LONG,
+    st.integers(0, 9),
+    st.booleans(),
+    st.booleans(),
+)
+def test_whatever_a_record_holds_is_read_the_same(
+    record: Any, seq: int, expires: int, deliveries: int, leased: bool, whole: bool
+) -> None:
+    place = (0, seq, expires, deliveries, (1, 2, 3))
+    lease = Lease((Feed(state_of(7)),), place, whole=whole) if leased else None
+    found = [outcome(loop, None, ORDERS, place, record, lease) for loop in (records.decode, PURE["decode"])]
+    if found[0][0] == "returned":
+        decoded(record, place, lease)
+    else:
+        assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("stopped_clock")
+def test_plain_messages_are_made_and_read_without_their_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("encode", "decode", "new_sends", "receipts"):
+        is_alone(name, monkeypatch)
+    record, packed_id = records.encode(ORDERS, b"body", {"sku": "T-1"}, "id-1", 100, 9, 12345)
+    message = records.decode(STORE, ORDERS, (0, 5, 12345, 2, None), record, None)
+    assert packed_id == b"id-1"
+    assert (message.body, message.headers, message.message_id) == (b"body", {"sku": "T-1"}, "id-1")
+    assert (message.priority, message.expires_at_ms, message.deliveries) == (9, 12345, 2)
+    assert message.timestamp_ms == 1_700_000_000_123
+    (send,) = sending.new_sends(state_of(7), [b"one"], 100, False, None)
+    assert isinstance(send, Send)
+    assert send.record == records.encode(ORDERS, b"one", None, None, 100)[0]
+    assert sending.receipts(ORDERS, [(5, False)]) == [anabranch.Receipt(ORDERS, 5, False)]
+
+
+@given(
+    st.lists(
+        st.one_of(BODY, st.builds(anabranch.Outgoing, BODY, st.none(), st.one_of(st.none(), st.text())), st.just(7)),
+        max_size=9,
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([10, 1 << 20]),
+)
+@pytest.mark.usefixtures("stopped_clock")
+def test_many_messages_are_made_the_same(messages: list[Any], declared: bool, priorities: bool, limit: int) -> None:
+    state = state_of(7)
+    state.declared = declared
+    found = [
+        outcome(lambda loop=loop: [shown(send) for send in loop(state, messages, limit, priorities, None)])
+        for loop in (sending.new_sends, PURE["new_sends"])
+    ]
+    assert found[0] == found[1]
+
+
+def shown(send: Send) -> list[Any]:
+    return [getattr(send, name) for name in Send.__slots__]
+
+
+@given(st.lists(st.tuples(LONG, st.tuples(LONG, NUMBER, NUMBER), st.sampled_from([0, 0, 0, 5])), max_size=20), NUMBER)
+def test_rows_are_the_same(made: list[tuple[int, tuple[int, int, int], int]], number: int) -> None:
+    sends = []
+    for seq, own, expires in made:
+        send = Send(state_of(7), b"", None, 0, expires)
+        send.seq, send.own = seq, own
+        sends.append(send)
+    found = both(rows, "pack_rows", number, sends)
+    both(rows, "pack_rows", number, [*sends, Send(state_of(7), b"", None)])
+    if found[0] == "returned" and found[1] is not None:
+        both(rows, "places_of", found[1][0])
+
+
+@given(st.lists(st.tuples(st.binary(min_size=12, max_size=12), st.binary(min_size=14, max_size=30)), max_size=9))
+def test_whatever_rows_hold_is_read_the_same(page: list[tuple[bytes, bytes]]) -> None:
+    both(rows, "places_of", page)
+    both(rows, "places_of", [(key[:-1], value) for key, value in page])
+    both(rows, "places_of", [*page, (None, None)])
+
+
+@given(st.lists(st.tuples(GOOD_LONG, st.booleans())))
+def test_receipts_are_the_same(outcomes: list[tuple[int, bool]]) -> None:
+    both(sending, "receipts", ORDERS, outcomes)
+    both(sending, "receipts", ORDERS, [*outcomes, (1,)])
+
+
+# Writing to a file
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    opened = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield opened
+    os.close(opened)
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_384, 16_385, 1 << 20])
+def test_all_is_written_where_it_belongs(fd: int, size: int) -> None:
+    data = os.urandom(size)
+    write_small(fd, data, 4096)
+    assert os.pread(fd, size + 1, 4096) == data
+
+
+def test_what_cannot_be_written_raises(fd: int, tmp_path: Path) -> None:
+    read_only = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        for number, offset in ((read_only, 0), (fd, -1), (-1, 0)):
+            found = [outcome(loop, number, b"data", offset) for loop in (os.pwrite, write_small)]
+            assert found[0] == found[1]
+            assert found[0][0] is OSError
+    finally:
+        os.close(read_only)
+
+
+def test_a_small_write_is_alone(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_alone("write_small", monkeypatch)
+    write_small(fd, b"data", 0)
+    assert os.pread(fd, 9, 0) == b"data"
+
+
+def test_whoever_takes_the_place_of_pwrite_sees_each_write(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = os.pwrite, []
+
+    def half(number: int, data: bytes, offset: int) -> int:
+        seen.append((bytes(data), offset))
+        return real(number, data[:2], offset)
+
+    monkeypatch.setattr(os, "pwrite", half)
+    write_small(fd, b"data", 7)
+    assert seen == [(b"data", 7), (b"ta", 9)]
+    assert os.pread(fd, 9, 7) == b"data"
+
+
+def test_after_a_slow_write_the_others_let_other_threads_run(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[bytes] = []
+    monkeypatch.setitem(PURE, "write_small", lambda number, data, offset: left.append(data))
+    compiled_loops = acceleration.find_compiled({})
+    if compiled_loops is None or not anabranch.accelerated:
+        return  # all of them do
+    compiled_loops.took(3600.0)
+    try:
+        write_small(fd, b"later", 0)
+        assert left == [b"later"]
+    finally:
+        compiled_loops.took(0.0)
+    write_small(fd, b"now", 0)
+    assert left == [b"later"]
+    assert os.pread(fd, 9, 0) == b"now"
+
+
+def test_threads_that_write_do_not_disturb_each_other(fd: int) -> None:
+    threads = [
+        threading.Thread(target=lambda n=n: [write_small(fd, bytes([n]) * 100, (n * 50 + k) * 100) for k in range(50)])
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert os.pread(fd, 20_001, 0) == b"".join(bytes([n]) * 5000 for n in range(4))
+
+
+# Which of them are used
+
+
+def test_it_is_told_which_are_used() -> None:
+    assert anabranch.accelerated is acceleration.accelerated
+    assert (writing.encode_batch is PURE["encode_batch"]) is not anabranch.accelerated
+
+
+@pytest.mark.parametrize(("value", "pure"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_can_ask_for_the_loops_in_python(value: str, pure: bool) -> None:
+    program = "import anabranch; print(anabranch.accelerated)"
+    environment = {**os.environ, acceleration.FORCE_PURE: value}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    there = acceleration.find_compiled({}) is not None
+    assert run.stdout.strip() == str(there and not pure)
