@@ -32,12 +32,8 @@ WATCH_SECONDS: Final = 1.0
 _GONE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ESTALE))
 """What the operating system says of a file that is not there; any other error says nothing about it."""
 
-_generation = 0
-
-
-def fork_generation() -> int:
-    """Differs in a forked child from what it was in its parent (rule D4)."""
-    return _generation
+generation = 0
+"""Differs in a forked child from what it was in its parent (rule D4). Read it as locking.generation."""
 
 
 class _Watch:
@@ -84,8 +80,8 @@ _watch = _Watch()
 
 
 def _after_fork_in_child() -> None:
-    global _generation, _watch
-    _generation += 1
+    global generation, _watch
+    generation += 1
     _watch = _Watch()  # the child holds none of them
 
 
@@ -129,7 +125,7 @@ class DirectoryLock:
                 "or use another directory"
             ) from None
         self._identity, self._lost = identity[-1], None
-        self._lock, self._generation = lock, fork_generation()
+        self._lock, self._generation = lock, generation
         _watch.add(self)
 
     def _owner(self) -> str:
@@ -144,13 +140,13 @@ class DirectoryLock:
     @property
     def held(self) -> bool:
         """Whether this process holds it."""
-        return self._lock is not None and self._lock.is_locked and self._generation == fork_generation()
+        return self._lock is not None and self._lock.is_locked and self._generation == generation
 
     def lost(self) -> StoreFailedError | None:
         """Why it is held no more, if the file was deleted or replaced since `acquire`; asks the operating system, at
         the price of one stat."""
         identity = self._identity
-        if self._lost is None and identity is not None and self._generation == fork_generation():
+        if self._lost is None and identity is not None and self._generation == generation:
             found = self._found(identity)
             if found is not None and self._identity is identity:  # else it was released meanwhile: the file may go
                 self._lost = StoreFailedError(
@@ -189,7 +185,7 @@ class DirectoryLock:
         any more, and tries again."""
         lock, identity = self._lock, self._identity
         self._identity = None  # first: what is being removed was not lost
-        if lock is not None and self._generation == fork_generation():
+        if lock is not None and self._generation == generation:
             _watch.remove(self)
             try:
                 if remove and identity is not None and self._found(identity) is None:  # else it is another's

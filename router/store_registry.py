@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ..adapters import locking
 from ..adapters.background import shared
 from ..adapters.base import Message, Progress, Store, StoreStats, Subscription
 from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors, remove_directory, sweep_unfinished
-from ..adapters.locking import fork_generation
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
 from ..policies.errors import (
@@ -55,7 +55,7 @@ class StoreRegistry:
         self._stores.recorded_in = self._recorded_in
         self._by_destination = self._stores.by_destination
         self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._stores)
-        self._generation = fork_generation()
+        self._generation = locking.generation
         self.opened = False
         """Set by the router, once all is compared: whether users may come."""
         self._stopped: StoreFailedError | None = None
@@ -103,7 +103,7 @@ class StoreRegistry:
 
     def open(self, progress: Progress | None) -> None:
         """Read the placement record; stores open on first use from now on. Raises PlacementError, CorruptionError."""
-        self._generation = fork_generation()
+        self._generation = locking.generation
         self._stopped = None
         self._sweep()
         self._placement.open()
@@ -146,7 +146,7 @@ class StoreRegistry:
     @property
     def forked(self) -> bool:
         """Whether this is a child of the process that opened it: all of it belongs to the parent."""
-        return self._generation != fork_generation()
+        return self._generation != locking.generation
 
     def require_open(self) -> None:
         """Raise ClosedError if the router is closed, or in a forked child."""

@@ -160,9 +160,9 @@ class Backend(Rows, Protocol):
         """Whether a write that ended in OutcomeUnknownError has taken effect. Raises AnabranchError if that cannot be
         told yet."""
 
-    def apply(self, changes: Sequence[Change], number: int) -> None:
+    def apply(self, changes: Sequence[Change], last: Plan) -> None:
         """Bring changes that are written into what `rows` reads, by `changes.apply_all` to a Table (changes.py), unless
-        `write` has seen to that. `number` is that of the last plan which they are of."""
+        `write` has seen to that. `last` is the last of the plans that they are of."""
 
     def recover(self) -> int:
         """`apply` was interrupted, or a write. Make whole again what is read; returns the number of the last plan that

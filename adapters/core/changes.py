@@ -87,10 +87,11 @@ class Change(Protocol):
 
 
 def apply_all(changes: Iterable[Change], table: Table) -> None:
-    """In order, messages that follow each other to one destination with one call. The next change is asked for once
-    the one before it is applied, unless both are messages."""
-    if type(changes) is list and len(changes) == 1:
-        changes[0].apply(table)
+    """In order, messages that follow each other to one destination with one call. Of a list also those that have only
+    acks between them, which come behind them: nobody acks what is not applied yet. Of anything else the next change is
+    asked for once the one before it is applied, unless both are messages."""
+    if type(changes) is list:
+        _apply_list(changes, table)
         return
     sends: list[Send] = []
     for change in changes:
@@ -106,6 +107,35 @@ def apply_all(changes: Iterable[Change], table: Table) -> None:
         change.apply(table)
     if sends:
         table.put(sends)
+
+
+def _apply_list(changes: list[Change], table: Table) -> None:
+    if len(changes) == 1:
+        changes[0].apply(table)
+        return
+    sends: dict[DestinationState, list[Send]] = {}
+    acks: list[Ack] = []
+    for change in changes:
+        if type(change) is Ack:
+            acks.append(change)
+        elif type(change) is Send:
+            those = sends.get(change.state)
+            if those is None:
+                those = sends[change.state] = []
+            those.append(change)
+        else:
+            _apply_both(sends, acks, table)
+            change.apply(table)
+    _apply_both(sends, acks, table)
+
+
+def _apply_both(sends: dict[DestinationState, list[Send]], acks: list[Ack], table: Table) -> None:
+    for those in sends.values():
+        table.put(those)
+    for ack in acks:
+        table.ack(ack.state, ack.seq, ack.number, ack.place)
+    sends.clear()
+    acks.clear()
 
 
 class Send:
@@ -152,7 +182,8 @@ class Send:
             plan.remember(key, seq)
         if self.state.is_topic:
             self.entitled = list(plan.subscriptions(self.state).values())
-            plan.dropped += not self.entitled
+            if not self.entitled:
+                plan.drop()
         plan.changes.append(self)
         return seq, False
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
-from ..locking import fork_generation
+from .. import locking
 from .backend import Backend, Host
 from .changes import Ack, Change, Commit, Forget, Prepare, Rollback, Send
 from .delivery import CLAIMED, LEAVING, Delivery, Feed
@@ -33,6 +33,9 @@ PENDING_MAX: Final = 20_000
 """Changes; beyond it a sender waits until they are applied (invariant 10)."""
 TOGETHER_MAX: Final = 1024
 """Plans that are applied together."""
+_SENDS: Final = frozenset((Send,))
+_PLAIN: Final = frozenset((Send, Ack))
+"""Of these nothing follows once they are in the rows."""
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
 
@@ -62,7 +65,7 @@ class Engine:
         self.failed: BaseException | None = None
         self.pending_changes = 0
         self._guard: Callable[[], None] | None = None
-        self._generation = fork_generation()
+        self._generation = locking.generation
         self._pending: deque[Plan] = deque()
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
@@ -80,13 +83,13 @@ class Engine:
 
     @property
     def forked(self) -> bool:
-        return self._generation != fork_generation()
+        return self._generation != locking.generation
 
     def ensure_usable(self) -> None:
         """Raise if closed, forked or failed."""
         if self.closed:
             raise ClosedError(f"store {self.name!r} is closed; open it again")
-        if self._generation != fork_generation():
+        if self._generation != locking.generation:
             raise ClosedError(f"store {self.name!r} was opened by the parent process; open it anew in a forked child")
         if self.failed is not None:
             raise self.failure()
@@ -119,7 +122,8 @@ class Engine:
     def check(self) -> None:
         """Before taking the lock: raise what `ensure_usable` raises, since in a forked child another thread's hold on
         the lock would last for ever; and RuntimeError in a signal handler that interrupted its own thread (G3)."""
-        self.ensure_usable()
+        if self.closed or self._generation != locking.generation or self.failed is not None or self._guard is not None:
+            self.ensure_usable()
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(
                 f"store {self.name!r} was called from a signal handler that interrupted it in the same thread"
@@ -141,7 +145,7 @@ class Engine:
         self._guard = self.backend.guard
         self.closed = False
         self.failed = None
-        self._generation = fork_generation()
+        self._generation = locking.generation
 
     def make_nonpersistent(self, directory: Path, file_mode: int | None) -> Nonpersistent:
         """Be ready for messages that are not persistent. Any thread. Raises as `ensure_usable`."""
@@ -160,31 +164,33 @@ class Engine:
     def take(self, plan: Plan) -> None:
         """A plan has become as durable as the policy asks. Called by who writes, in order; again after an
         interruption, for the same."""
+        changes = plan.changes
         if plan.number > self._taken:
-            self.pending_changes += len(plan.changes)
+            self.pending_changes += len(changes)
             self._pending.append(plan)
             self._taken = plan.number
-        if plan.subscribed:
+        if plan.is_more and plan.subscribed:
             self._changed = plan.number
         if plan.volatile:
             for one in plan.volatile:
                 for feed in one.change.state.feeds():
                     if feed.takers or feed.watches:
                         feed.wake()
-        for change in plan.changes:
-            if type(change) is Send and not change.state.is_topic:
+        for change in changes:
+            if type(change) is Ack:
+                if change.state.crowded:
+                    change.state.crowded = False
+                    for feed in change.state.feeds(change.number):
+                        feed.wake()
+            elif type(change) is Send and not change.state.is_topic:
                 feed = change.state.feed
                 if feed.takers or feed.watches:
                     feed.wake()
-            elif type(change) is not Ack:
+            else:
                 for state in change.states():
                     for feed in state.feeds():
                         if feed.takers or feed.watches:
                             feed.wake()
-            elif change.state.crowded:
-                change.state.crowded = False
-                for feed in change.state.feeds(change.number):
-                    feed.wake()
 
     def finish(self) -> None:
         """With the lock held: take in what is written. Every step may be done twice, so that an interruption leaves it
@@ -270,25 +276,31 @@ class Engine:
         """Apply the first pending plans; returns how many. Numbers tell what was applied already by somebody who was
         interrupted before it could take it out."""
         pending, number = self._pending, self._applied
+        plans = list(pending) if len(pending) <= TOGETHER_MAX else [pending[at] for at in range(TOGETHER_MAX)]
         changes: list[Change] = []
+        last: Plan | None = None
         count = 0
-        for position in range(min(len(pending), TOGETHER_MAX)):
-            plan = pending[position]
+        for plan in plans:
             count += 1
-            if plan.number > number:
-                changes += plan.changes
+            if plan.number > number:  # not so of one that is in there twice
                 number = plan.number
+                if plan.changes:
+                    changes += plan.changes
+                    last = plan
             if len(changes) >= APPLY_AT or plan.volatile:
                 break
         if number == self._applied:
             return count
+        kinds = set(map(type, changes))
         self.interrupted = True
-        for change in changes:
-            if type(change) is not Send:
-                change.settle(self.delivery)
-        if changes:
-            self.backend.apply(changes, number)
-        self._finish(changes)
+        if kinds != _SENDS:
+            for change in changes:
+                if type(change) is not Send:
+                    change.settle(self.delivery)
+        if last is not None:
+            self.backend.apply(changes, last)
+        if self.nonpersistent is not None or not kinds <= _PLAIN:
+            self._finish(changes)
         if plan.volatile:
             self._finish_volatile(plan)
         self._applied = number
@@ -300,7 +312,6 @@ class Engine:
         for change in changes:
             if type(change) is not Send and type(change) is not Ack:
                 self._finish_one(change)
-
         if self.nonpersistent is not None:
             for change in changes:
                 if type(change) is Send:

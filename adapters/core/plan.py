@@ -24,41 +24,38 @@ Subscribed = dict[SubscriptionKey, SubscriptionState]
 """The subscriptions of a topic. Replaced, never changed."""
 
 
-_NO_IDS: dict[Key, int] = {}
-_NONE_SUBSCRIBED: dict[int, Subscribed] = {}
-
-
 class Plan:
     """The changes of some tickets."""
 
-    __slots__ = ("_sequencer", "changes", "declared", "dropped", "ids", "is_more", "last_seq", "next_seq", "number",
-                 "own", "prepared", "removed", "settled", "subscribed", "tickets", "volatile")  # fmt: skip
+    # What most plans leave as it is has its value here, not in each; it is replaced, never changed.
+    ids: dict[Key, int] = {}  # noqa: RUF012
+    """New in the duplicate window."""
+    declared: Sequence[DestinationState] = ()
+    removed: Sequence[DestinationState] = ()
+    subscribed: dict[int, Subscribed] = {}  # noqa: RUF012
+    """By destination's number: the subscriptions of topics where they change."""
+    dropped = 0
+    """Messages of topics without subscriptions."""
+    prepared: Sequence[Branch] = ()
+    settled: Sequence[Branch] = ()
+    is_more = False
+    """It does more than to send messages without ids, and to ack: one of the above says what, or `own`."""
+    volatile: Sequence[VolatileChange] = ()
+    """What takes effect with them and no backend is told of: of messages that are not persistent."""
+    own: Any = None
+    """The backend's."""
 
-    def __init__(self, sequencer: Sequencer) -> None:
+    def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket] = ()) -> None:
         self._sequencer = sequencer
         self.number = sequencer.number + 1
         """One more than that of the plan before."""
+        self.last_seq = sequencer.last_seq
+        self.changes: list[Change] = []
         self.tickets: list[Ticket] = []
         """Those that were not refused."""
-        self.changes: list[Change] = []
-        self.last_seq = sequencer.last_seq
         self.next_seq = sequencer.next_seq
-        self.volatile: Sequence[VolatileChange] = ()
-        """What takes effect with them and no backend is told of: of messages that are not persistent."""
-        self.ids = _NO_IDS
-        """New in the duplicate window. Here and below: replaced, never changed, since most plans have none of them."""
-        self.declared: Sequence[DestinationState] = ()
-        self.removed: Sequence[DestinationState] = ()
-        self.subscribed = _NONE_SUBSCRIBED
-        """By destination's number: the subscriptions of topics where they change."""
-        self.dropped = 0
-        """Messages of topics without subscriptions."""
-        self.prepared: Sequence[Branch] = ()
-        self.settled: Sequence[Branch] = ()
-        self.is_more = False
-        """It does more than to send messages without ids, and to ack: one of the above says what."""
-        self.own: Any = None
-        """The backend's."""
+        for ticket in tickets:
+            self.add(ticket)
 
     def add(self, ticket: Ticket) -> None:
         """Put a ticket's changes behind what is there. One that is refused leaves nothing."""
@@ -103,7 +100,7 @@ class Plan:
 
     def remember(self, key: Key, seq: int) -> None:
         """A message has been sent with this id."""
-        if self.ids is _NO_IDS:
+        if not self.ids:
             self.ids = {}
             self.is_more = True
         self.ids[key] = seq
@@ -130,6 +127,11 @@ class Plan:
         self.declared = [other for other in self.declared if other is not state]
         self.ids = {key: seq for key, seq in self.ids.items() if key[0] != state.number}
         self.subscribed = {**self.subscribed, state.number: {}}
+
+    def drop(self) -> None:
+        """A message is sent to a topic without subscriptions."""
+        self.dropped += 1
+        self.is_more = True
 
     def subscriptions(self, state: DestinationState) -> Subscribed:
         """Those of a topic by then."""
@@ -203,20 +205,17 @@ class Sequencer:
 
     def plan(self, tickets: Iterable[Ticket]) -> Plan:
         """The plan of these tickets, behind all that was accepted."""
-        plan = Plan(self)
-        for ticket in tickets:
-            plan.add(ticket)
-        return plan
+        return Plan(self, tickets)
 
     def accept(self, plan: Plan) -> None:
         """It is about to be written, or was. Idempotent."""
         if plan.is_more:
             self._accept(plan)
-        if self.number < plan.number:
-            self.dropped += plan.dropped
         self.last_seq, self.number = plan.last_seq, plan.number
 
     def _accept(self, plan: Plan) -> None:
+        if self.number < plan.number:
+            self.dropped += plan.dropped
         for state in plan.removed:
             state.declared = False
             self.window.forget(state.number)

@@ -34,7 +34,7 @@ class Receiving:
     def receive(
         self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
     ) -> Message | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + timeout if timeout else None  # without one and not to wait: it is not asked for
         while True:
             feed = self.feed(destination, subscription, make=timeout != 0)
             if feed is None:

@@ -21,9 +21,9 @@ from ...policies.errors import (
 )
 from ..background import shared
 from ..base import Message, Settlement, Store
-from .changes import Change, acks_of, returned_of
+from .changes import Ack, Change, acks_of, returned_of
 from .delivery import CLAIMED, LEASED, LEAVING, Lease
-from .engine import Engine
+from .engine import APPLY_AT, Engine
 from .tickets import Ticket
 from .writers import Writer
 
@@ -58,16 +58,14 @@ class Settling:
         nothing took effect and the messages are held as before; not so after OutcomeUnknownError."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
-            changes = [*first, *acks_of(leases)]
-            if not changes:
+            ticket = _ticket(first, leases, sync, reservation)
+            del reservation
+            if not ticket.content:
                 return []
             volatile = self._engine.nonpersistent
-            if volatile is not None and volatile.takes(changes):
-                outcomes = volatile.write(changes)
+            if volatile is not None and volatile.takes(ticket.content):
+                outcomes = volatile.write(ticket.content)
             else:
-                ticket = Ticket(changes, sum(change.size for change in changes), sync)
-                ticket.held = reservation
-                del reservation
                 self._writer.submit(ticket)
                 outcomes = self._writer.wait(ticket)
         except (UnknownMessageError, OutcomeUnknownError):
@@ -75,8 +73,10 @@ class Settling:
         except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
             self._engine.delivery.put_back(_leases(messages), hold)  # what the ack has reached is not held any more
             raise
-        self._engine.acks += len(leases)
-        self._engine.help()
+        engine = self._engine
+        engine.acks += len(leases)
+        if engine.pending_changes >= APPLY_AT:
+            engine.help()
         return outcomes
 
     def ack_nowait(
@@ -111,15 +111,13 @@ class Settling:
         """Of what is LEAVING. What is raised took no effect, and the caller puts them back."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
-        changes = [*first, *acks_of(leases)]
-        ticket = Ticket(changes, sum(change.size for change in changes), sync)
-        ticket.held = reservation
+        ticket = _ticket(first, leases, sync, reservation)
         del reservation
         ticket.future = (future, lambda done: result(done.outcomes))
         future.add_done_callback(lambda done: self._acked(done, leases, hold))
         nonpersistent = self._engine.nonpersistent
-        if nonpersistent is not None and nonpersistent.takes(changes):
-            ticket.outcomes = nonpersistent.write(changes)
+        if nonpersistent is not None and nonpersistent.takes(ticket.content):
+            ticket.outcomes = nonpersistent.write(ticket.content)
             ticket.finish(None)
             return future
         self._writer.submit(ticket)
@@ -299,6 +297,17 @@ class Settling:
                     raise UnknownMessageError(f"the message of token {token} is being settled, or claimed")
             except UnknownMessageError as error:
                 results[at] = error
+
+
+def _ticket(first: Sequence[Change], leases: Sequence[Lease], sync: bool, reservation: object) -> Ticket:
+    """Of acks behind other changes, and the room that these need."""
+    acks = acks_of(leases)
+    if not first:
+        return Ticket(acks, len(acks) * Ack.size, sync)
+    changes = [*first, *acks]
+    ticket = Ticket(changes, sum([change.size for change in changes]), sync)
+    ticket.held = reservation
+    return ticket
 
 
 def _parsed(token: str) -> tuple[str, int, int, int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -17,6 +16,7 @@ from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
 from ..background import shared
 from ..core.changes import Change, apply_all
 from ..core.engine import Engine
+from ..core.plan import Plan
 from ..files import disk_errors, is_for_room, refused
 from ..wal.file import FILL_MAX
 from ..wal.log import Log
@@ -51,14 +51,12 @@ class Applier:
         wal: Log,
         index: Index,
         options: JournalOptions,
-        ends: deque[tuple[int, Tail]],
         require_owned: Callable[[], None],
     ) -> None:
-        """`ends` says where in the log each plan ends that is not applied yet (JournalEncoder.ends). `require_owned`
-        raises AnabranchError where the directory may be another's: before the index is written out, and so before a
-        segment is released."""
+        """`require_owned` raises AnabranchError where the directory may be another's: before the index is written out,
+        and so before a segment is released."""
         self._engine, self._log, self._index, self._options = engine, wal, index, options
-        self._ends, self._require_owned = ends, require_owned
+        self._require_owned = require_owned
         self.on_empty: Callable[[], None] = lambda: None
         """Called when a sealed segment has lost its last live message."""
         self._applied: Applied
@@ -86,12 +84,10 @@ class Applier:
 
     # Applying
 
-    def apply(self, changes: Sequence[Change], number: int) -> None:
-        """Changes of the plans that follow what is applied, up to this one. Raises StoreFailedError."""
-        index, ends, before = self._index, self._ends, self._applied.tail
-        tail, count = before, 0
-        while count < len(ends) and ends[count][0] <= number:
-            tail, count = ends[count][1], count + 1
+    def apply(self, changes: Sequence[Change], last: Plan) -> None:
+        """Changes of the plans that follow what is applied, up to this one, whose `own` is the end of the log after it
+        (JournalEncoder.deliver). Raises StoreFailedError."""
+        index, before, tail = self._index, self._applied.tail, last.own
         index.table = self._log.table
         try:
             apply_all(changes, index)
@@ -100,9 +96,7 @@ class Applier:
         index.operations += len(changes)
         if tail.segment is not before.segment and not before.segment.live:
             index.emptied = True
-        self._applied = Applied(number, tail)
-        while ends and ends[0][0] <= number:
-            ends.popleft()
+        self._applied = Applied(last.number, tail)
         self._look_after()
 
     def _look_after(self) -> None:

@@ -138,9 +138,7 @@ class JournalBackend(Backend):
         self._index = Index(
             self._directory.index, store_id, engine.catalog, options.duplicate_window, options.priorities, file_mode
         )
-        self._applier = applier = Applier(
-            engine, self._log, self._index, options, self._encoder.ends, self._directory.require_lock
-        )
+        self._applier = applier = Applier(engine, self._log, self._index, options, self._directory.require_lock)
         self._bodies = Bodies(engine, self._log)
         archive = options.archive_directory
         if archive is not None:  # stores may share it
@@ -191,8 +189,8 @@ class JournalBackend(Backend):
     def took_effect(self, plan: Plan) -> bool:
         raise AssertionError("after an unknown outcome the store has failed")
 
-    def apply(self, changes: Sequence[Change], number: int) -> None:
-        self._applier.apply(changes, number)
+    def apply(self, changes: Sequence[Change], last: Plan) -> None:
+        self._applier.apply(changes, last)
 
     def recover(self) -> int:
         return self._applier.recover()

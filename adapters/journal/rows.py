@@ -43,6 +43,8 @@ DELIVERIES_KEY = struct.Struct(">QI")
 DELIVERIES = struct.Struct("<II")
 ID = struct.Struct(">I")
 SEQ_END: Final = (1 << 64) - 1
+_pack_key = KEY.pack
+_unpack_where = WHERE.unpack_from
 PAGE: Final = 512
 """Rows that are looked at in one go where only some of them are wanted."""
 
@@ -205,12 +207,12 @@ class MessageRows:
 
     def remove(self, state: DestinationState, seq: int) -> None:
         """It is dead, for all."""
-        value = self._txn.pop(KEY.pack(state.number, seq), db=self._messages_db)
+        value = self._txn.pop(_pack_key(state.number, seq), db=self._messages_db)
         if value is not None:
             self._removed(state, seq, value)
 
     def _removed(self, state: DestinationState, seq: int, value: bytes) -> None:
-        lsn, _, length = WHERE.unpack_from(value)
+        lsn, _, length = _unpack_where(value)
         if len(value) > WHERE.size:
             (order, _, expires, *_), pending = read_row(seq, value)
             if self._priorities:

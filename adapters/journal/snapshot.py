@@ -110,7 +110,7 @@ class WriteSnapshot:
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
-        plan.own = self
+        plan.own, plan.is_more = self, True
 
     def apply(self, table: Table) -> None:
         """It says what is in the index already."""

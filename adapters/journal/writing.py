@@ -3,7 +3,6 @@ the core's Writer."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -75,9 +74,6 @@ class JournalEncoder:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._sequencer = engine, engine.sequencer
-        self.ends: deque[tuple[int, Tail]] = deque()
-        """For each plan that counts its number and the log's end after it; there before the plan can be applied, and
-        perhaps twice. Who applies them takes them out."""
         self.snapshot_at = (0, 0)
         self.promised = 0
         """Bytes that the outcomes of prepared branches take; after Ctrl-C it may say too much until nothing is
@@ -127,10 +123,11 @@ class JournalEncoder:
         plan = batch.plan
         if plan is None:
             return
-        if plan.prepared or plan.settled:
-            self._promise(plan)
-        if plan.own is not None:  # a snapshot
-            self.snapshot_at = (batch.segment.number, batch.offset)
+        if plan.is_more:
+            if plan.prepared or plan.settled:
+                self._promise(plan)
+            if type(plan.own) is WriteSnapshot:
+                self.snapshot_at = (batch.segment.number, batch.offset)
         self._sequencer.accept(plan)
         if self.promised and not self._sequencer.prepared:
             self.promised = 0
@@ -147,7 +144,7 @@ class JournalEncoder:
         plan, engine = batch.plan, self._engine
         if plan is not None:
             plan.tickets = _NO_TICKETS  # who keeps the plan needs them no more
-            self.ends.append((plan.number, batch.tail))
+            plan.own = batch.tail
             engine.batches += 1
             engine.take(plan)
 

@@ -96,9 +96,9 @@ class MemoryBackend(MemoryRows, Backend):
     def took_effect(self, plan: Plan) -> bool:
         raise AssertionError("nothing here has an unknown outcome")
 
-    def apply(self, changes: Sequence[Change], number: int) -> None:
+    def apply(self, changes: Sequence[Change], last: Plan) -> None:
         self.apply_changes(changes)
-        self._applied = number
+        self._applied = last.number
 
     def recover(self) -> int:
         self.mend()

@@ -305,7 +305,7 @@ class SqlBackend(Backend):
             )
         return False
 
-    def apply(self, changes: Sequence[Change], number: int) -> None:
+    def apply(self, changes: Sequence[Change], last: Plan) -> None:
         effects, self._effects = self._effects, None
         assert effects is not None
         if effects.prepared:

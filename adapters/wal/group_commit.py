@@ -18,13 +18,14 @@ from threading import get_ident
 from typing import Any, Final
 
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError, StoreFullError
+from .. import locking
 from ..background import shared
-from ..locking import fork_generation
 from . import format as f
 from .ticket import Ticket
 
 log = logging.getLogger(__name__)
 
+_BATCH_BYTES: Final = f.BATCH_HEADER.size
 HINT_WAIT: Final = 0.05
 """Seconds after which a waiter looks whether anybody leads: handing on is a hint, never a debt (rule G1)."""
 QUEUE_MAX: Final = 50_000
@@ -65,7 +66,7 @@ class GroupCommit(ABC):
         """Tickets that make room wait at the head of the queue for some to be made first."""
         self._closed = True
         """It takes no more tickets."""
-        self._generation = fork_generation()
+        self._generation = locking.generation
 
     @abstractmethod
     def _lead_once(self) -> None:
@@ -88,7 +89,7 @@ class GroupCommit(ABC):
     @property
     def forked(self) -> bool:
         """Whether this is a forked child of the process that opened it."""
-        return self._generation != fork_generation()
+        return self._generation != locking.generation
 
     def ensure_usable(self) -> None:
         """Raise if closed, forked or failed."""
@@ -123,7 +124,10 @@ class GroupCommit(ABC):
 
     def submit(self, ticket: Ticket) -> Ticket:
         """Queue it, and return it. It will be written in the order of submission."""
-        self._require_usable()
+        if self._leader or self._closed or self.failed is not None or len(self._queue) >= QUEUE_MAX:
+            self._require_usable()
+        elif self._generation != locking.generation:
+            self.ensure_usable()
         (self._unsynced_queue if ticket.unsynced else self._queue).append(ticket)
         if self._gathering is not None:
             self._look_whether_gathered()
@@ -131,8 +135,7 @@ class GroupCommit(ABC):
 
     def _require_usable(self) -> None:
         """Refuse before anything is queued, so that what is refused has taken no effect."""
-        if self._closed or self.failed is not None or self._generation != fork_generation():
-            self.ensure_usable()
+        self.ensure_usable()
         self._refuse_reentry()
         if len(self._queue) >= QUEUE_MAX:
             self._lead_queued()
@@ -240,9 +243,11 @@ class GroupCommit(ABC):
     def _take(self) -> tuple[list[Ticket], int]:
         """The tickets of the next batch and its size, at most; they stay at the head of the queue until they are
         done."""
-        self._drop_done()
         queue = self._unsynced_queue or self._queue
-        size, waiting = f.BATCH_HEADER.size, len(queue)
+        if queue and queue[0].done:
+            self._drop_done()
+            queue = self._unsynced_queue or self._queue
+        size, waiting = _BATCH_BYTES, len(queue)
         if waiting == 1:
             ticket = queue[0]
             return [ticket], size + ticket.size

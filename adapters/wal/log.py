@@ -15,9 +15,9 @@ from typing import Final
 
 from ...policies.durability import Sync
 from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError, StoreFailedError
+from .. import locking
 from ..background import shared
 from ..files import FULL, refused, write_all, write_small
-from ..locking import fork_generation
 from . import format as f
 from .files import SegmentFiles
 from .group_commit import GroupCommit
@@ -73,7 +73,7 @@ class Log(GroupCommit):
         """Take over from recovery. `last_number` is the highest segment number ever seen (rule I1)."""
         self._syncer.durable_lsn = self._marked_lsn = durable_lsn
         self._writer.start(table, tail, last_number)
-        self._generation = fork_generation()
+        self._generation = locking.generation
         self._closed = self._ended = False
 
     def resume(self) -> None:
@@ -165,7 +165,7 @@ class Log(GroupCommit):
             self._leader = get_ident()
             if self._in_flight is not None:
                 self._finish(self._in_flight)
-            if self._expected > len(self._queue) and not self._unsynced_queue and not self._ended:
+            if self._expected and self._expected > len(self._queue) and not self._unsynced_queue and not self._ended:
                 self._gather()
             tickets, size = self._take()
             if not tickets:
@@ -267,7 +267,8 @@ class Log(GroupCommit):
             sync = batch.sync or (self._always and not batch.unsynced)
             if batch.data:
                 self.batches += 1
-                (write_all if sync else write_small)(batch.segment.open().fd, batch.data, batch.offset)
+                file = batch.segment.file or batch.segment.open()
+                (write_all if sync else write_small)(file.fd, batch.data, batch.offset)
                 self._last_write = monotonic()
                 if syncer.dirty_since is None:
                     syncer.dirty_since = self._last_write
@@ -287,9 +288,12 @@ class Log(GroupCommit):
             self._deliver(batch)
         for ticket in batch.tickets:
             ticket.finish(None)
-        self._drop_done()
+        queue = self._queue
+        while queue and queue[0].done:
+            queue.popleft()
+        if self._unsynced_queue:
+            self._drop_done()
         self._in_flight = None
-        batch.data, batch.tickets = b"", []  # who keeps the batch needs neither
         if not writer.prepared_ahead and batch.tail.offset > batch.segment.capacity // 2:
             writer.look_ahead()
 

@@ -83,12 +83,12 @@ class Segment:
     def mark_dead(self, lsn: int) -> None:
         """Mark it dead: one that was so before it was added."""
         ordinal = lsn - self.base_lsn
-        dead = self.dead
+        dead, at = self.dead, ordinal >> 3
         if dead is None:
             dead = self.dead = bytearray()
-        if ordinal >> 3 >= len(dead):
-            dead.extend(bytes((ordinal >> 3) + 64 - len(dead)))
-        dead[ordinal >> 3] |= 1 << (ordinal & 7)
+        if at >= len(dead):
+            dead.extend(bytes(at + 64 - len(dead)))
+        dead[at] |= 1 << (ordinal & 7)
         self.changed = True
 
     def is_dead(self, lsn: int) -> bool:

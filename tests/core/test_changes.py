@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabranch.adapters.core.changes import Ack, AckRange, Forget, Remove, Returned, apply_all
+from anabranch.adapters.core.changes import Ack, AckRange, Change, Forget, Remove, Returned, apply_all
 from anabranch.adapters.core.states import Catalog
 
 from ..contract.disk import A, B
@@ -25,10 +25,25 @@ def test_messages_to_one_destination_come_together() -> None:
     catalog = Catalog()
     a, b = catalog.state(A), catalog.state(B)
     sends = [send_to(a), send_to(a), send_to(b), send_to(a), send_to(a)]
+    changes: list[Change] = [*sends[:4], Ack(a, 1, 0), sends[4]]
     heard = Heard()
-    apply_all([*sends[:4], Ack(a, 1, 0), sends[4]], heard)
-    assert heard.calls == [
+    apply_all(changes, heard)
+    assert heard.calls == [("put", [*sends[:2], *sends[3:]]), ("put", [sends[2]]), ("ack", a, 1, 0, None)]
+
+    in_order = Heard()
+    apply_all(iter(changes), in_order)
+    assert in_order.calls == [
         ("put", sends[:2]), ("put", [sends[2]]), ("put", [sends[3]]), ("ack", a, 1, 0, None), ("put", [sends[4]]),
+    ]  # fmt: skip
+
+
+def test_nothing_but_messages_and_acks_changes_its_place() -> None:
+    a = Catalog().state(A)
+    first, second = send_to(a), send_to(a)
+    heard = Heard()
+    apply_all([Ack(a, 1, 0), first, AckRange(a, 2, 5, 0), second, Ack(a, 6, 0)], heard)
+    assert heard.calls == [
+        ("put", [first]), ("ack", a, 1, 0, None), ("ack_range", a, 2, 5, 0), ("put", [second]), ("ack", a, 6, 0, None),
     ]  # fmt: skip
 
 

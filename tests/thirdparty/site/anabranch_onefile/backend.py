@@ -152,7 +152,7 @@ class OneFileBackend(Backend):
     def took_effect(self, plan: Plan) -> bool:
         raise AssertionError("after an unknown outcome the store has failed")
 
-    def apply(self, changes: Sequence[Change], number: int) -> None:
+    def apply(self, changes: Sequence[Change], last: Plan) -> None:
         self._now = self._next
         self._count()
 
