@@ -29,7 +29,7 @@ NESTED_MAX: Final = 64
 """How deep lists and maps may nest in a header."""
 
 
-PRIORITY_MAX: Final = 9
+PRIORITY_MAX: Final = (1 << 16) - 1
 DEFAULT_PRIORITY: Final = 4
 EXPIRES_MAX_MS: Final = (1 << 63) - 1
 
@@ -41,7 +41,7 @@ class Outgoing(NamedTuple):
     headers: Headers | None = None
     message_id: str | None = None
     priority: int = DEFAULT_PRIORITY
-    """0 to 9, the highest first where its store orders by priority; elsewhere it is kept and handed back."""
+    """0 to 65,535, the highest first where its store orders by priority; elsewhere it is kept and handed back."""
     expires_at_ms: int = 0
     """When it is no longer to be delivered, in milliseconds since the epoch by the wall clock; 0: never."""
     persistent: bool = True

@@ -53,7 +53,7 @@ class Endpoint:
 
         `sync=True` asks for more than the policy: durable against power loss on return. A `message_id` that the store
         has seen lately is stored once, and the receipt says `duplicate`: so an unsure sender simply sends again.
-        `priority` is 0 to 9, the highest received first where the store's option `priorities` is set. After
+        `priority` is 0 to 65,535, the highest received first where the store's option `priorities` is set. After
         `expires_in` seconds it is no longer delivered. With `persistent=False` it is kept in memory alone, swapped to
         disk if there are many, and gone when its store closes; its place among the others is kept.
 

@@ -18,7 +18,8 @@ from ...policies.errors import CorruptionError, StoreFailedError
 from ...policies.options import StoreOptions
 from ..base import Progress
 from .changes import Branch, Change
-from .delivery import Place, Rows
+from .delivery import Rows
+from .place import Place
 from .plan import Plan
 from .states import Catalog, DestinationState
 

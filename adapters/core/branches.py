@@ -12,7 +12,7 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ..base import Subscription
 from .changes import Ack, Branch, Change, Send, Subscribe, Unsubscribe, VolatileChange
-from .delivery import order_of
+from .place import order_of
 from .records import name_of, order_and_expiry
 from .states import Catalog, DestinationState
 

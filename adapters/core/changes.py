@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..base import Prepared, Subscription, SubscriptionKey
-from .delivery import SEQ, Lease, Place, is_volatile
+from .delivery import Lease
+from .place import DELIVERIES, SEQ, Place, is_volatile
 from .records import is_requeued
 from .states import DestinationState, SubscriptionState
 
@@ -41,8 +42,8 @@ class Table(Protocol):
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         """The same of all messages between two seqs."""
 
-    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
-        """A message was given back so often by now."""
+    def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
+        """A message was given back so often by now. `place`: where it was when it was leased, if that is known."""
 
     def declare(self, state: DestinationState) -> None:
         """A destination is there from now on."""
@@ -251,18 +252,18 @@ class AckRange:
 class Returned:
     """How often a message has been given back."""
 
-    __slots__ = ("count", "number", "seq", "state")
+    __slots__ = ("count", "number", "place", "seq", "state")
 
     size: int = SMALL_BYTES
 
-    def __init__(self, state: DestinationState, seq: int, number: int, count: int) -> None:
-        self.state, self.seq, self.number, self.count = state, seq, number, count
+    def __init__(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None = None) -> None:
+        self.state, self.seq, self.number, self.count, self.place = state, seq, number, count, place
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
 
     def apply(self, table: Table) -> None:
-        table.returned(self.state, self.seq, self.number, self.count)
+        table.returned(self.state, self.seq, self.number, self.count, self.place)
 
     def settle(self, delivery: Delivery) -> None:
         """It is free once its holder has given it back."""
@@ -622,7 +623,7 @@ def _returned(leases: Iterable[Lease]) -> Iterator[Change]:
     for lease in leases:
         if not lease.whole:
             feed = lease.feeds[0]
-            returned = Returned(feed.state, lease.seq, feed.number, lease.place[3] + 1)
+            returned = Returned(feed.state, lease.seq, feed.number, lease.place[DELIVERIES] + 1, lease.place)
             yield VolatileChange(returned) if is_volatile(lease.place) else returned
 
 

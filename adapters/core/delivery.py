@@ -23,9 +23,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...policies.errors import StoreFullError, UnknownMessageError
-from ..base import DELIVERY_LIMIT, EXPIRED, PRIORITY_MAX, Message, Store, SubscriptionKey, require_leased
+from ..base import DELIVERY_LIMIT, EXPIRED, Message, Store, SubscriptionKey, require_leased
+from .lanes import Lane, Lanes
+from .place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 
 if TYPE_CHECKING:
+    from .changes import Send
     from .states import DestinationState, SubscriptionState
 
 log = logging.getLogger(__name__)
@@ -34,60 +37,16 @@ LEASED: Final = 1
 CLAIMED: Final = 2
 LEAVING: Final = 3
 
-FETCH: Final = 64
-"""How many messages a receive looks up ahead."""
 LIMITED_MAX: Final = 10_000
 """Of the messages that have reached the delivery limit, so many are remembered; the others are looked for once these
 are gone (invariant 10)."""
 CLOCK_SECONDS: Final = 1.0
 """Who waits where a message was skipped looks at the clock so often: it may go back."""
 
-Place = tuple[int, int, int, int, Any]
-"""Where a message is: order, seq, when it expires (ms, 0: never), how often it has been given back, what its backend
-needs to find it."""
-ORDER: Final = 0
-SEQ: Final = 1
-EXPIRES: Final = 2
-DELIVERIES: Final = 3
-OWN: Final = 4
-
-
-class VolatileSpot(tuple[Any, int]):
-    """The last field of a Place whose message is not persistent: where it is in memory."""
-
-    __slots__ = ()
-
-
-def is_volatile(place: Place) -> bool:
-    """Whether the message there is not persistent."""
-    return type(place[OWN]) is VolatileSpot
-
-
-PLAIN_ORDERS: Final = (0,)
-"""The orders of a store that knows no priorities."""
-PRIORITY_ORDERS: Final = tuple(range(PRIORITY_MAX + 1))
-"""Of one that does: `order_of` each priority, the highest first."""
-
-
-def order_of(priority: int, priorities: bool) -> int:
-    """What comes before the seq in the order of delivery."""
-    return PRIORITY_MAX - priority if priorities else 0
-
 
 def wall_ms() -> int:
     """Now, in milliseconds since the epoch: what expiry goes by."""
     return time.time_ns() // 1_000_000
-
-
-class Lane:
-    """What has been fetched of one order of a feed."""
-
-    __slots__ = ("cursor", "ready")
-
-    def __init__(self) -> None:
-        self.cursor = 0
-        """All up to this seq has been fetched."""
-        self.ready: deque[Place] = deque()
 
 
 class Feed:
@@ -104,8 +63,9 @@ class Feed:
         self.subscription = subscription
         """None for a queue."""
         self.first = Lane()
-        """The lane of order 0, the only one in a store without priorities."""
-        self.lanes: dict[int, Lane] = {0: self.first}
+        """What was fetched in a store without priorities."""
+        self.lanes: Lanes | None = None
+        """Likewise, in a store with priorities. None: nothing."""
         self.held: dict[int, Lease] = {}
         """By seq."""
         self.returned: list[tuple[int, int]] = []
@@ -140,25 +100,22 @@ class Feed:
 
     @property
     def has_ready(self) -> bool:
-        """Whether something of the first order is fetched already: it comes before all that is yet to come. In a store
-        with priorities something more urgent may come, unless it has the highest."""
+        """Whether something is fetched already that comes before all that is yet to come. In a store with priorities
+        nothing does: something more urgent may come."""
         return bool(self.first.ready) and not self.passed_at
-
-    def lane(self, order: int) -> Lane:
-        """Made if it is not there."""
-        lane = self.lanes.get(order)
-        if lane is None:
-            lane = self.lanes[order] = Lane()
-        return lane
 
     def rewind(self) -> None:
         """Fetch everything anew. Wherever Ctrl-C strikes nothing is out of sight: cursors go first."""
-        for lane in self.lanes.values():
-            lane.cursor = 0
-            lane.ready.clear()
+        self.forget_fetched()
         self.returned.clear()
         self.returned_places.clear()
         self.passed_at = 0
+
+    def forget_fetched(self) -> None:
+        """What was fetched is fetched anew, if it is still there."""
+        self.first.cursor = 0
+        self.first.ready = None
+        self.lanes = None
 
     def wake(self) -> None:
         """A message may have become free: tell the first who waits, and all who watch. Any thread may."""
@@ -243,8 +200,9 @@ class Taker:
 class Rows(Protocol):
     """What a backend knows of the messages it holds. Asked under the store's lock."""
 
-    def orders(self, feed: Feed) -> Sequence[int]:
-        """PLAIN_ORDERS, or those of PRIORITY_ORDERS in which there may be something."""
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        """The least order from `order` on of which there may be a message, as in `rows`; None: there is none. Asked
+        only of a store with priorities. What it costs must not grow with the orders that there could be, 65,536."""
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -253,8 +211,11 @@ class Rows(Protocol):
         `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have
         expired, is not the backend's affair."""
 
-    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
-        """Where one message is; None if it is dead, or acked by the subscription."""
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
+        """Where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the caller
+        knows it."""
 
     def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
         """Those that have expired by now (ms), in any order: each with the feeds that have yet to ack it. Cheap if
@@ -268,8 +229,9 @@ class Rows(Protocol):
 class Delivery:
     """Of one store. A lease's `hold` changes under `_lock`; all else under the store's lock."""
 
-    def __init__(self, name: str, max_leases: int, max_deliveries: int | None = None) -> None:
+    def __init__(self, name: str, max_leases: int, max_deliveries: int | None = None, priorities: bool = False) -> None:
         self._name = name
+        self._priorities = priorities
         self._max_leases = max_leases
         self._max_deliveries = max_deliveries
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
@@ -293,17 +255,15 @@ class Delivery:
         if feed.passed_at and wall_ms() < feed.passed_at:
             feed.rewind()
         held, returned = feed.held, feed.returned
-        lane: Lane | None
         while True:
-            lane = feed.first
-            if not lane.ready:
-                lane = self._first(feed, rows)
-            if returned and (lane is None or returned[0] < lane.ready[0][:2]):
+            ready = feed.first.ready or self._fetch(feed, rows)
+            if returned and (not ready or returned[0] < ready[0][:2]):
                 seq = returned[0][1]
                 back = feed.returned_places.get(seq)
                 # An interrupted ack of it may have been under way when it was released.
                 if (
-                    back is not None and seq not in held and rows.row(feed.state, feed.subscription, seq) is not None
+                    back is not None and seq not in held
+                    and rows.row(feed.state, feed.subscription, seq, back[ORDER]) is not None
                     and self._deliverable(feed, back)
                 ):  # fmt: skip
                     self._give(feed, back, taker)
@@ -312,15 +272,15 @@ class Delivery:
                     return True
                 heapq.heappop(returned)
                 feed.returned_places.pop(seq, None)
-            elif lane is not None:
-                place = lane.ready[0]
+            elif ready:
+                place = ready[0]
                 if place[SEQ] not in held and (
                     (not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(feed, place)
                 ):
                     self._give(feed, place, taker)
-                    lane.ready.popleft()
+                    ready.popleft()
                     return True
-                lane.ready.popleft()
+                ready.popleft()
             else:
                 return False
 
@@ -328,24 +288,20 @@ class Delivery:
         taker.lease = lease = Lease((feed,), place)
         feed.held[place[SEQ]] = lease
 
-    def _first(self, feed: Feed, rows: Rows) -> Lane | None:
-        """The first lane that has something ready."""
-        for order in rows.orders(feed):
-            lane = feed.lane(order)
-            if lane.ready or self._fetch(feed, order, lane, rows):
-                return lane
-        return None
+    def _fetch(self, feed: Feed, rows: Rows) -> deque[Place] | None:
+        """What comes first of what was never delivered, looked up ahead; None if there is nothing."""
+        if not self._priorities:
+            return feed.first.fetch(feed, rows, 0)
+        lanes = feed.lanes
+        if lanes is None:
+            lanes = feed.lanes = Lanes()
+        return lanes.first(feed, rows)
 
-    def _fetch(self, feed: Feed, order: int, lane: Lane, rows: Rows) -> bool:
-        """Look some ahead; False if nobody holds none. What a transaction prepared before this open has claimed is
-        skipped: a rollback brings it back, after a commit nothing would tell that it is dead."""
-        held = feed.held
-        while places := rows.rows(feed.state, feed.subscription, order, lane.cursor, FETCH):
-            lane.ready.extend(place for place in places if place[SEQ] not in held)
-            lane.cursor = places[-1][SEQ]
-            if lane.ready:
-                return True
-        return False
+    def added(self, send: Send) -> None:
+        """A message is in the rows, of a store with priorities. May be said again."""
+        for feed in (send.state.feed,) if not send.state.is_topic else [known.feed for known in send.entitled]:
+            if feed.lanes is not None:
+                feed.lanes.add(send.order, send.seq)
 
     def _deliverable(self, feed: Feed, place: Place) -> bool:
         if place[EXPIRES]:
@@ -484,7 +440,7 @@ class Delivery:
         for feed in lease.feeds:
             if feed.held.get(seq) is not lease:
                 continue  # the feed is gone, or it was acked for all
-            row = rows.row(feed.state, feed.subscription, seq)
+            row = rows.row(feed.state, feed.subscription, seq, order)
             if row is not None:
                 place = (order, seq, expires, deliveries if not lease.whole else row[DELIVERIES], row[OWN])
                 if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
@@ -504,8 +460,7 @@ class Delivery:
 
     def gone(self, feed: Feed) -> None:
         """The feed is no more, or all in it is dead, held or not. Idempotent."""
-        for lane in feed.lanes.values():
-            lane.ready.clear()
+        feed.forget_fetched()
         feed.returned.clear()
         feed.returned_places.clear()
         feed.held.clear()
@@ -518,9 +473,9 @@ class Delivery:
         if self.mixed:
             feed.rewind()
             return
-        for lane in feed.lanes.values():
-            if lane.ready and lane.ready[0][SEQ] <= last:
-                lane.ready = deque(place for place in lane.ready if not first <= place[SEQ] <= last)
+        feed.first.remove(first, last)
+        if feed.lanes is not None:
+            feed.lanes.remove(first, last)
         feed.returned = [known for known in feed.returned if not first <= known[1] <= last]
         heapq.heapify(feed.returned)
         for seq in [seq for seq in feed.returned_places if first <= seq <= last]:
@@ -528,10 +483,10 @@ class Delivery:
 
     def set_back(self, feed: Feed, order: int, seq: int) -> None:
         """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
-        lane = feed.lanes.get(order)
-        if lane is not None and lane.cursor >= seq:
-            lane.cursor = min(seq, lane.ready[0][SEQ] if lane.ready else seq) - 1
-            lane.ready.clear()
+        if not self._priorities:
+            feed.first.set_back(seq)
+        elif feed.lanes is not None:
+            feed.lanes.set_back(order, seq)
 
     def watch(self, feed: Feed, wake: Callable[[], None]) -> Callable[[], None]:
         """Store.watch of one feed."""

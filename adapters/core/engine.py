@@ -55,8 +55,9 @@ class Engine:
         settings = backend.settings
         self.lock = threading.RLock()
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
+        self._priorities = settings.priorities
         self.catalog = Catalog()
-        self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries)
+        self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
         self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
         self.committed: dict[bytes, None] = {}
         """Transactions that are committed here and not forgotten, oldest first."""
@@ -299,7 +300,7 @@ class Engine:
                     change.settle(self.delivery)
         if last is not None:
             self.backend.apply(changes, last)
-        if self.nonpersistent is not None or not kinds <= _PLAIN:
+        if self._priorities or self.nonpersistent is not None or not kinds <= _PLAIN:
             self._finish(changes)
         if plan.volatile:
             self._finish_volatile(plan)
@@ -310,7 +311,10 @@ class Engine:
     def _finish(self, changes: Sequence[Change]) -> None:
         """What follows once changes are in the rows. May be done again."""
         for change in changes:
-            if type(change) is not Send and type(change) is not Ack:
+            if type(change) is Send:
+                if self._priorities:
+                    self.delivery.added(change)
+            elif type(change) is not Ack:
                 self._finish_one(change)
         if self.nonpersistent is not None:
             for change in changes:

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ...policies.options import MemoryOptions
 from .changes import SEQ_MAX, Ack, AckRange, Branch, Change, Remove, Returned, Send, Subscribe, Unsubscribe, sent
 from .changes import VolatileChange as Volatile
-from .delivery import SEQ, Feed, Place, Rows, VolatileSpot, is_volatile
+from .delivery import Feed, Rows
+from .place import SEQ, Place, VolatileSpot, is_volatile
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
 
@@ -189,7 +190,7 @@ class Nonpersistent(Rows):
         if type(change) is Ack:
             yield Ack(shadow, change.seq, change.number, change.place)
         elif type(change) is Returned:
-            yield Returned(shadow, change.seq, change.number, change.count)
+            yield Returned(shadow, change.seq, change.number, change.count, None)
         elif type(change) is AckRange:
             yield AckRange(shadow, change.first, change.last, change.number)
 
@@ -219,10 +220,11 @@ class Nonpersistent(Rows):
         if transaction is not None:
             self.prepared.pop(transaction, None)
             self._kept.free(transaction)
-        if written.plan is not None:
+        if written.plan is not None or self._priorities:
             for change in changes:
                 if type(change) is Send:
                     self._set_back(change, change.order >> 1)
+        if written.plan is not None:
             written.plan.volatile = ()
         for change in changes:
             if type(change) is Send:
@@ -365,12 +367,16 @@ class Nonpersistent(Rows):
 
     # Rows
 
-    def orders(self, feed: Feed) -> Sequence[int]:
-        orders = self._backend.orders(feed)
-        shadow = feed.state.volatile
-        if shadow is None or not self._priorities:
-            return orders
-        return sorted({*orders, *(order >> 1 for order in shadow.own.lanes)})
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        found = self._backend.next_order(state, subscription, order)
+        shadow = state.volatile
+        if shadow is None or not shadow.count:
+            return found
+        same = _same(shadow, subscription)
+        first = self._kept.next_order(shadow, same, 2 * order) if subscription is None or same is not None else None
+        if first is None:
+            return found
+        return first >> 1 if found is None else min(found, first >> 1)
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -404,7 +410,9 @@ class Nonpersistent(Rows):
             found.sort(key=itemgetter(SEQ))
         return found[:limit]
 
-    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
         shadow = state.volatile
         if shadow is not None:
             same = _same(shadow, subscription)
@@ -412,7 +420,7 @@ class Nonpersistent(Rows):
                 place = self._kept.row(shadow, same, seq)
                 if place is not None:
                     return _place(place)
-        return self._backend.row(state, subscription, seq)
+        return self._backend.row(state, subscription, seq, order)
 
     def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
         yield from self._backend.expired(now)

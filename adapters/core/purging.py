@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from .changes import AckRange, Change
-from .delivery import SEQ, Feed, Place
+from .delivery import Feed
 from .engine import Engine
+from .place import SEQ, Place
 from .states import DestinationState, SubscriptionState
 
 PAGE: Final = 512

@@ -12,9 +12,10 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError, CorruptionError, DestinationError
 from ..base import Message, Store, SubscriptionKey, Undelivered
 from .backend import ReadError
-from .delivery import CLOCK_SECONDS, SEQ, Feed, Lease, Place, Taker, order_of
+from .delivery import CLOCK_SECONDS, Feed, Lease, Taker
 from .engine import Engine
 from .listening import Listener, require_credit
+from .place import ORDER, ORDER_MAX, SEQ, Place, order_of
 from .records import decode
 from .states import DestinationState, SubscriptionState
 from .subscriptions import require_topic, unknown
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 PAGE: Final = 512
 """Messages that browse looks up at once."""
+
+Position = tuple[int, int]
+"""In the order of delivery: an order, and a seq."""
 
 
 class Receiving:
@@ -285,7 +289,7 @@ class Receiving:
         self,
         destination: Destination,
         limit: int | None,
-        after: tuple[int, int],
+        after: Position | None,
         key: SubscriptionKey | None,
     ) -> Iterator[Message]:
         engine = self.engine
@@ -293,15 +297,15 @@ class Receiving:
         known = None if key is None else self.subscription(destination, key)
         state = engine.catalog.destinations.get(destination)
         left = limit if limit is not None else -1
-        while state is not None and left != 0:
+        while state is not None and after is not None and left != 0:
             engine.check()
             with engine.lock:
                 engine.current()
                 if known is not None and engine.is_gone(known.feed):
                     return
-                places = self._page(state, known, after, PAGE if left < 0 else min(PAGE, left))
+                places, after = self._page(state, known, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
-                return
+                continue
             for place, record in zip(places, engine.rows.bodies(state, places), strict=True):
                 if record is None or (known is not None and not self._lives(state, known, place)):
                     continue
@@ -309,19 +313,25 @@ class Receiving:
                 message.subscription = key
                 yield message
                 left -= 1
-            after = places[-1][:2]
 
     def _page(
-        self, state: DestinationState, known: SubscriptionState | None, after: tuple[int, int], count: int
-    ) -> list[Place]:
-        """The next messages in order, over all priorities."""
-        order, seq = after
-        found: list[Place] = []
+        self, state: DestinationState, known: SubscriptionState | None, after: Position, count: int
+    ) -> tuple[Sequence[Place], Position | None]:
+        """The next messages in order, and the position to go on behind; None at the end."""
         rows = self.engine.rows
-        for one in rows.orders(known.feed if known is not None else state.feed):
-            if one >= order and len(found) < count:
-                found += rows.rows(state, known, one, seq if one == order else 0, count - len(found))
-        return found
+        if not self.engine.backend.settings.priorities:
+            found = rows.rows(state, known, 0, after[1], count)
+            return found, found[-1][:2] if found else None
+        places: list[Place] = []
+        for _ in range(PAGE):  # orders, of which there may be many with nothing for this subscription
+            order = rows.next_order(state, known, after[0]) if after[0] <= ORDER_MAX else None
+            if order is None:
+                return places, places[-1][:2] if places else None
+            places += rows.rows(state, known, order, after[1] if order == after[0] else 0, count - len(places))
+            if len(places) == count:
+                return places, places[-1][:2]
+            after = (order + 1, 0)
+        return places, after
 
     def _lives(self, state: DestinationState, known: SubscriptionState, place: Place) -> bool:
         """Whether the subscription has yet to ack it, with all that has returned."""
@@ -329,7 +339,7 @@ class Receiving:
         engine.check()
         with engine.lock:
             engine.current()
-            return engine.rows.row(state, known, place[SEQ]) is not None
+            return engine.rows.row(state, known, place[SEQ], place[ORDER]) is not None
 
     @staticmethod
     def is_damage(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """A message as bytes: what every kind of store keeps of it beside its destination and its seq.
 
-head (24 bytes): priority, flags, length of the message id, length of the headers, sent at (ms), expires at (ms)
+head (26 bytes): priority, flags, length of the message id, length of the headers, sent at (ms), expires at (ms)
 message id, headers, body
 """
 
@@ -15,8 +15,9 @@ from ...policies.errors import MessageTooLargeError
 from ..acceleration import inner_loop
 from ..base import DEFAULT_PRIORITY, Headers, Message, Outgoing, Store, plain_body, require_order
 from ..clock import before_1970
-from .delivery import DELIVERIES, EXPIRES, SEQ, Lease, Place
+from .delivery import Lease
 from .headers import pack_headers, pack_id, unpack_headers
+from .place import DELIVERIES, EXPIRES, SEQ, Place
 
 HEAD: Final = struct.Struct("<HHHIQQ")
 assert HEAD.size == 26

@@ -14,10 +14,10 @@ from ..acceleration import inner_loop
 from ..background import shared
 from ..base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
 from .changes import Change, Send, Subscribe, Unsubscribe, VolatileChange
-from .delivery import order_of
 from .engine import APPLY_AT, Engine
 from .limits import Amount, Room
 from .nonpersistent import Nonpersistent
+from .place import order_of
 from .records import encode, encode_outgoing
 from .states import DestinationState
 from .subscriptions import checked

@@ -19,8 +19,9 @@ from ...policies.errors import StoreFailedError
 from ..base import Progress
 from ..core.backend import Backend, BackendStats, Found, Host, Settings
 from ..core.changes import Change
-from ..core.delivery import Feed, Place
+from ..core.delivery import Feed
 from ..core.engine import Engine
+from ..core.place import Place
 from ..core.plan import Plan
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.writers import Writer
@@ -197,15 +198,17 @@ class JournalBackend(Backend):
 
     # Reading
 
-    def orders(self, feed: Feed) -> Sequence[int]:
-        return self._index.rows.orders(feed)
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        return self._index.rows.next_order(state, subscription, order)
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
         return self._index.rows.rows(state, subscription, order, after, limit)
 
-    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
         return self._index.rows.row(state, subscription, seq)
 
     def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:

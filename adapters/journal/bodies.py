@@ -13,8 +13,8 @@ from google_crc32c import extend as crc32c
 from ...policies.errors import CorruptionError
 from ..acceleration import inner_loop
 from ..core.backend import ReadError
-from ..core.delivery import OWN, SEQ, Place
 from ..core.engine import Engine
+from ..core.place import OWN, SEQ, Place
 from ..core.states import DestinationState
 from ..files import is_out_of_files, refused
 from ..wal.log import Log

@@ -28,7 +28,7 @@ from ..core.changes import (
     Subscribe,
     Unsubscribe,
 )
-from ..core.delivery import order_of
+from ..core.place import order_of
 from ..core.records import HEAD
 from ..core.states import DestinationState, SubscriptionState
 from ..wal import format as w

@@ -29,8 +29,8 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
 from ..base import Subscription
 from ..core.changes import Branch, Send
-from ..core.delivery import OWN, Place
 from ..core.engine import COMMITTED_MAX
+from ..core.place import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..files import FILE_MODE, create_lmdb, extend, open_lmdb
 from ..wal.file import File
@@ -44,7 +44,7 @@ from .rows import ID, SEQ_END, TABLES, WHERE, MessageRows
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAP_BYTES: Final = 1 << 30
 """The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
 MAP_FULL_PERCENT: Final = 70
@@ -337,8 +337,8 @@ class Index:
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.rows.ack_range(state, first, last, number)
 
-    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
-        self.rows.returned(state, seq, number, count)
+    def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
+        self.rows.returned(state, seq, number, count, place)
 
     def declare(self, state: DestinationState) -> None:
         own = indexed(state)

@@ -99,7 +99,7 @@ class Replay:
             for first, last in snapshots.ranges_of(acked):
                 index.ack_range(topic, first, last, number)
         for seq, number, count, destination in latest.deliveries:
-            index.returned(index.states[destination], seq, number, count)
+            index.returned(index.states[destination], seq, number, count, None)
 
     def _old_segment(
         self, segment: Segment, dead: bytes, end: int | None, reflected: Callable[[], None] | None = None

@@ -21,7 +21,8 @@ import lmdb
 
 from ..acceleration import inner_loop
 from ..core.changes import Send
-from ..core.delivery import ORDER, OWN, PLAIN_ORDERS, PRIORITY_ORDERS, SEQ, Feed, Place
+from ..core.delivery import Feed
+from ..core.place import ORDER, OWN, SEQ, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..wal.segment import Segment, SegmentTable
 from .encoding import SEND_OVERHEAD
@@ -33,11 +34,13 @@ PREFIX_BYTES: Final = 4
 """What the keys of one destination's messages share."""
 WHERE = struct.Struct("<QII")
 """An Own (encoding.py)."""
-MORE = struct.Struct("<QB")
+MORE = struct.Struct("<QH")
 """Expires at (ms, 0: never) and order. Then, of a topic's message, the bits of those that have yet to ack it, in as
 many bytes as that takes."""
 MORE_AT: Final = WHERE.size + MORE.size
-LANE_KEY = struct.Struct(">IBQ")
+LANE_KEY = struct.Struct(">IHQ")
+LANE_PREFIX_BYTES: Final = 6
+"""What the keys of one order of a destination share."""
 EXPIRY_KEY = struct.Struct(">QQ")
 DELIVERIES_KEY = struct.Struct(">QI")
 DELIVERIES = struct.Struct("<II")
@@ -271,7 +274,7 @@ class MessageRows:
                 self._removed(state, seq, cursor.value())
                 found = cursor.delete() and bool(cursor.key())
 
-    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+    def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         """It was given back so often by now, if it is still there."""
         row = self._row(state, seq)
         if row is None or (state.is_topic and not self._is_pending(state, number, row[1])):
@@ -326,7 +329,7 @@ class MessageRows:
 
     def _by_order(self, state: DestinationState, order: int, first: int, count: int) -> list[Row]:
         """In a store with priorities."""
-        lane = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, first), PREFIX_BYTES + 1, count)
+        lane = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, first), LANE_PREFIX_BYTES, count)
         rows = []
         for key, _ in lane:
             seq = LANE_KEY.unpack(key)[2]
@@ -338,8 +341,11 @@ class MessageRows:
             rows.append(row)
         return rows
 
-    def orders(self, feed: Feed) -> Sequence[int]:
-        return PRIORITY_ORDERS if self._priorities else PLAIN_ORDERS
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        if subscription is not None and not subscription.count:
+            return None
+        found = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, 0), PREFIX_BYTES, 1)
+        return LANE_KEY.unpack(found[0][0])[1] if found else None
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -390,7 +396,9 @@ class MessageRows:
             raise
         return None if value is None else read_row(seq, value)
 
-    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
         row = self._row(state, seq)
         if row is None or state.own is None:
             return None

@@ -11,14 +11,18 @@ B2  While a chunk changes, `MemoryLimit.unfinished` is what makes it whole. Whoe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ..core.changes import Branch, Send, Table
-from ..core.delivery import OWN, Place
+from ..core.place import ORDER, OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from .memory_limit import MemoryLimit, nothing
 from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, Chunk, Lane, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Spot
 from .swap_files import Address, SwapFiles
+
+LANES_KEPT: Final = 16
+"""A destination with more orders than these keeps no lane for one that has no messages."""
 
 
 class MemoryTable(Table):
@@ -67,10 +71,16 @@ class MemoryTable(Table):
 
     def _is_dropped(self, chunk: Chunk) -> bool:
         """Whether nothing of it lives, so that it is dropped."""
-        if chunk.is_dead and (chunk.sealed or chunk.addresses):
+        if chunk.is_dead and self._is_full(chunk):
             self._drop(chunk)
             return True
         return False
+
+    def _is_full(self, chunk: Chunk) -> bool:
+        """Whether it takes no more messages. One that does is kept when it is empty, unless there are many such."""
+        return bool(
+            chunk.sealed or chunk.addresses or (self._priorities and len(chunk.lane.messages.lanes) > LANES_KEPT)
+        )
 
     def put(self, sends: Sequence[Send]) -> None:
         if len(sends) == 1 and self._append(sends[0]):
@@ -152,6 +162,7 @@ class MemoryTable(Table):
         else:
             self._memory.kept[chunk] = None
         lane.chunks.append(chunk)
+        lane.messages.keep(lane)
         self._memory.count(chunk)
         self._count_sends(sends)
         self._memory.unfinished = None
@@ -224,7 +235,7 @@ class MemoryTable(Table):
             chunk.charge -= COUNT_COST
             memory.used -= COUNT_COST
         self._catalog.count(state, -1, -size)
-        if (chunk.sealed or chunk.addresses) and chunk.dead == MASKS[len(chunk.offsets)]:
+        if chunk.dead == MASKS[len(chunk.offsets)] and self._is_full(chunk):
             self._drop(chunk)
         memory.unfinished = None
 
@@ -265,7 +276,7 @@ class MemoryTable(Table):
 
     def _drop(self, chunk: Chunk) -> None:
         """Nothing of it lives. Idempotent, but for what is counted."""
-        chunk.lane.drop(chunk)
+        chunk.lane.messages.drop(chunk)
         self.expiring.pop(chunk, None)
         self._memory.forget(chunk)
 
@@ -276,9 +287,10 @@ class MemoryTable(Table):
                 for chunk in lane.between(first, last):
                     self._done(messages, chunk, chunk.between(first, last), number)
 
-    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+    def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         messages: DestinationMessages | None = state.own
-        spot = messages.find(seq) if messages is not None else None
+        order = place[ORDER] if place is not None else None
+        spot = messages.find(seq, order) if messages is not None else None
         if messages is None or spot is None:
             return
         chunk, index = spot

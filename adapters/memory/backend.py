@@ -12,7 +12,6 @@ from ..base import Progress
 from ..clock import now_us
 from ..core import Backend, BackendStats, Found, Host, Settings
 from ..core.changes import Change, Commit
-from ..core.delivery import PLAIN_ORDERS, PRIORITY_ORDERS, Feed
 from ..core.plan import Plan
 from ..core.states import Catalog
 from .directory import StoreDirectory
@@ -103,11 +102,6 @@ class MemoryBackend(MemoryRows, Backend):
     def recover(self) -> int:
         self.mend()
         return self._applied
-
-    # Reading
-
-    def orders(self, feed: Feed) -> Sequence[int]:
-        return PRIORITY_ORDERS if self.settings.priorities else PLAIN_ORDERS
 
     # Upkeep
 

@@ -45,7 +45,9 @@ def violations(catalog: Catalog, memory: MemoryLimit, swap: SwapFiles) -> Iterat
 
 
 def _lanes(messages: DestinationMessages) -> Iterator[str]:
-    for lane in messages.lanes.values():
+    for order, lane in messages.lanes.items():
+        if lane.order != order or messages.orders.first(order) != order:
+            yield f"M1 the messages of {messages.state.destination} of order {order} are not found by their order"
         last = -1
         for chunk in lane.chunks:
             seqs = [chunk.seq(index) for index in range(len(chunk))]

@@ -8,7 +8,9 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from ..core.delivery import SEQ, Feed, Place
+from ..core.delivery import Feed
+from ..core.lanes import Orders
+from ..core.place import SEQ, Place
 from ..core.states import DestinationState, SubscriptionState
 from .message_chunks import MASKS, Chunk, Lane, indexes
 
@@ -23,12 +25,14 @@ Spot = tuple[Chunk, int]
 class DestinationMessages:
     """Of one queue or topic. Under the store's lock."""
 
-    __slots__ = ("lanes", "state", "subscriptions")
+    __slots__ = ("lanes", "orders", "state", "subscriptions")
 
     def __init__(self, state: DestinationState) -> None:
         self.state = state
         self.lanes: dict[int, Lane] = {}
         """By order."""
+        self.orders = Orders()
+        """Theirs."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number: those that have begun and not ended. (The core's own list is ahead of what is applied.)"""
 
@@ -41,16 +45,34 @@ class DestinationMessages:
         """Made if it is not there."""
         lane = self.lanes.get(order)
         if lane is None:
+            self.orders.add(order)  # first: an order that has no lane does no harm
             lane = self.lanes[order] = Lane(self, order)
         return lane
+
+    def keep(self, lane: Lane) -> None:
+        """It has a message: it may have been dropped when its last chunk was. Idempotent."""
+        if self.lanes.get(lane.order) is not lane:
+            self.orders.add(lane.order)
+            self.lanes[lane.order] = lane
+
+    def drop(self, chunk: Chunk) -> None:
+        """Nothing of it lives. In a store with priorities its lane goes with its last chunk. Idempotent."""
+        lane = chunk.lane
+        lane.drop(chunk)
+        if lane.order and not lane.chunks and self.lanes.get(lane.order) is lane:
+            del self.lanes[lane.order]
+            self.orders.discard(lane.order)
 
     def chunks(self) -> Iterator[Chunk]:
         """All of them. They may be dropped meanwhile."""
         for lane in list(self.lanes.values()):
             yield from list(lane.chunks)
 
-    def find(self, seq: int) -> Spot | None:
-        """A message, dead or not."""
+    def find(self, seq: int, order: int | None = None) -> Spot | None:
+        """A message, dead or not. `order`: its order, if that is known."""
+        if order is not None:
+            known = self.lanes.get(order)
+            return known.find(seq) if known is not None else None
         for lane in self.lanes.values():
             found = lane.find(seq)
             if found is not None:
@@ -117,9 +139,9 @@ class DestinationMessages:
                 break
         return found
 
-    def row(self, known: SubscriptionState | None, seq: int) -> Place | None:
+    def row(self, known: SubscriptionState | None, seq: int, order: int | None) -> Place | None:
         """Likewise."""
-        spot = self.find(seq)
+        spot = self.find(seq, order)
         if spot is None or not self.pending(known, spot[0]) >> spot[1] & 1:
             return None
         return place_of(spot, known.number if known is not None else 0)

@@ -16,13 +16,14 @@ from typing import Final
 from ...policies.errors import StoreFailedError, StoreFullError
 from ...policies.options import MemoryOptions
 from ..core.changes import Change, Declare, Prepare, Send, Subscribe, apply_all
-from ..core.delivery import OWN, Feed, Place
+from ..core.delivery import Feed
+from ..core.place import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
 from .memory_limit import MemoryLimit
 from .message_chunks import ADDRESS_COST, CHUNK_COST, NUMBERS_COST, indexes, memory_of
-from .messages import DESTINATION_COST, SUBSCRIPTION_COST, place_of
+from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, place_of
 from .swap_files import SwapFiles
 
 log = logging.getLogger(__name__)
@@ -167,13 +168,21 @@ class MemoryRows:
         """`apply_changes` was interrupted: make whole what is there, for it to be done again."""
         self._table.finish()
 
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        messages: DestinationMessages | None = state.own
+        if messages is None or (subscription is not None and not subscription.count):
+            return None
+        return messages.orders.first(order)
+
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
         return state.own.rows(subscription, order, after, limit) if state.own is not None else ()
 
-    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
-        return state.own.row(subscription, seq) if state.own is not None else None
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
+        return state.own.row(subscription, seq, order) if state.own is not None else None
 
     def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
         """By the times themselves, whenever it is asked: a clock that went forward and back again hides nothing."""

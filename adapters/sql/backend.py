@@ -26,7 +26,8 @@ from ...policies.options import SqlOptions
 from ..base import Progress
 from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
 from ..core.changes import Branch, Change, Prepare
-from ..core.delivery import Feed, Place
+from ..core.delivery import Feed
+from ..core.place import Place
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState
 from ..files import FILE_MODE
@@ -341,15 +342,17 @@ class SqlBackend(Backend):
 
     # Reading
 
-    def orders(self, feed: Feed) -> Sequence[int]:
-        return self._reading.orders(feed)
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        return self._reading.next_order(state, subscription, order)
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
         return self._reading.rows(state, subscription, order, after, limit)
 
-    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
         return self._reading.row(state, subscription, seq)
 
     def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:

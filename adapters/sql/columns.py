@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ..core.changes import Send
-from ..core.delivery import Place, order_of
+from ..core.place import Place, order_of
 from ..core.records import HEAD
 
 # Where a row has what `select.message` and `select.messages` find.

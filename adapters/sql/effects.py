@@ -11,18 +11,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.changes import Send
-from ..core.delivery import order_of
 from ..core.duplicates import Key
+from ..core.lanes import Orders
+from ..core.place import order_of
 from ..core.states import Catalog, DestinationState, SubscriptionState
 
 
 @dataclass(slots=True)
 class Lane:
-    """The messages of one order of a destination; DestinationState.own is a dict of them by order."""
+    """The messages of one order of a destination."""
 
     count: int = 0
     last: int = 0
     """No message has a higher seq."""
+
+
+class Lanes:
+    """The messages of a destination by order, of those orders that have some; DestinationState.own."""
+
+    __slots__ = ("_lanes", "orders")
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, Lane] = {}
+        self.orders = Orders()
+
+    def get(self, order: int) -> Lane | None:
+        return self._lanes.get(order)
+
+    def count(self, order: int, more: int, last: int) -> None:
+        """An order has so many messages more, or less; `last` is the highest new seq, 0: there is none."""
+        lane = self._lanes.get(order)
+        if lane is None:
+            self.orders.add(order)
+            lane = self._lanes[order] = Lane()
+        lane.count += more
+        lane.last = max(lane.last, last)
+        if not lane.count:
+            del self._lanes[order]
+            self.orders.discard(order)
 
 
 @dataclass(slots=True)
@@ -106,14 +132,10 @@ class Effects:
             for known, count in to_ack.items():
                 known.count = count
         for (state, order), amount in self.amounts.items():
-            lanes: dict[int, Lane] = state.own
-            if lanes is None:
-                lanes = state.own = {}
-            lane = lanes.get(order)
-            if lane is None:
-                lane = lanes[order] = Lane()
-            lane.count += amount.messages
-            lane.last = amount.last or lane.last
+            if state.own is None:
+                state.own = Lanes()
+            lanes: Lanes = state.own
+            lanes.count(order, amount.messages, amount.last)
             catalog.count(state, amount.messages, amount.bytes)
         for known, more in self.to_ack.items():
             known.count += more
@@ -122,10 +144,8 @@ class Effects:
 def load_counts(catalog: Catalog, state: DestinationState, rows: Iterable[Sequence[Any]], priorities: bool) -> None:
     """Set what there is of a destination: priority, messages, bytes, the highest seq of each row."""
     catalog.count(state, -state.count, -state.bytes)
-    lanes: dict[int, Lane] = {}
+    lanes = Lanes()
     for priority, count, size, last in rows:
-        lane = lanes.setdefault(order_of(priority, priorities), Lane())
-        lane.count += count
-        lane.last = max(lane.last, last)
+        lanes.count(order_of(priority, priorities), count, last)
         catalog.count(state, count, int(size))
     state.own = lanes

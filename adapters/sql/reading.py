@@ -14,12 +14,13 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from ..core.delivery import PLAIN_ORDERS, PRIORITY_ORDERS, SEQ, Feed, Place
+from ..core.delivery import Feed
+from ..core.place import SEQ, Place, priority_of
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from .columns import CONTENT, ID, PARTS, place_of, record_of
 from .columns import EXPIRES as EXPIRES_COLUMN
 from .database import Database
-from .effects import Effects, Lane
+from .effects import Effects, Lanes
 from .statements import Statements
 
 INLINE: Final = 4096
@@ -98,17 +99,17 @@ class Reading:
 
     # Where messages are
 
-    def orders(self, feed: Feed) -> Sequence[int]:
-        if not self._priorities:
-            return PLAIN_ORDERS
-        lanes: dict[int, Lane] = feed.state.own or {}
-        return [order for order in PRIORITY_ORDERS if order in lanes and lanes[order].count]
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        lanes: Lanes | None = state.own
+        if lanes is None or (subscription is not None and not subscription.count):
+            return None
+        return lanes.orders.first(order)
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
-        lanes: dict[int, Lane] = state.own or {}
-        lane = lanes.get(order) if order is not None else None
+        lanes: Lanes | None = state.own
+        lane = lanes.get(order) if lanes is not None and order is not None else None
         if order is not None and (lane is None or not lane.count or after >= lane.last):
             return ()
         if subscription is not None and not subscription.count:
@@ -139,7 +140,7 @@ class Reading:
             after = max(after, subscription.start)
         if order is not None and self._priorities:
             name += ".priority"
-            parameters["priority"] = PRIORITY_ORDERS[-1] - order
+            parameters["priority"] = priority_of(order)
         return [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
 
     def _with_deliveries(self, subscription: SubscriptionState, places: list[Place]) -> list[Place]:
@@ -154,7 +155,9 @@ class Reading:
         if len(self._places) > PLACES_MAX:
             self._places.popitem(last=False)
 
-    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
         number = subscription.number if subscription is not None else 0
         place = self._places.get((number, seq))
         if place is not None:

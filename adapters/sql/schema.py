@@ -23,7 +23,7 @@ from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData
 
 from ...policies.errors import ConfigError
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 TABLES: Final = (
     "messages", "chunks", "destinations", "durables", "acks", "redeliveries", "xalog", "committed", "duplicates",
@@ -96,7 +96,7 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         _key("id"),
         _column("queuename", Text),
         _column("destination", BigInteger),
-        _column("priority", SmallInteger),
+        _column("priority", Integer),
         _column("deliverycount", Integer),
         _column("expirationtime", BigInteger),
         _column("sentat", BigInteger),

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from ..core.backend import NotTakenError
 from ..core.changes import Branch, Commit, Send, apply_all
-from ..core.delivery import ORDER, OWN, Place, order_of
+from ..core.place import ORDER, OWN, Place, order_of
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState
 from .columns import chunk_rows, escaped, message_row, place_of
@@ -103,7 +103,7 @@ class Write:
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
         self._acks[number, seq] = (state, place)
 
-    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+    def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         if not state.is_topic:
             self._rows["update.delivered"].append({"message": seq, "count": count})
         else:

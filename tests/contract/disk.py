@@ -43,6 +43,8 @@ class Disk(ABC):
     """What is said to a second opener of a store which this process has open (a pattern)."""
     idle: ClassVar[Mapping[str, Any]] = {}
     """Options with which a store does nothing by itself for as long as a test runs."""
+    many_priorities: int = 600
+    """Of so many a store has room at once, even a small one."""
 
     def __init__(self) -> None:
         self.opened: list[Store] = []

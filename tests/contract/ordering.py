@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import DEFAULT_PRIORITY, Outgoing, Store
+from anabranch.adapters.base import DEFAULT_PRIORITY, Outgoing, Store, Subscription
 
-from .disk import PATIENCE, A, B, Disk, Parallel, assert_whole, bodies, drain, survives, take
+from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
 from .preparing import claim, prepare, to
 
-MIXED = (4, 0, 9, 4, 9, 5, 0, 1)
+MIXED = (4, 0, 65_535, 9, 4, 256, 9, 5, 0, 255, 65_535, 10, 256, 1)
 
 
 def sent_by_priority(store: Store, priorities: tuple[int, ...] = MIXED) -> list[bytes]:
@@ -29,19 +29,19 @@ class OrderingContract:
     def test_priorities_come_back(self, disk: Disk, store: Store, place: str) -> None:
         """And change nothing where the store does not order by them (invariant 2)."""
         store.send(A, b"0", priority=0)
-        store.send_nowait(A, b"1", priority=9).result(PATIENCE)
+        store.send_nowait(A, b"1", priority=256).result(PATIENCE)
         store.send_many(A, [Outgoing(b"2", priority=7), b"3"])
         store.commit([(A, Outgoing(b"4", priority=1))], [])
-        store.commit_prepared(prepare(store, 1, [(A, Outgoing(b"5", priority=8))])).wait()
+        store.commit_prepared(prepare(store, 1, [(A, Outgoing(b"5", priority=65_535))])).wait()
         store.sync()
         store = disk.later(store, place)
-        expected = [0, 9, 7, DEFAULT_PRIORITY, 1, 8]
+        expected = [0, 256, 7, DEFAULT_PRIORITY, 1, 65_535]
         assert [message.priority for message in store.browse(A)] == expected
         received = [take(store) for _ in expected]
         assert [message.body for message in received] == [str(n).encode() for n in range(6)]
         assert [message.priority for message in received] == expected
 
-    @pytest.mark.parametrize("priority", [-1, 10, 2**31, 2**64])
+    @pytest.mark.parametrize("priority", [-1, 65_536, 2**31, 2**64])
     def test_what_is_no_priority_is_refused(self, store: Store, priority: int) -> None:
         self.refused(store, priority, ValueError)
 
@@ -51,6 +51,7 @@ class OrderingContract:
 
     def refused(self, store: Store, priority: Any, error: type[Exception]) -> None:
         message = Outgoing(b"x", priority=priority)
+        said = f"priority {priority} is not between 0 and 65535" if error is ValueError else "priority"
         for send in (
             lambda: store.send(A, b"x", priority=priority),
             lambda: store.send_nowait(A, b"x", priority=priority),
@@ -58,7 +59,7 @@ class OrderingContract:
             lambda: store.commit([(A, message)], []),
             lambda: prepare(store, 1, [(A, message)]),
         ):
-            with pytest.raises(error, match="priority"):
+            with pytest.raises(error, match=said):
                 send()
         assert bodies(store) == []
         assert list(store.recover_prepared()) == []
@@ -79,9 +80,9 @@ class OrderingContract:
         """Also what a receive had looked up ahead."""
         ordered.send_many(A, [Outgoing(f"low {n}".encode(), priority=2) for n in range(200)])
         assert take(ordered).body == b"low 0"
-        ordered.send(A, b"high", priority=8)
-        ordered.send(A, b"middle", priority=5)
-        ordered.send(A, b"higher", priority=9)
+        ordered.send(A, b"high", priority=256)
+        ordered.send(A, b"middle", priority=255)
+        ordered.send(A, b"higher", priority=65_535)
         assert [take(ordered).body for _ in range(4)] == [b"higher", b"high", b"middle", b"low 1"]
         ordered.send(A, b"lower", priority=1)
         assert drain(ordered) == [*(f"low {n}".encode() for n in range(2, 200)), b"lower"]
@@ -95,11 +96,11 @@ class OrderingContract:
     def test_released_ones_go_back_by_priority(self, ordered: Store) -> None:
         expected = sent_by_priority(ordered)
         messages = [take(ordered) for _ in expected]
-        ordered.send(A, b"between", priority=6)
-        ordered.release([messages[n] for n in (6, 1, 4)])
+        ordered.send(A, b"between", priority=100)
+        ordered.release([messages[n] for n in (7, 1, 4)])
         messages[0].release()
         assert [take(ordered).body for _ in range(5)] == [
-            expected[0], expected[1], b"between", expected[4], expected[6],
+            expected[0], expected[1], expected[4], b"between", expected[7],
         ]  # fmt: skip
         assert ordered.receive(A) is None
 
@@ -132,7 +133,7 @@ class OrderingContract:
 
     def test_browse_goes_by_priority(self, disk: Disk, ordered: Store, place: str) -> None:
         count = 1200
-        ordered.send_many(A, [Outgoing(str(n).encode(), priority=n % 10) for n in range(count)])
+        ordered.send_many(A, [Outgoing(str(n).encode(), priority=6553 * (n % 10)) for n in range(count)])
         expected = [str(n).encode() for n in sorted(range(count), key=lambda n: -(n % 10))]
         store = disk.later(ordered, place)
         messages = list(store.browse(A))
@@ -141,6 +142,51 @@ class OrderingContract:
             page = [message.body for message in store.browse(A, 3, messages[index])]
             assert page == expected[index + 1 : index + 4]
         assert list(store.browse(A, after=messages[-1])) == []
+
+    def test_each_of_many_has_a_priority_of_its_own(self, disk: Disk, ordered: Store, place: str) -> None:
+        """More than a receive, or a page of browse, looks up at once; what is sent meanwhile comes in between."""
+        count = disk.many_priorities
+        priorities = [n * 6113 % 65_536 for n in range(count)]
+        ordered.send_many(A, [Outgoing(str(p).encode(), priority=p) for p in priorities])
+        expected = [str(p).encode() for p in sorted(priorities, reverse=True)]
+        store = disk.later(ordered, place)
+        assert bodies(store) == expected
+        messages = list(store.browse(A))
+        for index in {0, min(511, count // 2), min(512, count - 3), count - 2}:
+            assert [m.body for m in store.browse(A, 2, messages[index])] == expected[index + 1 : index + 3]
+        taken = [take(store) for _ in range(count // 2)]
+        assert [message.body for message in taken] == expected[: count // 2]
+        store.send_many(A, [Outgoing(b"later %d" % p, priority=p) for p in (0, taken[-1].priority, 65_535, 7)])
+        first = take(store)
+        assert first.body == b"later 65535"
+        store.release([taken[15], taken[10]])
+        left = [(int(body), body) for n, body in enumerate(expected) if n >= count // 2 or n in (10, 15)]
+        left += [(p, b"later %d" % p) for p in (0, taken[-1].priority, 7)]
+        assert drain(store) == [body for _, body in sorted(left, key=lambda one: -one[0])]
+        store.ack([first, *(message for n, message in enumerate(taken) if n not in (10, 15))])
+        assert bodies(store) == []
+        assert_whole(store)
+
+    def test_many_priorities_of_a_topic(self, disk: Disk, ordered: Store, place: str) -> None:
+        """Each subscription goes through those that it has yet to ack."""
+        for name in ("one", "two"):
+            ordered.subscribe(Subscription(T, name))
+        acked = disk.many_priorities - 5
+        priorities = [n * 6113 % 65_536 for n in range(disk.many_priorities)]
+        ordered.send_many(T, [Outgoing(str(p).encode(), priority=p) for p in priorities])
+        expected = [str(p).encode() for p in sorted(priorities, reverse=True)]
+        for body in expected[:acked]:
+            message = ordered.receive(T, subscription=("", "one"))
+            assert message is not None
+            assert message.body == body
+            message.ack()
+        store = disk.later(ordered, place)
+        for name, count in (("one", acked), ("two", 0)):
+            assert [message.body for message in store.browse(T, subscription=("", name))] == expected[count:]
+            message = store.receive(T, subscription=("", name))
+            assert message is not None
+            assert message.body == expected[count]
+        assert_whole(store)
 
     def test_browse_after_one_that_is_gone(self, ordered: Store) -> None:
         expected = sent_by_priority(ordered)
@@ -172,7 +218,7 @@ class OrderingContract:
 
     def test_purge_and_acks_of_all_priorities(self, ordered: Store) -> None:
         expected = sent_by_priority(ordered)
-        messages = [take(ordered) for _ in range(5)]
+        messages = [take(ordered) for _ in range(5)]  # of three priorities
         messages[1].release()
         messages[3].ack()
         assert ordered.purge(A) == len(expected) - 4

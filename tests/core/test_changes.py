@@ -52,7 +52,7 @@ def test_each_has_a_method() -> None:
     heard = Heard()
     apply_all([AckRange(a, 1, 5, 0), Returned(a, 1, 0, 3), Remove(a), Forget([b"t"])], heard)
     assert heard.calls == [
-        ("ack_range", a, 1, 5, 0), ("returned", a, 1, 0, 3), ("remove", a), ("forget", [b"t"]),
+        ("ack_range", a, 1, 5, 0), ("returned", a, 1, 0, 3, None), ("remove", a), ("forget", [b"t"]),
     ]  # fmt: skip
 
 

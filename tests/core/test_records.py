@@ -30,7 +30,7 @@ NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dict
     body=st.binary(max_size=100),
     headers=st.dictionaries(st.text(), NESTED, max_size=4),
     message_id=st.none() | st.text(min_size=1, max_size=20),
-    priority=st.integers(0, 9),
+    priority=st.integers(0, 65_535),
     expires=st.integers(0, (1 << 63) - 1),
     requeued=st.booleans(),
 )

@@ -142,7 +142,7 @@ class Hand:
 
     def send(self, destination: str) -> None:
         chance = self.chance
-        priority = chance.choice((0, 4, 4, 9))
+        priority = chance.choice((0, 4, 4, 300))
         expires = chance.choice((None, None, None, None, 0.02, 0.3))
         persistent = chance.random() < 0.92
         identity = self.new(destination, priority, expires is not None)
@@ -209,7 +209,7 @@ class Hand:
         for store in stores:
             for _ in range(chance.choice((0, 1, 1, 2))):
                 destination = self.somewhere([store])
-                priority = chance.choice((4, 9))
+                priority = chance.choice((4, 65_535))
                 identity = self.new(destination, priority)
                 if prefix and not identity.startswith("gone"):
                     identity = f"{prefix}p{priority}.{self.sent}"  # its own producer: others' sends may overtake it
@@ -422,7 +422,7 @@ class Found:
         if source.depth() != len(messages):
             self.wrong.append(f"{where}: depth says {source.depth()}, browse shows {len(messages)}")
         priorities = [message.priority for message in messages]
-        if [f"p{priority}" for priority in priorities] != [re.findall(r"p\d", each)[-1] for each in ids]:
+        if [f"p{priority}" for priority in priorities] != [re.findall(r"p\d+", each)[-1] for each in ids]:
             self.wrong.append(f"{where}: other priorities than those sent: {list(zip(ids, priorities, strict=True))}")
         if ordered and priorities != sorted(priorities, reverse=True):
             self.wrong.append(f"{where}: not by priority: {ids}")

@@ -121,7 +121,7 @@ class TestChanges:
     ) -> None:
         made = Made()
         record, name = encode(made.queue.destination, body, headers, message_id, 10_000, priority, expires)
-        send = Send(made.queue, record, name, 9 - priority, expires)
+        send = Send(made.queue, record, name, 65_535 - priority, expires)
         send.seq = 77
         back = made.back(send)
         assert type(back) is Send

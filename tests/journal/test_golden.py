@@ -69,7 +69,7 @@ HEADER = w.SegmentHeader(
     capacity=65536,
 )
 CHECKPOINT = Checkpoint(
-    version=3,
+    version=4,
     store_id=STORE_ID,
     priorities=True,
     lsn=107,

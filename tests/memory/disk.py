@@ -26,6 +26,7 @@ class MemoryDisk(Disk):
         super().__init__()
         self._path = path
         self._options = options
+        self.many_priorities = 40 if "max_bytes" in options else 600
         self._numbers = itertools.count(1)
         self._given: dict[Path, dict[str, Any]] = {}
 

@@ -67,12 +67,12 @@ def test_what_is_swapped_comes_back_in_order(disk: MemoryDisk) -> None:
 def test_all_that_belongs_to_a_message_is_swapped(disk: MemoryDisk) -> None:
     store = small(disk)
     seqs = [
-        store.send(A, body(n), {"n": n, "ü": None}, f"id {n}", None, n % 10, (1 << 50) + n if n % 3 else 0).seq
+        store.send(A, body(n), {"n": n, "ü": None}, f"id {n}", None, 6553 * (n % 10), (1 << 50) + n if n % 3 else 0).seq
         for n in range(1000)
     ]
     for n, message in enumerate(store.browse(A)):
         assert (message.body, message.headers, message.message_id) == (body(n), {"n": n, "ü": None}, f"id {n}")
-        assert (message.priority, message.expires_at_ms) == (n % 10, (1 << 50) + n if n % 3 else 0)
+        assert (message.priority, message.expires_at_ms) == (6553 * (n % 10), (1 << 50) + n if n % 3 else 0)
         assert message.seq == seqs[n]
 
 

@@ -50,7 +50,7 @@ subscriptions = st.builds(
 changes = st.lists(st.builds(Change, subscriptions, st.booleans(), st.booleans()), max_size=2)
 sizes = st.sampled_from([0, 1, 100, 5_000, 15_000, 30_000, 59_000, 70_000])
 ids = st.one_of(st.none(), st.sampled_from(["1", "2", "3", "4", "5", "6", "7", "8"]))
-priorities = st.sampled_from([4, 4, 0, 9])
+priorities = st.one_of(st.sampled_from([4, 4, 0, 9, 10, 255, 256, 65_535]), st.integers(0, 65_535))
 hours = st.sampled_from([None, None, None, None, 1, 3])
 """From the beginning of the test until a message is no longer to be delivered."""
 messages = st.tuples(destinations, sizes, ids, priorities, hours)

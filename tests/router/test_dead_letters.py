@@ -132,7 +132,7 @@ def test_what_cannot_be_put_aside_waits(tmp_path: Path) -> None:
 def test_bad_values(tmp_path: Path) -> None:
     with anabranch.open(setup(tmp_path)) as router:
         queue = router.queue("q")
-        for wrong in ({"priority": 10}, {"priority": -1}, {"expires_in": 0}, {"expires_in": -1.5}):
+        for wrong in ({"priority": 65_536}, {"priority": -1}, {"expires_in": 0}, {"expires_in": -1.5}):
             with pytest.raises(ValueError, match=r"priority|expires_in"):
                 queue.send(b"x", **wrong)
             with router.transaction() as tx, pytest.raises(ValueError, match=r"priority|expires_in"):

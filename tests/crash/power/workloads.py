@@ -169,7 +169,7 @@ def topics(directory: Path, workload: Workload) -> None:
 def priorities(directory: Path, workload: Workload) -> None:
     """Urgent ones and others, each sort by a worker of its own, so that within one the order is that of the sends."""
     with anabranch.open(config(directory, workload.options)) as router:
-        workers = [(Worker(router, Marks(), f"p{priority}"), priority) for priority in (9, 4, 0)]
+        workers = [(Worker(router, Marks(), f"p{priority}"), priority) for priority in (65_535, 256, 4)]
         for turn in range(12):
             for worker, priority in workers:
                 worker.send("q", 900 * (turn % 3), priority=priority)

@@ -16,7 +16,8 @@ from pydantic import Field
 from anabranch.adapters.base import Progress, Subscription
 from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
 from anabranch.adapters.core.changes import Branch, Change, Send, apply_all
-from anabranch.adapters.core.delivery import PLAIN_ORDERS, PRIORITY_ORDERS, Feed, Place, order_of
+from anabranch.adapters.core.delivery import Feed
+from anabranch.adapters.core.place import Place, order_of
 from anabranch.adapters.core.plan import Plan
 from anabranch.adapters.core.records import order_and_expiry
 from anabranch.adapters.core.states import DestinationState, SubscriptionState
@@ -177,7 +178,7 @@ class OneFileBackend(Backend):
             if not row.waiting or not number:
                 del messages[seq]
 
-    def returned(self, state: DestinationState, seq: int, number: int, count: int) -> None:
+    def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         row = self._next.messages.get(state.number, {}).get(seq)
         if row is not None and (not number or number in row.waiting):
             row.counts[number] = count
@@ -216,8 +217,9 @@ class OneFileBackend(Backend):
 
     # Reading
 
-    def orders(self, feed: Feed) -> Sequence[int]:
-        return PRIORITY_ORDERS if self.settings.priorities else PLAIN_ORDERS
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        orders = (self._order(row) for row in self._now.messages.get(state.number, {}).values())
+        return min((one for one in orders if one >= order), default=None)
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -229,7 +231,9 @@ class OneFileBackend(Backend):
         )  # fmt: skip
         return [self._place(state, seq, number) for seq in heapq.nsmallest(limit, found)]
 
-    def row(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> Place | None:
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
         row = self._now.messages.get(state.number, {}).get(seq)
         number = subscription.number if subscription is not None else 0
         return self._place(state, seq, number) if row is not None and (not number or number in row.waiting) else None

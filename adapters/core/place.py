@@ -1,0 +1,41 @@
+"""Where a message is, as a backend tells the core, and in which order messages are delivered."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ..base import PRIORITY_MAX
+
+Place = tuple[int, int, int, int, Any]
+"""Where a message is: order, seq, when it expires (ms, 0: never), how often it has been given back, what its backend
+needs to find it."""
+ORDER: Final = 0
+SEQ: Final = 1
+EXPIRES: Final = 2
+DELIVERIES: Final = 3
+OWN: Final = 4
+
+
+class VolatileSpot(tuple[Any, int]):
+    """The last field of a Place whose message is not persistent: where it is in memory."""
+
+    __slots__ = ()
+
+
+def is_volatile(place: Place) -> bool:
+    """Whether the message there is not persistent."""
+    return type(place[OWN]) is VolatileSpot
+
+
+ORDER_MAX: Final = PRIORITY_MAX
+"""The order of the least urgent messages."""
+
+
+def order_of(priority: int, priorities: bool) -> int:
+    """What comes before the seq in the order of delivery; 0 in a store that does not order by priority."""
+    return PRIORITY_MAX - priority if priorities else 0
+
+
+def priority_of(order: int) -> int:
+    """The priority of the messages of an order, in a store that orders by it."""
+    return PRIORITY_MAX - order
