@@ -412,7 +412,7 @@ class StoreStats:
     dropped: int = 0
     """Messages that were sent to a topic without any durable subscription, and so were gone at once."""
     waiting: int = 0
-    """Receivers, listeners and watches that wait for a message."""
+    """Receivers and listeners that wait for a message."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -541,13 +541,6 @@ class Store(Protocol):
         back `max_deliveries` times is skipped. From a topic one receives for a `subscription`: UnknownSubscription-
         Error if the topic has none of that key, DestinationError without one. Subscriptions lease independently.
         """
-
-    def watch(
-        self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call `wake` once, from whatever thread, when a message may have become free there after this call, or when
-        the store stops or closes; perhaps for nothing. It is quick and takes no lock of the store's. Returns what ends
-        the watch, which may be called at any time. While somebody watches, `retire` refuses."""
 
     def listen(
         self,

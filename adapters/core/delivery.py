@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...policies.errors import StoreFullError, UnknownMessageError
@@ -51,11 +51,11 @@ def wall_ms() -> int:
 
 class Feed:
     """What one who receives draws from: a queue, or one subscription of a topic. All fields belong to the store's lock
-    (the one under which Delivery's methods are called), but `watches`."""
+    (the one under which Delivery's methods are called)."""
 
     __slots__ = (
         "first", "held", "lanes", "listeners", "passed_at", "purging", "returned", "returned_places", "state",
-        "subscription", "takers", "watches",
+        "subscription", "takers",
     )  # fmt: skip
 
     def __init__(self, state: DestinationState, subscription: SubscriptionState | None = None) -> None:
@@ -80,8 +80,6 @@ class Feed:
         """Who waits for a message, in the order in which they came."""
         self.listeners: dict[Taker, None] = {}
         """Those of them who come again, in that line or not: they hear that the store stops."""
-        self.watches: list[Callable[[], object]] = []
-        """Called once, when a message may have become free."""
 
     @property
     def number(self) -> int:
@@ -95,8 +93,8 @@ class Feed:
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody waits, listens, watches, or holds a message."""
-        return bool(self.takers or self.listeners or self.watches or self.held)
+        """Whether somebody waits, listens, or holds a message."""
+        return bool(self.takers or self.listeners or self.held)
 
     @property
     def has_ready(self) -> bool:
@@ -118,24 +116,18 @@ class Feed:
         self.lanes = None
 
     def wake(self) -> None:
-        """A message may have become free: tell the first who waits, and all who watch. Any thread may."""
+        """A message may have become free: tell the first who waits. Any thread may."""
         while self.takers:
             try:
                 next(iter(self.takers)).wake()
                 break
             except (RuntimeError, StopIteration):
                 pass  # another thread has just come or gone
-        while self.watches:
-            try:
-                self.watches.pop()()
-            except (IndexError, RuntimeError):
-                pass  # another thread woke it
 
     def wake_all(self) -> None:
         """The store stops: tell all."""
         for taker in [*self.takers, *self.listeners]:
             taker.wake()
-        self.wake()
 
 
 _numbers = itertools.count(time.time_ns())
@@ -488,32 +480,7 @@ class Delivery:
         elif feed.lanes is not None:
             feed.lanes.set_back(order, seq)
 
-    def watch(self, feed: Feed, wake: Callable[[], None]) -> Callable[[], None]:
-        """Store.watch of one feed."""
-        watch = _Watch(feed, wake)
-        feed.watches.append(watch)
-        return watch.end
-
 
 def claimed(feed: Feed) -> int:
     """How many of its messages transactions have claimed."""
     return sum(lease.hold == CLAIMED for lease in list(feed.held.values()))
-
-
-class _Watch:
-    """Told by a call that a message may be free."""
-
-    def __init__(self, feed: Feed, wake: Callable[[], None]) -> None:
-        self._feed, self._wake = feed, wake
-
-    def __call__(self) -> None:
-        try:
-            self._wake()
-        except Exception:  # who sends or releases must not pay for it
-            log.exception("who watches a destination raised an error when told that a message may be free")
-
-    def end(self) -> None:
-        try:
-            self._feed.watches.remove(self)
-        except ValueError:
-            pass  # it was told

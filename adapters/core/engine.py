@@ -175,7 +175,7 @@ class Engine:
         if plan.volatile:
             for one in plan.volatile:
                 for feed in one.change.state.feeds():
-                    if feed.takers or feed.watches:
+                    if feed.takers:
                         feed.wake()
         for change in changes:
             if type(change) is Ack:
@@ -185,12 +185,12 @@ class Engine:
                         feed.wake()
             elif type(change) is Send and not change.state.is_topic:
                 feed = change.state.feed
-                if feed.takers or feed.watches:
+                if feed.takers:
                     feed.wake()
             else:
                 for state in change.states():
                     for feed in state.feeds():
-                        if feed.takers or feed.watches:
+                        if feed.takers:
                             feed.wake()
 
     def finish(self) -> None:

@@ -230,6 +230,11 @@ class Nonpersistent(Rows):
             if type(change) is Send:
                 for feed in change.state.feeds():
                     feed.wake()
+            elif type(change) is Ack:
+                for feed in change.state.feeds(change.number):
+                    if feed.state.crowded:
+                        feed.state.crowded = False
+                        feed.wake()
         self._written = None
         self._applying = False
 

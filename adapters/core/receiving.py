@@ -189,18 +189,6 @@ class Receiving:
         state = self.engine.catalog.destinations.get(topic)
         return state.subscriptions.get(key) if state is not None else None
 
-    def watch(
-        self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
-    ) -> Callable[[], None]:
-        self.engine.ensure_usable()
-        while True:
-            feed = self.feed(destination, subscription, make=True)
-            assert feed is not None
-            end = self.engine.delivery.watch(feed, wake)
-            if self.engine.catalog.current(feed.state) is feed.state:
-                return end
-            end()  # it was dropped, and is there anew
-
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         engine = self.engine
         taken: list[tuple[Lease, str]] = []

@@ -250,11 +250,6 @@ class CoreStore:
     ) -> Message | None:
         return self._receiving.receive(destination, timeout, subscription)
 
-    def watch(
-        self, destination: Destination, subscription: SubscriptionKey | None, wake: Callable[[], None]
-    ) -> Callable[[], None]:
-        return self._receiving.watch(destination, subscription, wake)
-
     def listen(
         self,
         destination: Destination,
@@ -551,7 +546,7 @@ class CoreStore:
             memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
             swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),
             dropped=engine.sequencer.dropped + (volatile.dropped if volatile is not None else 0),
-            waiting=sum(len(feed.takers) + len(feed.watches) for feed in engine.catalog.feeds()),
+            waiting=sum(len(feed.takers) for feed in engine.catalog.feeds()),
         )
 
     def check(self) -> Iterator[str]:

@@ -9,7 +9,7 @@
 A store of which nothing survives inherits VolatileStoreContract instead. `disk.py` is what a store's author writes;
 `contract.py` collects the tests, which are grouped by what they ask of a store: sending, receiving, settling; ordering,
 deliveries, expiring; topics; preparing (transactions over several stores) and changing (subscriptions in them);
-watching, limits, lifecycle, threads.
+hosting, limits, lifecycle, threads.
 """
 
 from pathlib import Path

@@ -20,11 +20,11 @@ from .ordering import OrderingContract
 from .preparing import PreparingContract
 from .receiving import ReceivingContract
 from .sending import SendingContract
+from .sequences import SequencesContract
 from .settling import SettlingContract
 from .threads import ThreadsContract
 from .topics import TopicsContract
 from .volatile import VolatileContract
-from .watching import WatchingContract
 
 
 class EssentialContract(
@@ -57,7 +57,7 @@ class StoreContract(
     OrderingContract,
     ExpiringContract,
     ChangingContract,
-    WatchingContract,
+    SequencesContract,
     HostingContract,
     NonpersistentContract,
     EssentialContract,

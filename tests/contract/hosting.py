@@ -20,6 +20,7 @@ from anabranch.policies.errors import (
 )
 
 from .disk import PATIENCE, A, B, Disk, T, assert_whole, bodies, drain, eventually, take
+from .preparing import claim, prepare, to
 
 DESK = Subscription(T, "desk")
 
@@ -62,6 +63,38 @@ class HostingContract:
         store.send_many(A, [b"2", b"3"])
         store.commit([(A, Outgoing(b"4"))], [])
         assert [ear.next().body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+
+    @pytest.mark.parametrize("how", ["send", "many", "nowait", "release", "unclaim", "commit", "prepared", "rollback"])
+    def test_whatever_frees_a_message_a_listener_hears_of_it(self, store: Store, how: str) -> None:
+        store.send_many(A, [b"x"] * 2)
+        message, claimed = take(store), claim(store)
+        name = prepare(store, 1, to(A, b"x"))
+        back = prepare(store, 2, (), [claimed])
+        ear, other = Ear(), Ear()
+        store.listen(A, ear)
+        store.listen(B, other)
+        if how == "send":
+            store.send(A, b"x")
+        elif how == "many":
+            store.send_many(A, [b"x"] * 5)
+        elif how == "nowait":
+            store.send_nowait(A, b"x")
+        elif how == "release":
+            message.release()
+        elif how == "unclaim":
+            store.claim(message)
+            store.unclaim([message])
+        elif how == "commit":
+            store.commit([(A, Outgoing(b"x"))], [])
+        elif how == "prepared":
+            store.commit_prepared(name).wait()
+        else:
+            store.rollback_prepared(back).wait()
+        assert ear.next().body == b"x"
+        store.send(A, b"y")
+        store.send(B, b"z")
+        assert other.next().body == b"z"
+        assert ear.heard.empty()
 
     def test_no_callback_runs_inside_a_send(self, store: Store) -> None:
         """Nor anywhere else in the thread of who sends: one that hangs holds up nobody."""

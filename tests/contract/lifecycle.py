@@ -26,7 +26,7 @@ def every_call(store: Store, message: Message, claimed: Message) -> dict[str, Ca
         "receive waiting": lambda: store.receive(A, None),
         "receive of a new one": lambda: store.receive(C, None),
         "receive of a subscription": lambda: store.receive(T, None, DESK.key),
-        "watch": lambda: store.watch(A, None, lambda: None),
+        "listen": lambda: store.listen(A, print),
         "browse": lambda: list(store.browse(A)),
         "browse of a new one": lambda: list(store.browse(C)),
         "ack": lambda: store.ack([message]),

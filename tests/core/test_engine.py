@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
+
 import pytest
 
 from anabranch.policies.errors import ClosedError
 
-from ..contract.disk import A, take
+from ..contract.disk import PATIENCE, A, take
 from .made import onefile
 
 
@@ -37,9 +39,9 @@ def test_a_signal_handler_inside_is_refused() -> None:
 def test_all_who_wait_hear_of_the_end() -> None:
     with onefile() as disk:
         store = disk.create()
-        rung = []
-        store.watch(A, None, lambda: rung.append(1))
+        ended: SimpleQueue[Exception] = SimpleQueue()
+        store.listen(A, lambda message: None, on_end=ended.put)
         store.close()
-        assert rung == [1]
+        assert isinstance(ended.get(timeout=PATIENCE), ClosedError)
         with pytest.raises(ClosedError):
             take(store)
