@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -42,7 +43,11 @@ if TYPE_CHECKING:
 
 ACK: Final = -1
 CHANGE: Final = -2
+RELEASE: Final = -3
 """In place of a send's place."""
+
+_NOBODY: Final = Participant(b"")
+"""Of what no store has to commit."""
 
 _UNKNOWN: Final = "of unknown outcome"
 
@@ -71,7 +76,9 @@ class Transaction:
         self._participants = self._global.participants
         self._order: list[tuple[Participant, int]] = []
         """Of each send: its participant, and its place among that one's sends; of each ack: its participant, and ACK;
-        of each change of a subscription: its participant, and CHANGE."""
+        of each change of a subscription: its participant, and CHANGE; of what is released: _NOBODY, and RELEASE."""
+        self._released: list[Message] = []
+        """Claimed until the end, when they are free."""
         self._savepoints: list[Savepoint] = []
         """By the number of operations before each, which differ."""
         self._bytes = 0
@@ -97,7 +104,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None and (self._global.state is ACTIVE or self.state in ("voted", "timed out")):
+            if kind is None and self.state in ("open", "voted", "timed out"):
                 self.commit()  # which says so if its time was over
             elif kind is not None and self.state in ("open", "voted"):
                 with suppress(
@@ -136,7 +143,7 @@ class Transaction:
         destinations = resolve_all(destination)
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
         with self._lock:
-            if self._global.state is not ACTIVE:
+            if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
             stores = list(map(self._places.store_to_be, destinations))
             size = len(destinations) * len(message.body)
@@ -199,6 +206,35 @@ class Transaction:
         self._drop_empty()
         del self._order[operations:]
         unclaim(message._store, [message])
+
+    def release(self, message: Message) -> None:
+        """Give a leased message back when the transaction ends, however it ends (with `prepare`: once that is done):
+        it is free then, at its old place, delivered once more. Until then nobody else has it.
+
+        Raises as `ack`.
+        """
+        if not isinstance(message, Message):
+            raise TypeError(f"a message that was received can be released, not {type(message).__name__}: {message!r}")
+        with self._lock:
+            self._require_active()
+            self._require_room(1, 0)
+            self._places.require_own(message)
+            before = len(self._order)
+            try:
+                message._store.claim(message)
+                self._released.append(message)
+                self._order.append((_NOBODY, RELEASE))
+            except KeyboardInterrupt:
+                self._released = [released for released in self._released if released is not message]
+                del self._order[before:]
+                unclaim(message._store, [message])
+                raise
+
+    def _free_released(self) -> None:
+        """May be done again."""
+        while self._released:
+            unclaim(self._released[-1]._store, self._released[-1:])
+            self._released.pop()
 
     def subscribe(
         self,
@@ -274,10 +310,14 @@ class Transaction:
             count = sum(other is participant for other in acked)
             if count and participant.store is not None:
                 unclaim(participant.store, participant.acks[-count:])
+        for message in self._released[len(self._released) - sum(p == RELEASE for _, p in self._order[operations:]) :]:
+            unclaim(message._store, [message])
         while len(self._order) > operations:
             participant, place = self._order.pop()
             if place == ACK:
                 participant.acks.pop()
+            elif place == RELEASE:
+                self._released.pop()
             elif place == CHANGE:
                 participant.changes.pop()
             else:
@@ -329,10 +369,40 @@ class Transaction:
         other error: it was rolled back.
         """
         with self._lock:
-            if self._global.state is not ACTIVE and self.state != "voted":
+            if self._global.told is not None or (self._global.state is not ACTIVE and self.state != "voted"):
                 self._require_active()
             self._ending(self._commit)
             return self.receipts
+
+    def commit_nowait(self) -> Future[list[Receipt]]:
+        """`commit` without waiting: it goes on on a thread of ours, on which the future resolves; what `commit` would
+        raise, the future raises. No more can be done with the transaction meanwhile, and leaving its `with` block waits
+        for nothing. Two that are committed so may take effect in either order."""
+        future: Future[list[Receipt]] = Future()
+        future.set_running_or_notify_cancel()
+        job = partial(self._commit_in_background, future)
+        try:
+            with self._lock:
+                if self.state not in ("open", "voted"):
+                    self._require_active()
+                self._global.told = "preparing"
+            shared().lead(job)
+        except KeyboardInterrupt:
+            shared().lead(job)  # which does nothing if it was not begun, or is done
+            raise
+        return future
+
+    def _commit_in_background(self, future: Future[list[Receipt]]) -> None:
+        error: BaseException | None = None
+        with self._lock:
+            if self._global.told != "preparing":
+                return
+            self._global.told = None
+            try:
+                self._ending(self._commit)
+            except BaseException as raised:
+                error = raised
+        shared().resolve([(future, self.receipts, error)])
 
     def _ending(self, end: Callable[[], None], interrupted: TransactionState = _UNKNOWN) -> None:
         """The last that is done here. A signal handler's exception may strike anywhere in it: another thread brings the
@@ -343,12 +413,18 @@ class Transaction:
             except KeyboardInterrupt:
                 raise
             except BaseException:
-                self._table.ended(self._global)
+                self._ended()
                 raise
-            self._table.ended(self._global)
+            self._ended()
         except KeyboardInterrupt:
             self._interrupted(interrupted)
             raise
+
+    def _ended(self) -> None:
+        """May be done again."""
+        if self._released:
+            self._free_released()
+        self._table.ended(self._global)
 
     def _interrupted(self, told: TransactionState) -> None:
         self._global.told = told
@@ -362,7 +438,7 @@ class Transaction:
             if self._global.told == _UNKNOWN:
                 self._global.told = None
         finally:
-            self._table.ended(self._global)  # last: until then its xid is in use, though the log may not say so yet
+            self._ended()  # last: until then its xid is in use, though the log may not say so yet
 
     def _commit(self) -> None:
         participants = self._participants.values()
@@ -416,13 +492,13 @@ class Transaction:
                 self._interrupted("rolled back")
                 raise
             except BaseException:
-                self._table.ended(self._global)
+                self._ended()
                 raise
 
     def rollback(self) -> None:
         """Forget the sends, free the acked messages."""
         with self._lock:
-            if self._global.state is not ACTIVE and self.state != "voted":
+            if self._global.told is not None or (self._global.state is not ACTIVE and self.state != "voted"):
                 self._require_active()
             self._ending(self._roll_back, "rolled back")
 
@@ -433,10 +509,10 @@ class Transaction:
         """Its time is over: rolled back, unless it is just being committed."""
         if self._lock.acquire(blocking=False):
             try:
-                if self._global.state is ACTIVE:
+                if self._global.state is ACTIVE and self._global.told is None:
                     self._global.told = "timed out"
                     self._roll_back()
-                    self._table.ended(self._global)
+                    self._ended()
             finally:
                 self._lock.release()
 

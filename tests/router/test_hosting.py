@@ -401,3 +401,108 @@ def test_found_by_id(router: anabranch.Router) -> None:
     for name in ("q", "never used"):
         with pytest.raises(TypeError, match="message_id"):
             router.queue(name).find(5)  # type: ignore[arg-type]
+
+
+# Transactions
+
+
+def test_released_in_a_transaction(router: anabranch.Router) -> None:
+    """Nobody else has it until the end, which is one delivery more, be it a commit or a rollback."""
+    queue = router.queue("q")
+    queue.send(b"1")
+    for deliveries, end in enumerate(("commit", "rollback", "error"), 1):
+        tx = router.transaction()
+        message = take(queue)
+        assert message.deliveries == deliveries
+        tx.release(message)
+        tx.send("other.q", b"beside")
+        assert queue.receive() is None
+        for wrong in (message, next(iter(queue.browse()))):
+            with pytest.raises(anabranch.UnknownMessageError):
+                tx.release(wrong)
+        with pytest.raises(anabranch.UnknownMessageError):
+            message.ack()
+        if end == "commit":
+            tx.commit()
+        elif end == "rollback":
+            tx.rollback()
+        else:
+            with pytest.raises(ZeroDivisionError), tx:
+                raise ZeroDivisionError
+    assert take(queue).deliveries == 4
+    assert bodies(router.queue("other.q")) == [b"beside"]
+    with pytest.raises(TypeError, match="released"):
+        router.transaction().release("x")  # type: ignore[arg-type]
+
+
+def test_a_release_before_a_savepoint_stays(router: anabranch.Router) -> None:
+    queue = router.queue("q")
+    queue.send_many([b"1", b"2"])
+    tx = router.transaction()
+    tx.release(take(queue))
+    point = tx.savepoint()
+    tx.release(take(queue))
+    assert tx.savepoint() is not point
+    point.rollback()
+    assert take(queue).body == b"2"
+    assert queue.receive() is None
+    tx.commit()
+    assert take(queue).body == b"1"
+
+
+def test_a_release_is_over_once_its_transaction_is_prepared(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path / "data", "journal")) as router:
+        queue = router.queue("q")
+        queue.send_many([b"1", b"2"])
+        xid = anabranch.Xid(1, "one", "")
+        tx = router.transaction(xid)
+        tx.release(take(queue))
+        tx.ack(take(queue))
+        tx.prepare()
+        assert take(queue).body == b"1"
+        router.rollback(xid)
+        assert take(queue).body == b"2"
+
+
+@pytest.mark.parametrize("over", ["one", "two"])
+def test_committed_without_waiting(router: anabranch.Router, over: str) -> None:
+    queue, to = router.queue("q"), router.queue("other.out" if over == "two" else "out")
+    queue.send(b"1")
+    with router.transaction() as tx:
+        tx.ack(take(queue))
+        tx.send(to, b"2")
+        future = tx.commit_nowait()
+        for call in (tx.commit, tx.commit_nowait, tx.rollback, tx.savepoint, lambda: tx.send(to, b"3")):
+            with pytest.raises(anabranch.TransactionError):
+                call()
+    (receipt,) = future.result(PATIENCE)
+    assert (receipt.destination, tx.state) == (to.destination, "committed")
+    assert (bodies(queue), bodies(to)) == ([], [b"2"])
+
+
+def test_many_committed_without_waiting(router: anabranch.Router) -> None:
+    queue, to = router.queue("q"), router.queue("other.out")
+    queue.send_many([b"%d" % n for n in range(30)])
+    futures = []
+    while (message := queue.receive()) is not None:
+        tx = router.transaction()
+        tx.ack(message)
+        tx.send(to, message.body)
+        futures.append(tx.commit_nowait())
+    assert all(future.result(PATIENCE) for future in futures)
+    assert (queue.depth(), sorted(bodies(to))) == (0, sorted(b"%d" % n for n in range(30)))
+
+
+def test_a_commit_without_waiting_that_fails_says_so(tmp_path: Path) -> None:
+    """What it had acked is free again."""
+    full = anabranch.JournalOptions(sync=NEVER, max_messages=1)
+    with anabranch.open(anabranch.Config(tmp_path, [anabranch.StoreConfig("all", [">"], journal=full)])) as router:
+        queue = router.queue("q")
+        queue.send(b"1")
+        tx = router.transaction()
+        tx.ack(take(queue))
+        tx.send("q", b"2")
+        tx.send("q", b"3")
+        assert isinstance(tx.commit_nowait().exception(PATIENCE), anabranch.StoreFullError)
+        assert tx.state == "rolled back"
+        assert take(queue).deliveries == 2
