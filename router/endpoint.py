@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
-from ..adapters.base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, Store, require_order
+from ..adapters.base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, Store, checked, require_order
 from ..adapters.clock import now_ms
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
@@ -91,13 +92,25 @@ class Endpoint:
         expires_in: float | None = None,
         persistent: bool = True,
     ) -> Future[Receipt]:
-        """Send without waiting: the future resolves when `send` would have returned."""
+        """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
+        is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well."""
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        return self._for_store(
-            lambda store: store.send_nowait(
-                self.destination, body, headers, message_id, sync, priority, expires_at_ms, persistent
-            )
-        )
+        places, destination = self._places, self.destination
+        removals = places.removals
+        store = places.found(destination)
+        if store is not None:
+            try:
+                future = store.send_nowait(
+                    destination, body, headers, message_id, sync, priority, expires_at_ms, persistent
+                )
+            except ClosedError:
+                places.require_open()
+            else:
+                if places.removals != removals:
+                    places.record_again(destination)
+                return future
+        message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
+        return places.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
 
     def delete(self) -> int:
         """Remove it with all its messages, leased ones too, and its durable subscriptions; returns how many messages
@@ -106,6 +119,11 @@ class Endpoint:
 
     def _for_store(self, call: Callable[[Store], T]) -> T:
         return self._places.for_store(self.destination, call)
+
+
+def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Future[Receipt]:
+    body, headers, message_id, priority, expires_at_ms, persistent, _ = message
+    return store.send_nowait(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent)
 
 
 def expiry(expires_in: float) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ..adapters import locking
 from ..adapters.background import shared
-from ..adapters.base import Message, Progress, Store, StoreStats, Subscription
+from ..adapters.base import Message, Progress, Receipt, Store, StoreStats, Subscription
 from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors, remove_directory, sweep_unfinished
 from ..policies.config import Config, StoreConfig
@@ -25,6 +26,7 @@ from ..policies.errors import (
     UnknownMessageError,
 )
 from ..policies.wildcard import Match
+from .deferred_sends import DeferredSends
 from .destinations_table import DestinationRow, DestinationsTable, StoreRow
 from .open_stores import OpenStores
 from .reconcile import Reconciler
@@ -64,6 +66,7 @@ class StoreRegistry:
         """Destinations that were removed since this was made."""
         self._records_late = False
         """Some transaction has sent to a destination that had no row by then."""
+        self._deferred = DeferredSends(self.for_store)
         self._unchecked: dict[bytes, list[Destination]] = {}
         """The destinations that were recorded when the router was opened, by the store's id, until that is opened."""
 
@@ -185,7 +188,8 @@ class StoreRegistry:
 
     def _recorded_store(self, destination: Destination) -> Store | None:
         """The store that the record has a destination in, opened if need be; None if it has it in none. It is found
-        without looking from now on, unless the router has stopped meanwhile."""
+        without looking from now on, unless the router has stopped meanwhile, or sends to it are deferred."""
+        self._deferred.wait(destination)
         while True:
             known = self._placement.destinations.get(destination)
             row = self._placement.stores.get(known.store_id) if known is not None else None
@@ -197,7 +201,9 @@ class StoreRegistry:
                 store = self._stores.open(row)
                 if self._placement.destinations.get(destination) is not known:
                     continue  # the store was opened for the first time, and knew nothing of it
-                self._stores.remember(destination, row, store)
+                with self._deferred.lock:
+                    if not self._deferred.holds(destination):
+                        self._stores.remember(destination, row, store)
             if self._stopped is not None:
                 self.require_open()
             return store
@@ -282,6 +288,26 @@ class StoreRegistry:
             if self.removals != removals:
                 self.record_again(destination)
             return result
+
+    def found(self, destination: Destination) -> Store | None:
+        """Its store, if that was found before. Never waits; it may have been closed since."""
+        return self._by_destination.get(destination)
+
+    def send_deferred(
+        self, destination: Destination, send: Callable[[Store], Future[Receipt]], closed: Store | None
+    ) -> Future[Receipt]:
+        """Call with the store of a destination, as soon as a background thread has opened it. It was not found before,
+        or only a `closed` one. Never waits."""
+        self.require_open()
+        with self._deferred.lock:
+            store = self._by_destination.get(destination)
+            if store is None or store is closed:
+                self._by_destination.pop(destination, None)
+                return self._deferred.defer(destination, send)
+        try:  # another thread has just found it
+            return send(store)
+        except ClosedError:
+            return self.send_deferred(destination, send, store)
 
     def record_again(self, destination: Destination) -> None:
         """After a call with a store that was found before `removals` rose to what it is now: the destination may have

@@ -15,7 +15,7 @@ import anabranch
 from anabranch.adapters.base import Message, Settlement
 from anabranch.router import open_stores
 
-from ..contract.disk import PATIENCE, eventually
+from ..contract.disk import PATIENCE, Parallel, eventually
 from .disk import NEVER
 
 ACK, RELEASE, REJECT = Settlement.ACK, Settlement.RELEASE, Settlement.REJECT
@@ -401,6 +401,95 @@ def test_found_by_id(router: anabranch.Router) -> None:
     for name in ("q", "never used"):
         with pytest.raises(TypeError, match="message_id"):
             router.queue(name).find(5)  # type: ignore[arg-type]
+
+
+# Sending
+
+
+class Slow:
+    """Stores open when `go_on` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on, self.threads = threading.Event(), SimpleQueue[int]()
+        real = open_stores.OpenStores.load
+
+        def load(*args: Any) -> Any:
+            self.threads.put(threading.get_ident())
+            assert self.go_on.wait(PATIENCE)
+            return real(*args)
+
+        monkeypatch.setattr(open_stores.OpenStores, "load", load)
+
+
+@pytest.fixture(params=KINDS)
+def closed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[anabranch.Router]:
+    """A router whose queue `q` has a message and is in a store that is not open; it is opened once more for memory."""
+    with anabranch.open(config(tmp_path / "data", request.param)) as router:
+        router.queue("q").send(b"0")
+    with anabranch.open(config(tmp_path / "data", request.param)) as router:
+        yield router
+
+
+def test_a_send_that_must_not_wait_opens_no_store(closed: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the same thread sends later, waiting or not, or in a transaction, comes behind it."""
+    slow, queue = Slow(monkeypatch), closed.queue("q")
+    body = bytearray(b"1")
+    futures = [queue.send_nowait(body), queue.send_nowait(b"2", {"h": 1}, "id", priority=7)]  # type: ignore[arg-type]
+    body[:] = b"x"
+    assert slow.threads.get(timeout=PATIENCE) != threading.get_ident()
+    assert not any(future.done() for future in futures)
+
+    def send_more() -> None:
+        queue.send(b"3")
+        futures.append(queue.send_nowait(b"4"))
+        with closed.transaction() as tx:
+            tx.send("q", b"5")
+
+    with Parallel(send_more) as later:
+        assert later.outlives(0.05)
+        slow.go_on.set()
+        later.result()
+    assert [future.result(PATIENCE).destination for future in futures] == [queue.destination] * 3
+    assert [body for body in bodies(queue) if body != b"0"] == [b"1", b"2", b"3", b"4", b"5"]
+    assert [m.message_id for m in queue.browse() if m.headers] == ["id"]
+    assert queue.send_nowait(b"again", None, "id").result(PATIENCE).duplicate
+
+
+def test_what_is_deferred_when_the_router_closes_says_so(
+    closed: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, queue = Slow(monkeypatch), closed.queue("q")
+    futures = [queue.send_nowait(b"1"), queue.send_nowait(b"2")]
+    slow.threads.get(timeout=PATIENCE)
+    with Parallel(closed.close) as closing:
+        eventually(lambda: not closed.places.opened)
+        slow.go_on.set()
+        closing.result()
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE), anabranch.ClosedError)
+    with pytest.raises(anabranch.ClosedError):
+        queue.send_nowait(b"3")
+
+
+def test_a_send_that_must_not_wait_to_a_store_that_was_closed_for_being_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is stored once, in order."""
+    monkeypatch.setattr(open_stores, "OPEN_STORES_MAX", 2)
+    journal = anabranch.JournalOptions(sync=NEVER, segment_size=64 * 1024)
+    stores = [anabranch.StoreConfig("each", [">"], per_destination=True, journal=journal)]
+    with anabranch.open(anabranch.Config(tmp_path, stores)) as router:
+        queues = [router.queue(f"q{n}") for n in range(6)]
+        futures = [queue.send_nowait(b"%d" % turn) for turn in range(10) for queue in queues]
+        assert all(future.result(PATIENCE) for future in futures)
+        for queue in queues:
+            assert bodies(queue) == [b"%d" % turn for turn in range(10)]
+
+
+def test_what_is_wrong_with_a_send_is_said_at_once_where_its_store_is_closed(closed: anabranch.Router) -> None:
+    for wrong in ({"priority": "high"}, {"headers": {"k": {1}}}, {"message_id": 5}):
+        with pytest.raises(TypeError):
+            closed.queue("q").send_nowait(b"x", **wrong)
 
 
 # Transactions

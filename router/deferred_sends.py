@@ -1,0 +1,103 @@
+"""Sends that must not wait, to destinations whose store is not open: a background thread opens it and sends them.
+
+While some are deferred for a destination, nobody finds its store by that destination without coming here first: what
+the same thread sends there later, waiting or not, comes behind them. Only background threads send what is deferred, so
+that Ctrl-C strikes between no two steps of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from ..adapters.background import shared
+from ..adapters.base import Receipt, Store
+from ..policies.destination import Destination
+
+Send = Callable[[Store], "Future[Receipt]"]
+
+
+class _Line:
+    """What is deferred for one destination, in order."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Send, Future[Receipt]]] = deque()
+        self.work = threading.Lock()
+        """Held by the background thread that sends it."""
+        self.thread = 0
+        """Which one that is."""
+        self.ended = threading.Event()
+        """All of it was handed to the store, and nothing comes after."""
+
+
+class DeferredSends:
+    """Of one router. Threads: all. `lock` guards the lines; under it a store is found by its destination from now on,
+    or not."""
+
+    def __init__(self, send: Callable[[Destination, Send], Future[Receipt]]) -> None:
+        """`send` opens the store of a destination and calls with it."""
+        self._send = send
+        self.lock = threading.RLock()  # re-entrant, for signal handlers
+        self._lines: dict[Destination, _Line] = {}
+
+    def holds(self, destination: Destination) -> bool:
+        """Whether something is deferred for it. With the lock held."""
+        return destination in self._lines
+
+    def defer(self, destination: Destination, send: Send) -> Future[Receipt]:
+        """Behind all that is deferred for it. With the lock held."""
+        future: Future[Receipt] = Future()
+        future.set_running_or_notify_cancel()
+        line = self._lines.setdefault(destination, _Line())
+        try:
+            line.waiting.append((send, future))
+        finally:
+            self._begin(destination, line)
+        return future
+
+    def wait(self, destination: Destination) -> None:
+        """Until nothing is deferred for it; not for the thread that sends it."""
+        line = self._lines.get(destination)
+        if line is not None and line.thread != threading.get_ident():
+            self._begin(destination, line)
+            line.ended.wait()
+
+    def _begin(self, destination: Destination, line: _Line) -> None:
+        shared().lead(partial(self._run, destination, line))
+
+    def _run(self, destination: Destination, line: _Line) -> None:
+        if not line.work.acquire(blocking=False):
+            return  # who is at work sends all
+        try:
+            line.thread = threading.get_ident()
+            while self._has_more(destination, line):
+                self._send_one(destination, *line.waiting.popleft())
+        finally:
+            line.thread = 0
+            line.work.release()
+
+    def _has_more(self, destination: Destination, line: _Line) -> bool:
+        with self.lock:
+            if line.waiting:
+                return True
+            if self._lines.get(destination) is line:
+                del self._lines[destination]
+            line.ended.set()
+            return False
+
+    def _send_one(self, destination: Destination, send: Send, future: Future[Receipt]) -> None:
+        try:
+            sent = self._send(destination, send)
+        except BaseException as error:
+            shared().resolve([(future, None, error)])
+        else:
+            sent.add_done_callback(partial(_copy, future))
+
+
+def _copy(future: Future[Receipt], done: Future[Receipt]) -> None:
+    """On the thread that resolves futures."""
+    error = done.exception()
+    shared().resolve([(future, done.result() if error is None else None, error)])
