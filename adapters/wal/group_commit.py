@@ -254,6 +254,8 @@ class GroupCommit(ABC):
         tickets: list[Ticket] = []
         for position in range(waiting):
             ticket = queue[position]
+            if ticket.done:
+                continue  # refused alone, out of the midst of others
             if tickets and size + ticket.size > self.batch_bytes_max:
                 break
             tickets.append(ticket)

@@ -27,29 +27,43 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tests.crash import test_emptying as t
-disk, sync, acks = Path(sys.argv[1]), t.Sync(sys.argv[2]), int(sys.argv[3])
-with t.anabranch.open(t.config(disk, sync)) as router:
-    queue = router.queue("q")
-    if acks < 0:
-        print(len(t.send_all(disk, queue, 500)), flush=True)
-    else:
-        for _ in range(acks):
-            t.take(queue).ack()
-        print(acks, flush=True)
+with t.anabranch.open(t.config(Path(sys.argv[1]), t.Sync(sys.argv[2]))) as router:
+    print(getattr(t, sys.argv[3])(Path(sys.argv[1]), router, int(sys.argv[4])), flush=True)
     sys.stdin.read()
 """
 
 
-def killed(disk: Path, sync: Sync, acks: int = -1) -> int:
-    """Fill the disk in another process, or ack so many messages there, and kill it. Returns how many were sent, or
-    acked."""
-    arguments = [sys.executable, "-c", PROGRAM, str(disk), sync.value, str(acks)]
+def elsewhere(disk: Path, sync: Sync, work: str, number: int, kill: bool = True) -> int:
+    """What a function of this module returns in another process, which is killed after it, or closes its router."""
+    arguments = [sys.executable, "-c", PROGRAM, str(disk), sync.value, work, str(number)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        assert process.stdin is not None
         done = int(process.stdout.readline())
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+        if kill:
+            process.kill()
+        process.stdin.close()
+        assert process.wait() == (-signal.SIGKILL if kill else 0)
     return done
+
+
+def filling(disk: Path, router: anabranch.Router, size: int) -> int:
+    return len(send_all(disk, router.queue("q"), size))
+
+
+def acking(disk: Path, router: anabranch.Router, count: int) -> int:
+    for _ in range(count):
+        take(router.queue("q")).ack()
+    return count
+
+
+def preparing(disk: Path, router: anabranch.Router, size: int) -> int:
+    """Twelve, of which four have their outcome once the disk is full."""
+    xids = [over_two(router, number, size) for number in range(12)]
+    sent = filling(disk, router, 500)
+    for number in range(4):
+        (router.rollback if number % 2 else router.commit)(xids[number])
+    return sent
 
 
 @pytest.fixture
@@ -212,13 +226,76 @@ def test_it_is_closed_and_opened_while_it_is_full(disk: Path, sync: Sync) -> Non
 
 @pytest.mark.parametrize("sync", SYNCS)
 def test_it_is_opened_while_it_is_full_after_kills(disk: Path, sync: Sync) -> None:
-    sent = [f"s.{number}" for number in range(killed(disk, sync))]
+    sent = [f"s.{number}" for number in range(elsewhere(disk, sync, "filling", 500))]
     for acks in (0, 0, 1, 1, 300, 1):
         fill_up(disk / "more")
-        assert killed(disk, sync, acks) == acks
+        assert elsewhere(disk, sync, "acking", acks) == acks
         sent = sent[acks:]
     with anabranch.open(config(disk, sync)) as router:
         assert contents(router) == {"q": sent}
         ack_all(router.queue("q"), sent)
         router.reclaim()
         send_again(router, router.queue("q"))
+
+
+def over_two(router: anabranch.Router, number: int, size: int) -> anabranch.Xid:
+    """One that is prepared, with a message in either store."""
+    xid = anabranch.Xid(1, f"x{number}")
+    transaction = router.transaction(xid)
+    transaction.send("in", body_of(f"x.{number}", size))
+    transaction.send("b.in", body_of(f"x.{number}", size))
+    transaction.prepare()
+    return xid
+
+
+@pytest.mark.parametrize("killing", [False, True], ids=["", "killed"])
+@pytest.mark.parametrize("size", [10, 3000])
+def test_prepared_transactions_have_their_outcomes(disk: Path, size: int, killing: bool) -> None:
+    sent = [f"s.{number}" for number in range(elsewhere(disk, Sync.NEVER, "preparing", size, kill=killing))]
+    fill_up(disk / "more")
+    with anabranch.open(config(disk)) as router:
+        for number in range(4, 12):
+            (router.rollback if number % 2 else router.commit)(anabranch.Xid(1, f"x{number}"))
+        assert router.in_doubt() == []
+        committed = [f"x.{number}" for number in range(0, 12, 2)]
+        found = contents(router)
+        assert (found["in"], found["b.in"], found["q"]) == (committed, committed, sent)
+        ack_all(router.queue("q"), sent)
+        ack_all(router.queue("in"), committed)
+        router.reclaim()
+        over_two(router, 99, size)
+        assert violations(router) == []
+
+
+def test_destinations_go_and_new_ones_are_refused(disk: Path) -> None:
+    with anabranch.open(config(disk)) as router:
+        for number in range(50):
+            router.queue(f"old.{number}").send(body_of("s.0"))
+        sent = send_all(disk, router.queue("q"), 500)
+        with pytest.raises(anabranch.StoreFullError, match="free some space"):
+            for number in range(1000):
+                router.queue(f"new.{number}.{'x' * 200}").send(body_of("new.0"))
+        for number in range(50):
+            router.delete(f"old.{number}")
+        assert contents(router) == {"q": sent}
+        ack_all(router.queue("q"), sent)
+        router.reclaim()
+        send_again(router, router.queue("q"))
+
+
+def test_sends_are_refused_and_acks_are_not_where_they_come_together(disk: Path) -> None:
+    with anabranch.open(config(disk, Sync.ALWAYS)) as router:
+        queue = router.queue("q")
+        sent = send_all(disk, queue, 100)
+        messages = [take(queue) for _ in sent]
+        store = messages[0].store
+        log = store.backend._log
+        for start in range(0, 200, 10):
+            with log._lead:  # so that they share a batch
+                acks = [store.ack_nowait([message]) for message in messages[start : start + 10]]
+                sends = [store.send_nowait(queue.destination, body_of("never.0", 30_000)) for _ in range(3)]
+            for done in acks:
+                done.result()
+            for refused in sends:
+                assert isinstance(refused.exception(), anabranch.StoreFullError)
+        assert contents(router) == {"q": sent[200:]}
