@@ -178,7 +178,7 @@ class Send:
                 return first, True
         if plan.removed or not self.state.declared:
             plan.declare(self.state)
-        self.seq = plan.last_seq = seq = plan.next_seq()
+        self.seq = plan.last_seq = seq = plan.last_seq + 1
         if key is not None:
             plan.remember(key, seq)
         if self.state.is_topic:
@@ -580,10 +580,11 @@ class VolatileChange:
             first = plan.volatile_seq_of(change)
             if first is not None:
                 return first, True
-            change.seq = seq = plan.next_seq()
+            change.seq = plan.last_seq = seq = plan.last_seq + 1
             outcome = seq, False
         self.position = len(plan.changes)
         plan.volatile = [*plan.volatile, self]
+        plan.is_more = True
         return outcome
 
     def apply(self, table: Table) -> None:
@@ -603,13 +604,13 @@ def sent(change: Change) -> Send | None:
 
 
 def acks_of(leases: Iterable[Lease]) -> list[Change]:
-    """What is held, as acks. What was leased for a topic as a whole is dead for all."""
+    """What is held, as acks. What was leased for a topic as a whole is dead for all. Nonpersistent.takes finds those of
+    messages that are not persistent."""
     acks: list[Change] = []
     for lease in leases:
         feed, place = lease.feeds[0], lease.place
         number = 0 if lease.whole or feed.subscription is None else feed.subscription.number
-        ack = Ack(feed.state, place[SEQ], number, place)
-        acks.append(VolatileChange(ack) if is_volatile(place) else ack)
+        acks.append(Ack(feed.state, place[SEQ], number, place))
     return acks
 
 

@@ -155,6 +155,7 @@ class Engine:
             self.current()
             if self.nonpersistent is None:
                 made = Nonpersistent(self, directory, file_mode)
+                self.sequencer.mix()
                 self.delivery.mixed = True
                 self.rows = made
                 self.nonpersistent = made
@@ -170,13 +171,8 @@ class Engine:
             self.pending_changes += len(changes)
             self._pending.append(plan)
             self._taken = plan.number
-        if plan.is_more and plan.subscribed:
-            self._changed = plan.number
-        if plan.volatile:
-            for one in plan.volatile:
-                for feed in one.change.state.feeds():
-                    if feed.takers:
-                        feed.wake()
+        if plan.is_more:
+            self._take_more(plan)
         for change in changes:
             if type(change) is Ack:
                 if change.state.crowded:
@@ -192,6 +188,14 @@ class Engine:
                     for feed in state.feeds():
                         if feed.takers:
                             feed.wake()
+
+    def _take_more(self, plan: Plan) -> None:
+        if plan.subscribed:
+            self._changed = plan.number
+        for one in plan.volatile:
+            for feed in one.change.state.feeds():
+                if feed.takers:
+                    feed.wake()
 
     def finish(self) -> None:
         """With the lock held: take in what is written. Every step may be done twice, so that an interruption leaves it

@@ -19,7 +19,7 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -61,13 +61,17 @@ def sweep(directory: Path) -> None:
 class Reserved:
     """Memory for messages that are committed later; given back when nobody refers to it any more."""
 
-    __slots__ = ("_freed", "key")
+    # Of one whose constructor was interrupted:
+    key = b""
+    _freed: Any = None
 
     def __init__(self, key: bytes, freed: deque[bytes]) -> None:
-        self.key, self._freed = key, freed
+        self.key = key
+        self._freed = freed
 
     def __del__(self) -> None:
-        self._freed.append(self.key)
+        if self._freed is not None:
+            self._freed.append(self.key)
 
 
 class _Written(NamedTuple):
@@ -109,9 +113,12 @@ class Nonpersistent(Rows):
 
     # Writing, on the thread of whoever calls
 
-    def takes(self, changes: Sequence[Change]) -> bool:
-        """Whether all changes of a ticket concern these messages, so that they are for `write`. If only some do, there
-        is room for them from now on. Any thread. Raises StoreFullError, StoreFailedError."""
+    def takes(self, changes: MutableSequence[Change]) -> bool:
+        """Whether all changes of a ticket concern these messages, so that they are for `write`. If only some do they
+        are marked, and there is room for them from now on. Any thread. Raises StoreFullError, StoreFailedError."""
+        for at, change in enumerate(changes):
+            if type(change) is Ack and change.place is not None and is_volatile(change.place):
+                changes[at] = Volatile(change)
         volatile = [change for change in changes if type(change) is Volatile]
         if len(volatile) == len(changes):
             return True
@@ -288,11 +295,13 @@ class Nonpersistent(Rows):
     # Shadows
 
     def _shadow(self, state: DestinationState) -> DestinationState:
-        """A destination's, made with its first message."""
-        shadow = DestinationState(state.number, state.destination)
-        shadow.feed = state.feed
-        shadow.declared = True
-        self._catalog.add(shadow)
+        """A destination's, made with its first message; taken up again if that was interrupted."""
+        shadow = self._catalog.by_number.get(state.number)
+        if shadow is None:
+            shadow = DestinationState(state.number, state.destination)
+            shadow.feed = state.feed
+            shadow.declared = True
+            self._catalog.add(shadow)
         self._kept.declare(shadow)
         for known in state.subscriptions.values():
             self._subscribe(shadow, known)
@@ -300,13 +309,13 @@ class Nonpersistent(Rows):
         return shadow
 
     def _subscribe(self, shadow: DestinationState, known: SubscriptionState) -> None:
-        same = SubscriptionState(known.number, shadow, known.subscription, 0)
-        same.feed = known.feed
-        before = shadow.subscriptions.get(known.subscription.key)
-        if before is None or before.number != known.number:
+        same = shadow.own.subscriptions.get(known.number)
+        if same is None:
+            same = SubscriptionState(known.number, shadow, known.subscription, 0)
+            same.feed = known.feed
             self._kept.subscribe(same)
-            shadow.join(same)
-            known.volatile = same
+        shadow.join(same)
+        known.volatile = same
 
     def _end(self, shadow: DestinationState, ended: SubscriptionState) -> None:
         self._kept.unsubscribe(ended)

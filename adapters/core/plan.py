@@ -1,20 +1,21 @@
 """What many callers asked for, put in order: the one place where seqs are given out and duplicates fall away (rule X7).
 
 P1  A plan changes nothing but the tickets' outcomes and the seqs of its sends, so that it may be made again after an
-    interruption; a seq that is given out is given out once. It counts from `Sequencer.accept` on: what is planned next
-    builds on it.
+    interruption. It counts from `Sequencer.accept` on: what is planned next builds on it.
 P2  Plans are made and accepted by one thread at a time, in the order in which they are written.
+P3  Messages that are not persistent get seqs between plans, from any thread. `mixed` says that there are such, and who
+    plans then holds `lock`; who was at it when the first one came has said before what it plans (`_planning`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+import threading
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...policies.errors import AnabranchError
 from ..base import SubscriptionKey
-from .changes import Branch, Change, Declare, Send, VolatileChange
+from .changes import Branch, Change, Commit, Declare, Send, VolatileChange
 from .duplicates import DuplicateWindow, Key
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
@@ -45,15 +46,15 @@ class Plan:
     own: Any = None
     """The backend's."""
 
-    def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket] = ()) -> None:
+    def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket] = (), last_seq: int | None = None) -> None:
+        """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
         self._sequencer = sequencer
         self.number = sequencer.number + 1
         """One more than that of the plan before."""
-        self.last_seq = sequencer.last_seq
+        self.last_seq = sequencer.last_seq if last_seq is None else last_seq
         self.changes: list[Change] = []
         self.tickets: list[Ticket] = []
         """Those that were not refused."""
-        self.next_seq = sequencer.next_seq
         for ticket in tickets:
             self.add(ticket)
 
@@ -185,15 +186,20 @@ class Sequencer:
         """Branches that wait for their outcome, by transaction."""
         self.last_seq = 0
         """The highest of a message that was accepted."""
-        self.next_seq: Callable[[], int] = count(1).__next__
-        """Gives out a seq that nobody else gets. Any thread."""
+        self.mixed = False
+        """Some messages are not persistent."""
+        self.lock = threading.RLock()
+        """Guards `_given`, and who plans while `mixed`."""
+        self._given = 0
+        """No seq above it was given out, be it not accepted; counts if `mixed`."""
+        self._planning: Sequence[Ticket] = ()
+        """What is planned and not accepted yet, if anything."""
         self.number = 0
         """Of the last plan that was accepted."""
 
     def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:
         """At open; the catalog is filled. `ids`: of the duplicate window, oldest first."""
         self.last_seq = last_seq
-        self.next_seq = count(last_seq + 1).__next__
         latest: dict[Key, int] = {}
         for key, seq in ids:
             latest.pop(key, None)  # requeued: it is among the latest
@@ -203,15 +209,40 @@ class Sequencer:
             if state.subscriptions:
                 self.subscribed[state.number] = state.subscriptions
 
-    def plan(self, tickets: Iterable[Ticket]) -> Plan:
+    def plan(self, tickets: Sequence[Ticket]) -> Plan:
         """The plan of these tickets, behind all that was accepted."""
-        return Plan(self, tickets)
+        self._planning = tickets  # before it looks: see `mix`
+        if not self.mixed:
+            return Plan(self, tickets)
+        with self.lock:
+            plan = Plan(self, tickets, max(self.last_seq, self._given))
+            self._given = plan.last_seq
+            return plan
+
+    def mix(self) -> None:
+        """From now on seqs are given out to messages that are not persistent. Whoever began to plan before is told by
+        `_planning`, and whoever begins later sees `mixed`. Idempotent. Any thread."""
+        self.mixed = True
+        changes = [change for ticket in self._planning for change in ticket.content]
+        most = sum(len(change.branch.changes) if type(change) is Commit else 1 for change in changes)
+        with self.lock:
+            self._given = max(self._given, self.last_seq + most)
+
+    def next_seq(self) -> int:
+        """For a message that is not persistent, after `mix`. Any thread. Raises RuntimeError in a signal handler that
+        interrupted its own thread while it planned (rule G3)."""
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError("a store was called from a signal handler that interrupted it in the same thread")
+        with self.lock:
+            self._given = seq = max(self._given, self.last_seq) + 1
+            return seq
 
     def accept(self, plan: Plan) -> None:
         """It is about to be written, or was. Idempotent."""
         if plan.is_more:
             self._accept(plan)
         self.last_seq, self.number = plan.last_seq, plan.number
+        self._planning = ()  # last
 
     def _accept(self, plan: Plan) -> None:
         if self.number < plan.number:

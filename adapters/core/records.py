@@ -118,5 +118,5 @@ def decode(store: Store, destination: Destination, place: Place, record: bytes, 
     return Message(
         store, destination, place[SEQ], record[at:], headers, message_id, sent_at_ms, leased,
         lease if leased else place, priority,
-        place[EXPIRES], place[DELIVERIES] + leased, subscription, not flags & NONPERSISTENT,
+        place[EXPIRES], place[DELIVERIES] + leased, subscription, not flags or not flags & NONPERSISTENT,
     )  # fmt: skip

@@ -108,8 +108,10 @@ class Sending:
     def write(self, changes: Sequence[Change], sync: bool = False, unsynced: bool = False) -> list[Any]:
         """Until the changes are written, together. Returns what comes of each."""
         volatile = self._engine.nonpersistent
-        if volatile is not None and volatile.takes(changes):
-            return volatile.write(changes)
+        if volatile is not None:
+            changes = list(changes)
+            if volatile.takes(changes):
+                return volatile.write(changes)
         ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
         self._writer.submit(ticket)
         return self.wait(ticket)

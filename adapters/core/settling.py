@@ -58,14 +58,15 @@ class Settling:
         nothing took effect and the messages are held as before; not so after OutcomeUnknownError."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
-            ticket = _ticket(first, leases, sync, reservation)
-            del reservation
-            if not ticket.content:
+            changes = acks_of(leases) if not first else [*first, *acks_of(leases)]
+            if not changes:
                 return []
             volatile = self._engine.nonpersistent
-            if volatile is not None and volatile.takes(ticket.content):
-                outcomes = volatile.write(ticket.content)
+            if volatile is not None and volatile.takes(changes):
+                outcomes = volatile.write(changes)
             else:
+                ticket = _ticket(changes, not first, sync, reservation)
+                del reservation
                 self._writer.submit(ticket)
                 outcomes = self._writer.wait(ticket)
         except (UnknownMessageError, OutcomeUnknownError):
@@ -111,13 +112,14 @@ class Settling:
         """Of what is LEAVING. What is raised took no effect, and the caller puts them back."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
-        ticket = _ticket(first, leases, sync, reservation)
+        changes = [*first, *acks_of(leases)]
+        ticket = _ticket(changes, not first, sync, reservation)
         del reservation
         ticket.future = (future, lambda done: result(done.outcomes))
         future.add_done_callback(lambda done: self._acked(done, leases, hold))
         nonpersistent = self._engine.nonpersistent
-        if nonpersistent is not None and nonpersistent.takes(ticket.content):
-            ticket.outcomes = nonpersistent.write(ticket.content)
+        if nonpersistent is not None and nonpersistent.takes(changes):
+            ticket.outcomes = nonpersistent.write(changes)
             ticket.finish(None)
             return future
         self._writer.submit(ticket)
@@ -299,12 +301,10 @@ class Settling:
                 results[at] = error
 
 
-def _ticket(first: Sequence[Change], leases: Sequence[Lease], sync: bool, reservation: object) -> Ticket:
-    """Of acks behind other changes, and the room that these need."""
-    acks = acks_of(leases)
-    if not first:
-        return Ticket(acks, len(acks) * Ack.size, sync)
-    changes = [*first, *acks]
+def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: object) -> Ticket:
+    """Of these changes, and the room that the others than acks need."""
+    if acks_alone:
+        return Ticket(changes, len(changes) * Ack.size, sync)
     ticket = Ticket(changes, sum([change.size for change in changes]), sync)
     ticket.held = reservation
     return ticket

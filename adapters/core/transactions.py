@@ -122,10 +122,13 @@ class Transactions:
         first: list[Change] = [self._sending.change(change) for change in changes]
         first += self._sending.sends(sends)
         leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
-        branch = Branch(transaction, tuple(participants), [*first, *acks_of(leases)])
+        first += acks_of(leases)
+        volatile = engine.nonpersistent
+        alone = volatile is not None and volatile.takes(first)
+        branch = Branch(transaction, tuple(participants), first)
         branch.reservation, branch.leases = room, leases
-        if engine.nonpersistent is not None and engine.nonpersistent.takes(branch.changes):
-            engine.nonpersistent.prepare(branch)
+        if volatile is not None and alone:
+            volatile.prepare(branch)
             return Done(None)
         self._backend.stage(branch)
         if not self._backend.volatile:  # else nobody ever reads it back

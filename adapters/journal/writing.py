@@ -131,7 +131,7 @@ class JournalEncoder:
         self._sequencer.accept(plan)
         if self.promised and not self._sequencer.prepared:
             self.promised = 0
-        if plan.volatile and not plan.changes:
+        if plan.is_more and plan.volatile and not plan.changes:
             plan.tickets = _NO_TICKETS
             self._engine.take(plan)  # nothing is written, so it is not delivered
 

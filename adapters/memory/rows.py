@@ -145,24 +145,28 @@ class MemoryRows:
 
     def apply_changes(self, changes: Sequence[Change]) -> None:
         """For which `make_room` was called last. May be done again."""
-        if self._memory.unfinished is not None:
-            self._table.finish()
-        apply_all(changes, self._table)
+        apply_all(changes, self._changeable())
         if self._table.ahead:
             self._table.ahead = {}
 
     def declare(self, state: DestinationState) -> None:
-        """As of Table, and so the next two."""
-        self._table.declare(state)
+        """As of Table, and so the next three."""
+        self._changeable().declare(state)
 
     def subscribe(self, known: SubscriptionState) -> None:
-        self._table.subscribe(known)
+        self._changeable().subscribe(known)
 
     def unsubscribe(self, known: SubscriptionState) -> None:
-        self._table.unsubscribe(known)
+        self._changeable().unsubscribe(known)
 
     def remove(self, state: DestinationState) -> None:
-        self._table.remove(state)
+        self._changeable().remove(state)
+
+    def _changeable(self) -> MemoryTable:
+        """With nothing half done in it (B2)."""
+        if self._memory.unfinished is not None:
+            self._table.finish()
+        return self._table
 
     def mend(self) -> None:
         """`apply_changes` was interrupted: make whole what is there, for it to be done again."""
