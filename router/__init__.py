@@ -19,8 +19,8 @@ users call a destination. `replay` does a usage trace again, `cli` is the comman
 `decision_log`; `xid` names those that a transaction manager decides. `data_manager` is for managers of the
 `transaction` package, `dbapi` for Python's DB-API.
 
-On disk, in the configuration's directory: `router.lock`, `placement.mdb`, `stores/<name>/`, `decisions/` once a
-transaction has needed it, and `transient/` while a companion swaps. What survives a crash is each store's affair, and
+On disk, in the configuration's directory: `router.lock`, `placement.mdb`, `stores/<name>/`, and `decisions/` once a
+transaction has needed it. What survives a crash is each store's affair, and
 for a transaction over several the decision log's (docs/transactions.md); the placement record is synced before a
 store's first use.
 """

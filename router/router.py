@@ -65,8 +65,7 @@ class RouterStats:
     """What a router says about itself."""
 
     stores: Mapping[str, StoreStats]
-    """By the store's name; a store of one destination is `name:destination`, what a store was sent without being
-    persistent is `name (not persistent)`."""
+    """By the store's name; a store of one destination is `name:destination`."""
     decision_syncs: int = 0
     """How often the decision log, which transactions over several stores need, waited for the disk since open."""
     dead_lettered: int = 0

@@ -3,14 +3,14 @@
 They lie in memory, in swap files what does not fit (adapters/memory/rows.py), in destinations and subscriptions of
 their own, which shadow those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
 
-V1  Seqs come from the store's one counter. What concerns these messages alone is done at once, on the thread of whoever
-    calls and under the store's lock: it waits for no disk.
-V2  What is in one ticket with changes that are persistent goes with its plan (`Plan.volatile`), and takes effect under
+A1  Seqs come from the store's one counter (plan.py, P3). What concerns these messages alone is done at once, on the
+    thread of whoever calls and under the store's lock: it waits for no disk.
+A2  What is in one ticket with changes that are persistent goes with its plan (`Plan.volatile`), and takes effect under
     the lock in one with that.
-V3  So a write under way may bring lower seqs than are there already. Whoever applies it sets cursors back
+A3  So a write under way may bring lower seqs than are there already. Whoever applies it sets cursors back
     (`Delivery.set_back`), and these messages have two lanes of each order in memory, both in order of seq: one for what
     is done at once, one for what goes with a plan.
-V4  What is in `_written` takes effect, whatever Ctrl-C does: whoever takes the lock next goes on with it.
+A4  What is in `_written` takes effect, whatever Ctrl-C does: whoever takes the lock next goes on with it.
 """
 
 from __future__ import annotations
@@ -470,6 +470,7 @@ class Nonpersistent(Rows):
     @property
     def memory_bytes(self) -> int:
         """Of memory that they take."""
+        self._free()
         return self._kept.memory_bytes
 
     @property

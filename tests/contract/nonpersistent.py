@@ -265,6 +265,14 @@ class NonpersistentContract:
         assert bodies(later) == ([b"2", b"3", b"4", b"5", b"6"] if later is store else [b"2", b"4", b"6"])
         assert_whole(later)
 
+    def test_a_commit_whose_persistent_part_is_there_already(self, store: Store) -> None:
+        first = store.send(A, b"1", message_id="x")
+        with Parallel(lambda: take(store, B, timeout=PATIENCE)) as receiving:
+            again = store.commit([(A, Outgoing(b"1", message_id="x")), (B, passing(b"2"))], [])
+            message = receiving.result()
+        assert ((again[0].seq, again[0].duplicate), again[1].seq) == ((first.seq, True), message.seq)
+        assert (bodies(store), bodies(store, B)) == ([b"1"], [b"2"])
+
     def test_all_or_none_are_acked(self, store: Store) -> None:
         alternate(store)
         messages = [take(store) for _ in range(4)]

@@ -1,12 +1,15 @@
-"""The order of changes: seqs, duplicates, what depends on what was before (P1, P2)."""
+"""The order of changes: seqs, duplicates, what depends on what was before (P1 to P3)."""
 
 from __future__ import annotations
+
+import pytest
 
 from anabranch.adapters.base import Subscription
 from anabranch.adapters.core.changes import (
     Branch,
     Commit,
     Declare,
+    Forget,
     Prepare,
     Remove,
     Rollback,
@@ -111,3 +114,30 @@ def test_the_amount_is_that_of_what_is_not_stored_yet() -> None:
     sequencer.accept(sequencer.plan([ticket_of(send_to(a, message_id="1"))]))
     assert sequencer.amount([send_to(a, message_id="1")]) == (0, 0)
     assert sequencer.amount([send_to(a, message_id="1", flags=REQUEUED), send_to(a)])[0] == 2
+
+
+def test_seqs_that_are_given_out_between_plans_are_nobody_elses() -> None:
+    """Also while a plan is made that began before the first of them."""
+    sequencer, a = sequencer_of()
+    between: list[int] = []
+
+    class Meanwhile(Forget):
+        """Another thread sends what is not persistent, while this is planned."""
+
+        def plan(self, plan: Plan) -> None:
+            sequencer.mix()
+            between.append(sequencer.next_seq())
+
+    ticket = ticket_of(send_to(a), Meanwhile([]), send_to(a))
+    sequencer.accept(sequencer.plan([ticket]))
+    between.append(sequencer.next_seq())
+    later = ticket_of(send_to(a), send_to(a))
+    sequencer.accept(sequencer.plan([later]))
+    between.append(sequencer.next_seq())
+    planned = [outcome[0] for outcome in (ticket.outcomes[0], ticket.outcomes[2], *later.outcomes)]
+    assert planned == sorted(planned)
+    assert between == sorted(between)
+    assert len({*planned, *between}) == 7
+    assert between[1] < planned[2] < planned[3] < between[2]
+    with sequencer.lock, pytest.raises(RuntimeError):
+        sequencer.next_seq()  # in a signal handler
