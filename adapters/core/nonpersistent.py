@@ -74,6 +74,13 @@ class Reserved:
             self._freed.append(self.key)
 
 
+def give_back_room(changes: Sequence[Change]) -> None:
+    """These have not taken effect; the error that says so may keep them for long."""
+    for change in changes:
+        if type(change) is Volatile:
+            change.room = None
+
+
 class _Written(NamedTuple):
     """What takes effect."""
 

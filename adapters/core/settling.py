@@ -24,6 +24,7 @@ from ..base import Message, Settlement, Store
 from .changes import Ack, Change, acks_of, returned_of
 from .delivery import CLAIMED, LEASED, LEAVING, Lease
 from .engine import APPLY_AT, Engine
+from .nonpersistent import give_back_room
 from .tickets import Ticket
 from .writers import Writer
 
@@ -56,6 +57,7 @@ class Settling:
     ) -> list[Any]:
         """Ack what is held so, behind other changes; all or none of it. Returns what comes of those. Raises, and then
         nothing took effect and the messages are held as before; not so after OutcomeUnknownError."""
+        changes: list[Change] = []
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             changes = acks_of(leases) if not first else [*first, *acks_of(leases)]
@@ -73,6 +75,7 @@ class Settling:
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
             self._engine.delivery.put_back(_leases(messages), hold)  # what the ack has reached is not held any more
+            give_back_room(changes)
             raise
         engine = self._engine
         engine.acks += len(leases)
@@ -116,7 +119,7 @@ class Settling:
         ticket = _ticket(changes, not first, sync, reservation)
         del reservation
         ticket.future = (future, lambda done: result(done.outcomes))
-        future.add_done_callback(lambda done: self._acked(done, leases, hold))
+        future.add_done_callback(lambda done: self._acked(done, leases, hold, changes))
         nonpersistent = self._engine.nonpersistent
         if nonpersistent is not None and nonpersistent.takes(changes):
             ticket.outcomes = nonpersistent.write(changes)
@@ -126,12 +129,13 @@ class Settling:
         self._writer.proceed()
         return future
 
-    def _acked(self, future: Future[Any], leases: Sequence[Lease], hold: int) -> None:
+    def _acked(self, future: Future[Any], leases: Sequence[Lease], hold: int, changes: Sequence[Change]) -> None:
         error = future.exception()
         if error is None:
             self._engine.acks += len(leases)
         elif not isinstance(error, OutcomeUnknownError):
             self._engine.delivery.put_back(leases, hold)
+            give_back_room(changes)
 
     # Giving back
 

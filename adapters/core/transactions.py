@@ -17,7 +17,7 @@ from .branches import branch_of, payload_of
 from .changes import Branch, Change, Commit, Forget, Prepare, Rollback, acks_of, returned_of, sent
 from .delivery import CLAIMED
 from .engine import Engine
-from .nonpersistent import Nonpersistent
+from .nonpersistent import Nonpersistent, give_back_room
 from .sending import Sending
 from .settling import Settling
 from .tickets import Ticket
@@ -142,6 +142,7 @@ class Transactions:
 
         def refused() -> None:
             branch.reservation = None  # the error's traceback may hold the branch for long
+            give_back_room(branch.changes)
             self._backend.unstage(transaction)
 
         step.refused = refused
