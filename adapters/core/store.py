@@ -372,7 +372,8 @@ class CoreStore:
 
     def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
         self._engine.ensure_usable()
-        return self._sending.reserve(self._sending.sends(sends))
+        sending = self._sending
+        return sending.reserve(sending.sends(sends)) if sending.room.limited else None
 
     def prepare(
         self,

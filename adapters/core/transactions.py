@@ -152,15 +152,16 @@ class Transactions:
         branch, volatile = self._prepared(transaction)
         if branch is None:
             return Done([])
-        engine, summary = self._engine, branch.summary
+        engine = self._engine
 
         def receipts(outcomes: list[Any] | None) -> list[Receipt]:
             if outcomes is None:  # another thread had committed it before
                 return []
-            engine.sends += summary.sends
-            engine.acks += summary.acks
             done = zip(map(sent, branch.changes), outcomes, strict=True)
-            return [Receipt(send.state.destination, *one) for send, one in done if send is not None]
+            made = [Receipt(send.state.destination, *one) for send, one in done if send is not None]
+            engine.sends += len(made)
+            engine.acks += len(branch.leases)
+            return made
 
         if volatile is not None:
             return Done(receipts(volatile.commit_prepared(branch)))

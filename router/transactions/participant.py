@@ -44,7 +44,10 @@ class Participant:
             return self.store is not None
         if self.changes or not (self.sends or self.acks):
             return False
-        return not (any(message.persistent for _, message in self.sends) or any(m.persistent for m in self.acks))
+        for _, message in self.sends:
+            if message.persistent:
+                return False
+        return not any(message.persistent for message in self.acks)
 
     def call(self, places: StoreRegistry, call: Callable[[Store], T]) -> T:
         """Call with its store before anything is prepared there. One that is held by sends alone may have been closed
