@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -52,8 +53,9 @@ class DeadLetterSweeper:
         self.closed = True
         self._turn = 0
         """Counts the times it was opened: what is scheduled for an earlier one is skipped."""
-        self._refused: dict[tuple[bytes, int], float] = {}
-        """Store id and seq of what was refused for what it is, and when it is tried again (monotonic)."""
+        self._refused: OrderedDict[tuple[bytes, int], float] = OrderedDict()
+        """Store id and seq of what was refused for what it is, and when it is tried again (monotonic): the soonest
+        first."""
         self.dead_lettered = self.dropped = 0
         """Messages since open."""
 
@@ -174,7 +176,8 @@ class DeadLetterSweeper:
         pattern = self._places.dead_letter_of(store)
         now = time.monotonic()
         with self._lock:
-            self._refused = {known: again for known, again in self._refused.items() if again > now}
+            while self._refused and next(iter(self._refused.values())) <= now:
+                self._refused.popitem(last=False)
         to_do = [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
         for some in _groups(to_do, 0 if alone else SWEEP_BYTES):
             try:

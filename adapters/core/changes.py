@@ -185,6 +185,8 @@ class Send:
             self.entitled = list(plan.subscriptions(self.state).values())
             if not self.entitled:
                 plan.drop()
+        if self.expires_at_ms:
+            plan.expire()
         plan.changes.append(self)
         return seq, False
 
@@ -218,8 +220,11 @@ class Ack:
 
     def settle(self, delivery: Delivery) -> None:
         state = self.state
-        for feed in state.feeds(self.number) if state.is_topic else (state.feed,):
-            feed.held.pop(self.seq, None)
+        if not state.is_topic:
+            state.feed.held.pop(self.seq, None)
+            return
+        for feed in state.feeds(self.number):
+            delivery.end(feed, self.seq)
 
     def states(self) -> Iterable[DestinationState]:
         return ()
@@ -316,7 +321,7 @@ class Remove:
         table.remove(self.state)
 
     def settle(self, delivery: Delivery) -> None:
-        for feed in (self.state.feed, *self.state.feeds()):
+        for feed in (*self.state.feeds(), self.state.feed):
             delivery.gone(feed)
         self.state.subscriptions = {}
 

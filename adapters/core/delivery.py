@@ -19,13 +19,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...policies.errors import StoreFullError, UnknownMessageError
-from ..base import DELIVERY_LIMIT, EXPIRED, Message, Store, SubscriptionKey, require_leased
+from ..base import EXPIRED, Message, Store, SubscriptionKey, require_leased
 from .lanes import Lane, Lanes
 from .place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
+from .sweep import Sweep, wall_ms
 
 if TYPE_CHECKING:
     from .changes import Send
@@ -37,16 +39,8 @@ LEASED: Final = 1
 CLAIMED: Final = 2
 LEAVING: Final = 3
 
-LIMITED_MAX: Final = 10_000
-"""Of the messages that have reached the delivery limit, so many are remembered; the others are looked for once these
-are gone (invariant 10)."""
 CLOCK_SECONDS: Final = 1.0
 """Who waits where a message was skipped looks at the clock so often: it may go back."""
-
-
-def wall_ms() -> int:
-    """Now, in milliseconds since the epoch: what expiry goes by."""
-    return time.time_ns() // 1_000_000
 
 
 class Feed:
@@ -209,13 +203,15 @@ class Rows(Protocol):
         """Where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the caller
         knows it."""
 
-    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
-        """Those that have expired by now (ms), in any order: each with the feeds that have yet to ack it. Cheap if
-        there are none."""
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        """The feeds of the subscriptions that have yet to ack a topic's message."""
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
-        """Feed and seq of those that were given back so often or more often. Asked for at open and when there are
-        many."""
+    def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
+        """Those that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. What is returned
+        is gone on with later, when the store may have changed: what has come since, or died, may be in it or not."""
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
+        """Those that were given back so often or more often. Asked for at open and when there are many. Likewise."""
 
 
 class Delivery:
@@ -227,10 +223,7 @@ class Delivery:
         self._max_leases = max_leases
         self._max_deliveries = max_deliveries
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
-        self._limited: dict[tuple[Feed, int], None] = {}
-        """Feed and seq of messages that were given back as often as `max_deliveries` says."""
-        self._look_for_limited = max_deliveries is not None
-        """There may be others than those in `_limited`."""
+        self._sweep = Sweep(max_deliveries)
         self.mixed = False
         """Some messages are not persistent: what lies between two seqs is not of one kind."""
 
@@ -289,11 +282,26 @@ class Delivery:
             lanes = feed.lanes = Lanes()
         return lanes.first(feed, rows)
 
+    def end(self, feed: Feed, seq: int) -> None:
+        """A message is dead for a subscription; others may have yet to ack it. Idempotent."""
+        lease = feed.held.get(seq)
+        if lease is not None:
+            self._sweep.may_be_expired(feed.state, lease.place)
+            feed.held.pop(seq, None)
+
     def added(self, send: Send) -> None:
-        """A message is in the rows, of a store with priorities. May be said again."""
+        """A message is in the rows which expires, or whose store has priorities. May be said again."""
+        if send.expires_at_ms:
+            self.may_be_expired(send.state, (send.order, send.seq, send.expires_at_ms, 0, None))
+        if not self._priorities:
+            return
         for feed in (send.state.feed,) if not send.state.is_topic else [known.feed for known in send.entitled]:
             if feed.lanes is not None:
                 feed.lanes.add(send.order, send.seq)
+
+    def may_be_expired(self, state: DestinationState, place: Place) -> None:
+        """A message that expires is in the rows. May be said again."""
+        self._sweep.may_be_expired(state, place)
 
     def _deliverable(self, feed: Feed, place: Place) -> bool:
         if place[EXPIRES]:
@@ -302,15 +310,9 @@ class Delivery:
                 feed.passed_at = max(now, feed.passed_at)
                 return False
         if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
-            self._limit(feed, place[SEQ])
+            self._sweep.is_limited(feed, place)
             return False
         return True
-
-    def _limit(self, feed: Feed, seq: int) -> None:
-        if len(self._limited) < LIMITED_MAX:
-            self._limited[feed, seq] = None
-        else:
-            self._look_for_limited = True
 
     def has_room(self, feed: Feed) -> bool:
         """Whether more of its messages may be leased, as far as is applied."""
@@ -340,39 +342,24 @@ class Delivery:
 
     # What is not delivered any more
 
-    def take_undelivered(self, limit: int, rows: Rows, taken: list[tuple[Lease, str]]) -> None:
+    def take_undelivered(self, limit: int, rows: Rows, taken: list[tuple[Lease, str]]) -> bool:
         """Lease up to so many of those that are not to be delivered. Each is added to `taken` before it is leased, so
-        that who is interrupted knows which to `unlease`."""
-        for feeds, place, reason in self._undelivered(rows):
-            if len(taken) >= limit:
-                return
-            seq = place[SEQ]
-            if not feeds or any(seq in feed.held for feed in feeds):
-                continue
-            if any(len(feed.held) >= self._max_leases for feed in feeds):
-                continue
-            lease = Lease(tuple(feeds), place, LEASED, reason == EXPIRED and feeds[0].subscription is not None)
-            taken.append((lease, reason))
-            for feed in feeds:
-                feed.held[seq] = lease
+        that who is interrupted knows which to `unlease`. Returns whether there is more to look at, after others have
+        had their turn."""
+        return self._sweep.find(rows, limit, partial(self._take_one, taken), taken)
 
-    def _undelivered(self, rows: Rows) -> Iterator[tuple[Sequence[Feed], Place, str]]:
-        for feeds, place in rows.expired(wall_ms()):
-            yield feeds, place, EXPIRED
-        if self._max_deliveries is None:
-            return
-        if self._look_for_limited and not self._limited:
-            for feed, seq in rows.limited(self._max_deliveries):
-                if len(self._limited) >= LIMITED_MAX:
-                    break
-                self._limited[feed, seq] = None
-            else:
-                self._look_for_limited = False
-        for feed, seq in list(self._limited):
-            row = rows.row(feed.state, feed.subscription, seq) if seq not in feed.held else None
-            if row is not None:
-                yield (feed,), row, DELIVERY_LIMIT
-            self._limited.pop((feed, seq), None)  # it is held now; who gives it back says so again
+    def _take_one(self, taken: list[tuple[Lease, str]], feeds: Sequence[Feed], place: Place, reason: str) -> bool:
+        """False if there is no room for a lease."""
+        seq = place[SEQ]
+        if not feeds or any(seq in feed.held for feed in feeds):
+            return True
+        if any(len(feed.held) >= self._max_leases for feed in feeds):
+            return False
+        lease = Lease(tuple(feeds), place, LEASED, reason == EXPIRED and feeds[0].subscription is not None)
+        taken.append((lease, reason))
+        for feed in feeds:
+            feed.held[seq] = lease
+        return True
 
     # Settling
 
@@ -435,8 +422,9 @@ class Delivery:
             row = rows.row(feed.state, feed.subscription, seq, order)
             if row is not None:
                 place = (order, seq, expires, deliveries if not lease.whole else row[DELIVERIES], row[OWN])
+                self._sweep.may_be_expired(feed.state, place)
                 if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
-                    self._limit(feed, seq)
+                    self._sweep.is_limited(feed, place)
                 else:
                     feed.returned_places[seq] = place
                     heapq.heappush(feed.returned, (order, seq))
@@ -455,9 +443,11 @@ class Delivery:
         feed.forget_fetched()
         feed.returned.clear()
         feed.returned_places.clear()
+        if feed.subscription is not None:
+            for seq in list(feed.held):
+                self.end(feed, seq)
         feed.held.clear()
-        for known in [known for known in self._limited if known[0] is feed]:
-            self._limited.pop(known, None)
+        self._sweep.forget(feed)
         feed.wake_all()
 
     def purged(self, feed: Feed, first: int, last: int) -> None:

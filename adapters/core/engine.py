@@ -304,7 +304,7 @@ class Engine:
                     change.settle(self.delivery)
         if last is not None:
             self.backend.apply(changes, last)
-        if self._priorities or self.nonpersistent is not None or not kinds <= _PLAIN:
+        if self._looks_at_sends() or not kinds <= _PLAIN:
             self._finish(changes)
         if plan.volatile:
             self._finish_volatile(plan)
@@ -312,11 +312,14 @@ class Engine:
         self.interrupted = False
         return count
 
+    def _looks_at_sends(self) -> bool:
+        return self._priorities or self.sequencer.expiring or self.nonpersistent is not None
+
     def _finish(self, changes: Sequence[Change]) -> None:
         """What follows once changes are in the rows. May be done again."""
         for change in changes:
             if type(change) is Send:
-                if self._priorities:
+                if self._priorities or change.expires_at_ms:
                     self.delivery.added(change)
             elif type(change) is not Ack:
                 self._finish_one(change)

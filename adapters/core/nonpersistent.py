@@ -19,7 +19,7 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -234,10 +234,14 @@ class Nonpersistent(Rows):
         if transaction is not None:
             self.prepared.pop(transaction, None)
             self._kept.free(transaction)
-        if written.plan is not None or self._priorities:
-            for change in changes:
-                if type(change) is Send:
+        for change in changes:
+            if type(change) is Send:
+                if written.plan is not None or self._priorities:
                     self._set_back(change, change.order >> 1)
+                state = self._engine.catalog.by_number.get(change.state.number)
+                if change.expires_at_ms and state is not None:
+                    place = (change.order >> 1, change.seq, change.expires_at_ms, 0, None)
+                    delivery.may_be_expired(state, place)
         if written.plan is not None:
             written.plan.volatile = ()
         for change in changes:
@@ -443,14 +447,22 @@ class Nonpersistent(Rows):
                     return _place(place)
         return self._backend.row(state, subscription, seq, order)
 
-    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
-        yield from self._backend.expired(now)
-        for feeds, place in self._kept.expired(now):
-            yield feeds, _place(place)
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        shadow = state.volatile
+        found = self._kept.unacked(shadow, seq) if shadow is not None else ()
+        return found or self._backend.unacked(state, seq)
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+    def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
+        yield from self._backend.expired(since, now)
+        for shadow, place in self._kept.expired(since, now):
+            state = self._engine.catalog.by_number.get(shadow.number)
+            if state is not None:
+                yield state, _place(place)
+
+    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
         yield from self._backend.limited(least)
-        yield from self._kept.limited(least)
+        for feed, place in self._kept.limited(least):
+            yield feed, _place(place)
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """As Backend.bodies. Any thread."""

@@ -153,6 +153,10 @@ class Plan:
         those = {key: other for key, other in others if other is not known}
         self.subscribed = {**self.subscribed, known.topic.number: those}
 
+    def expire(self) -> None:
+        """A message that expires."""
+        self._sequencer.expiring = True
+
     def prepare(self, branch: Branch) -> None:
         """One more that waits for its outcome."""
         self.prepared = [*self.prepared, branch]
@@ -186,6 +190,8 @@ class Sequencer:
         """Branches that wait for their outcome, by transaction."""
         self.last_seq = 0
         """The highest of a message that was accepted."""
+        self.expiring = False
+        """Some messages that were sent since it was made expire."""
         self.mixed = False
         """Some messages are not persistent."""
         self.lock = threading.RLock()

@@ -155,7 +155,7 @@ class Receiving:
         with engine.lock:
             for feed in lease.feeds:
                 if feed.held.get(lease.seq) is lease:
-                    feed.held.pop(lease.seq, None)
+                    engine.delivery.end(feed, lease.seq)
 
     def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
         """What one receives from there draws from; None for a queue that is new here, unless `make`. Raises
@@ -195,9 +195,12 @@ class Receiving:
         found: list[Undelivered] = []
         engine.check()
         try:
-            with engine.lock:
-                engine.current()
-                engine.delivery.take_undelivered(limit, engine.rows, taken)
+            more = True
+            while more and len(taken) < limit:
+                engine.check()
+                with engine.lock:
+                    engine.current()
+                    more = engine.delivery.take_undelivered(limit, engine.rows, taken)
             for lease, reason in taken:
                 try:
                     message = self.read(lease)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...policies.config import JournalOptions
@@ -38,6 +38,7 @@ from .check import violations
 from .directory import StoreDirectory, first_segment
 from .index import Index, is_of_index, remove_file
 from .opening import bring_up, log_recovered
+from .rows import FIRST_KEY, expiry_key
 from .snapshot import WriteSnapshot
 from .writing import JournalEncoder, JournalWriter
 
@@ -211,11 +212,20 @@ class JournalBackend(Backend):
     ) -> Place | None:
         return self._index.rows.row(state, subscription, seq)
 
-    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
-        return self._index.rows.expired(now)
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        return self._index.rows.unacked(state, seq)
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
-        return self._index.rows.limited(least)
+    def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
+        start: bytes | None = expiry_key(since)
+        while start is not None:  # the index's file may be another one from page to page
+            found, start = self._index.rows.expired(start, now)
+            yield from found
+
+    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
+        start: bytes | None = FIRST_KEY
+        while start is not None:
+            found, start = self._index.rows.limited(start, least)
+            yield from found
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         return self._bodies.read(state, places)

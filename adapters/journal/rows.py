@@ -51,6 +51,9 @@ _unpack_where = WHERE.unpack_from
 PAGE: Final = 512
 """Rows that are looked at in one go where only some of them are wanted."""
 
+FIRST_KEY: Final = b"\0"
+"""No key comes before."""
+
 TABLES: Final = 4
 
 Row = tuple[Place, int]
@@ -93,6 +96,11 @@ def places_of(rows: list[tuple[bytes, bytes]]) -> list[Place]:
         else read_row(unpack_seq(key)[0], value)[0]
         for key, value in rows
     ]
+
+
+def expiry_key(since: int) -> bytes:
+    """In `expiries`, all that expires later (ms) comes behind it."""
+    return EXPIRY_KEY.pack(since + 1, 0)
 
 
 def _more(order: int, expires: int, pending: int) -> bytes:
@@ -420,27 +428,40 @@ class MessageRows:
             count = DELIVERIES.unpack(found)[0] if found is not None else 0
         return (place[ORDER], seq, place[2], count, place[OWN]) if count else place
 
-    def _feeds(self, state: DestinationState, pending: int) -> list[Feed]:
-        if not state.is_topic:
-            return [state.feed]
-        return [known.feed for known in state.own.subscriptions.values() if known.own.bit & pending]
+    def unacked(self, state: DestinationState, seq: int) -> list[Feed]:
+        row = self._row(state, seq)
+        if row is None or state.own is None:
+            return []
+        return [known.feed for known in state.own.subscriptions.values() if known.own.bit & row[1]]
 
-    def expired(self, now: int) -> Iterator[tuple[Sequence[Feed], Place]]:
-        for key, value in self._pages(self._expiries_db):
+    def expired(self, start: bytes, now: int) -> tuple[list[tuple[DestinationState, Place]], bytes | None]:
+        """A page of those that have expired, from this key of `expiries` on, and the key to go on from; None at the
+        end."""
+        found: list[tuple[DestinationState, Place]] = []
+        rows = self._raw(self._expiries_db, start, 0, PAGE)
+        for key, value in rows:
             expires, seq = EXPIRY_KEY.unpack(key)
             if expires > now:
-                return
-            state = self._states[ID.unpack(value)[0]]
-            row = self._row(state, seq)
-            if row is not None:
-                place = self._with_deliveries(state, 0, row[0]) if self.counted else row[0]
-                yield self._feeds(state, row[1]), place
+                return found, None
+            state = self._states.get(ID.unpack(value)[0])
+            place = self.row(state, None, seq) if state is not None else None
+            if state is not None and place is not None:
+                found.append((state, place))
+        return found, rows[-1][0] + b"\0" if rows else None
 
-    def limited(self, least: int) -> Iterator[tuple[Feed, int]]:
-        for seq, number, count, destination in self.all_deliveries():
-            if count >= least:
-                for feed in self._states[destination].feeds(number):
-                    yield feed, seq
+    def limited(self, start: bytes, least: int) -> tuple[list[tuple[Feed, Place]], bytes | None]:
+        """A page of those that have come back so often, from this key of `deliveries` on. Likewise."""
+        found: list[tuple[Feed, Place]] = []
+        rows = self._raw(self._deliveries_db, start, 0, PAGE) if self.counted else []
+        for key, value in rows:
+            seq, number = DELIVERIES_KEY.unpack(key)
+            count, destination = DELIVERIES.unpack(value)
+            state = self._states.get(destination)
+            for feed in state.feeds(number) if state is not None and count >= least else ():
+                place = self.row(feed.state, feed.subscription, seq)
+                if place is not None:
+                    found.append((feed, place))
+        return found, rows[-1][0] + b"\0" if rows else None
 
     def pending(self, state: DestinationState) -> Iterator[tuple[int, int]]:
         """Seq, and the bits of those that have yet to ack it, of all a topic's messages."""
@@ -451,7 +472,7 @@ class MessageRows:
 
     def _pages(self, db: Any) -> Iterator[tuple[bytes, bytes]]:
         """All rows. No cursor is open while the caller looks at one (rule X1)."""
-        start = b"\0"
+        start = FIRST_KEY
         while rows := self._raw(db, start, 0, PAGE):
             yield from rows
             start = rows[-1][0] + b"\0"

@@ -33,7 +33,9 @@ class MemoryTable(Table):
         self.expiring: dict[Chunk, None] = {}
         """Chunks in which messages expire."""
         self.soonest = 0
-        """No message expires before; 0: none does."""
+        """No message that was not given expires before; 0: none does."""
+        self.given = 0
+        """What has expired by then (ms) was given to who asked, or some of it."""
         self.prepared: dict[bytes, int] = {}
         """Bytes of memory that each prepared transaction takes."""
         self.ahead: dict[int, tuple[Address, Sequence[Send]]] = {}

@@ -124,7 +124,7 @@ class Chunk:
         self.expiries: Numbers | None = None
         """When each message expires; None if none does."""
         self.soonest = 0
-        """No live message expires before; 0: none does."""
+        """No live message that was not given to who asked for expired ones expires before; 0: none does."""
         self.total_bytes = 0
         """Of all messages ever in it."""
         self.resident = 0

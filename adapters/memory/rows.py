@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -188,31 +188,35 @@ class MemoryRows:
     ) -> Place | None:
         return state.own.row(subscription, seq, order) if state.own is not None else None
 
-    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
-        """By the times themselves, whenever it is asked: a clock that went forward and back again hides nothing."""
-        if not self._table.soonest or now < self._table.soonest:
-            return
-        for chunk in list(self._table.expiring):
-            if not chunk.soonest or now < chunk.soonest:
-                continue
-            soonest = 0
-            for index in indexes(chunk.live):
-                at = chunk.expires_at(index)
-                soonest = min(soonest or at, at) if at else soonest
-                if at and at <= now:
-                    yield chunk.lane.messages.feeds((chunk, index)), place_of((chunk, index), 0)
-            chunk.soonest = soonest  # of those that were given as well: whoever takes them may give them back
-            if not soonest:
-                self._table.expiring.pop(chunk, None)
-        self._table.soonest = min((chunk.soonest for chunk in self._table.expiring), default=0)
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        messages: DestinationMessages | None = state.own
+        spot = messages.find(seq) if messages is not None else None
+        return messages.feeds(spot) if messages is not None and spot is not None else ()
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+    def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
+        """Chunks that hold nothing but what was given before are skipped, unless the same is asked for again."""
+        table = self._table
+        again = since < table.given
+        if not again and (not table.soonest or now < table.soonest):
+            return
+        table.given = now  # first: who is interrupted asks again
+        for chunk in list(table.expiring):
+            if not again and not 0 < chunk.soonest <= now:
+                continue
+            for index in indexes(chunk.live):
+                if since < chunk.expires_at(index) <= now:
+                    yield chunk.lane.messages.state, place_of((chunk, index), 0)
+            later = (chunk.expires_at(index) for index in indexes(chunk.live))
+            chunk.soonest = min((at for at in later if at > now), default=0)
+        table.soonest = min((chunk.soonest for chunk in table.expiring if chunk.soonest), default=0)
+
+    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
         for state in list(self._catalog.destinations.values()):
             feeds = {feed.number: feed for feed in state.feeds()}
             for chunk in state.own.chunks() if state.own is not None else ():
                 for (number, index), count in list(chunk.counts.items()):
                     if count >= least and number in feeds:
-                        yield feeds[number], chunk.seq(index)
+                        yield feeds[number], place_of((chunk, index), number)
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         if len(places) == 1:

@@ -355,10 +355,13 @@ class SqlBackend(Backend):
     ) -> Place | None:
         return self._reading.row(state, subscription, seq)
 
-    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
-        return self._reading.expired(now)
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        return self._reading.unacked(state, seq)
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+    def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
+        return self._reading.expired(since, now)
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
         return self._reading.limited(least)
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:

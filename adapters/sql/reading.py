@@ -8,7 +8,7 @@ V2  `places` and `records` hold what the tables would say, since each write drop
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from .database import Database
 from .effects import Effects, Lanes
 from .statements import Statements
 
+ID_MAX: Final = (1 << 63) - 1
 INLINE: Final = 4096
 """Messages up to this size (bytes) are read ahead with their bodies."""
 RECORDS_MAX: Final = 2048
@@ -96,6 +97,7 @@ class Reading:
             self._places.pop(key, None)
         for seq in effects.dead:
             self._records.drop(seq)
+            self._places.pop((0, seq), None)
 
     # Where messages are
 
@@ -180,41 +182,43 @@ class Reading:
     def _acked(self, seq: int) -> set[int]:
         return {row[0] for row in self._all("select.acked", message=seq)}
 
-    def expired(self, now: int) -> Iterator[tuple[Sequence[Feed], Place]]:
+    def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
         if not self.next_expiry or now < self.next_expiry:
             return
-        after, seq = 0, 0
+        after, seq = since, ID_MAX
         while rows := self._all("select.expired", now=now, after=after, after_id=seq, most=PAGE):
             for row in rows:
                 seq, after = row[ID], row[EXPIRES_COLUMN]
                 state = self._catalog.by_number.get(row[-1])
                 if state is not None and seq <= self.last_seq:
-                    yield self._waiting(state, seq), place_of(row, self._priorities)
-        if not after:
+                    place = place_of(row, self._priorities)
+                    self._keep(0, place)
+                    yield state, place
+        if after == since:
             self.next_expiry = self._all("select.expiry")[0][0] or 0
 
-    def _waiting(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        """The feeds that have yet to ack a message."""
-        if not state.is_topic:
-            return (state.feed,)
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         entitled = state.entitled(seq)
         acked = self._acked(seq) if len(entitled) > 1 else set()
         return [known.feed for known in entitled if known.number not in acked]
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
+    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
         after = 0
         while rows := self._all("select.limited", least=least, after=after, most=PAGE):
             for number, after in rows:
                 state = self._catalog.by_number.get(number)
-                if state is not None:
-                    yield state.feed, after
+                place = self.row(state, None, after) if state is not None else None
+                if state is not None and place is not None:
+                    yield state.feed, place
         for known in list(self._catalog.subscriptions.values()):
             after = 0
             while known.own and (
                 rows := self._all("select.limited.durable", durable=known.number, least=least, after=after, most=PAGE)
             ):
                 for _, after in rows:
-                    yield known.feed, after
+                    place = self.row(known.topic, known, after)
+                    if place is not None:
+                        yield known.feed, place
 
     # What is in them
 

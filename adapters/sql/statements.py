@@ -59,7 +59,7 @@ def _reading(s: Schema) -> dict[str, Executable]:
         behind = m.id > p("after")
         return select(*row, small).where(there, *conditions, behind).order_by(m.id).limit(p("most"))
 
-    later = or_(m.expirationtime > p("after"), and_(m.expirationtime == p("after"), m.id > p("after_id")))
+    later = and_(m.expirationtime >= p("after"), or_(m.expirationtime > p("after"), m.id > p("after_id")))
     counts = (m.priority, func.count(), func.sum(m.size), func.max(m.id))
     in_range = and_(m.destination == p("topic"), m.id >= p("first"), m.id <= p("last"))
     r = s.redeliveries.c

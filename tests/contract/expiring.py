@@ -194,6 +194,26 @@ class ExpiringContract:
         assert store.receive(A) is None
         assert sent(undelivered(store)) == [b"1"]
 
+    def test_what_was_leased_when_it_expired_is_found_once_it_is_given_back(self, clock: Clock, store: Store) -> None:
+        """And what comes late: all of it after others were looked at."""
+        store.send_many(A, [Outgoing(str(n).encode(), expires_at_ms=clock.now + 1000) for n in range(4)])
+        store.send(A, b"4", expires_at_ms=clock.now + HOUR)
+        first, second, third, _ = (take(store) for _ in range(4))
+        for seconds in (2, 3):
+            clock.offset_ms = seconds * 1000
+            assert undelivered(store) == []
+        first.release()
+        store.send(A, b"late", expires_at_ms=clock.now - 1500)
+        third.ack()
+        found = undelivered(store)
+        assert sent(found) == [b"0", b"late"]
+        assert undelivered(store) == []
+        store.release(messages_of(found))
+        second.release()
+        clock.offset_ms += 1
+        assert sent(undelivered(store)) == [b"0", b"1", b"late"]
+        assert drain(store) == [b"4"]
+
     def test_its_time_ends_when_it_was_looked_up_ahead(self, clock: Clock, store: Store) -> None:
         store.send_many(A, [b"0", *(Outgoing(str(n).encode(), expires_at_ms=clock.now + 1000) for n in (1, 2)), b"3"])
         assert take(store).body == b"0"
@@ -316,6 +336,27 @@ class ExpiringContract:
         assert_whole(store)
 
     # Of topics
+
+    @pytest.mark.parametrize("how", ["acked", "released", "unsubscribed"])
+    def test_of_a_topic_it_is_found_once_nobody_holds_it(self, clock: Clock, store: Store, how: str) -> None:
+        store.subscribe(DESK)
+        store.subscribe(BOOK)
+        store.send_many(T, [Outgoing(str(n).encode(), expires_at_ms=clock.now + 1000) for n in range(3)])
+        held = [take(store, T, 0, DESK.key) for _ in range(2)]
+        clock.offset_ms += 2000
+        assert sent(undelivered(store)) == [b"2"]
+        clock.offset_ms += 1000
+        assert undelivered(store) == []
+        if how == "acked":
+            store.ack(held)
+        elif how == "released":
+            store.release(held)
+        else:
+            store.unsubscribe(DESK.topic, DESK.key)
+        found = undelivered(store)
+        assert sent(found) == [b"0", b"1"]
+        store.ack(messages_of(found))
+        assert (undelivered(store), bodies(store, T, BOOK.key)) == ([], [b"2"])
 
     def test_of_a_topic_it_is_gone_for_all(self, clock: Clock, disk: Disk, store: Store, place: str) -> None:
         store.subscribe(DESK)

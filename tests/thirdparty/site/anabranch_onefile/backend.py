@@ -253,14 +253,20 @@ class OneFileBackend(Backend):
     def _feeds(self, state: DestinationState, row: Row) -> list[Feed]:
         return [feed for feed in state.feeds() if not feed.number or feed.number in row.waiting]
 
-    def expired(self, now: int) -> Iterable[tuple[Sequence[Feed], Place]]:
-        for state, seq, row in self._all():
-            if row.expires_at_ms and row.expires_at_ms <= now:
-                yield self._feeds(state, row), self._place(state, seq, 0)
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        return self._feeds(state, self._now.messages[state.number][seq])
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, int]]:
-        for state, seq, row in self._all():
-            yield from ((feed, seq) for feed in self._feeds(state, row) if row.counts.get(feed.number, 0) >= least)
+    def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
+        rows = [(state, seq) for state, seq, row in self._all() if since < row.expires_at_ms <= now]
+        return [(state, self._place(state, seq, 0)) for state, seq in rows]
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
+        rows = [(feed, seq, row) for state, seq, row in self._all() for feed in self._feeds(state, row)]
+        return [
+            (feed, self._place(feed.state, seq, feed.number))
+            for feed, seq, row in rows
+            if row.counts.get(feed.number, 0) >= least
+        ]
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         for place in places:
