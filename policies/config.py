@@ -23,7 +23,7 @@ from pydantic import SecretStr, ValidationError
 
 from . import config_yaml
 from .config_checks import Outline, disagreements, doubts
-from .config_models import Config, StoreConfig, validated_options
+from .config_models import Config, KindOptions, StoreConfig, validated_options
 from .config_options import FILE_MODE, Base, Duration, Options, Size
 from .config_problems import Located, describe_value, did_you_mean, explain
 from .config_schema import json_schema
@@ -36,6 +36,7 @@ __all__ = [
     "Config",
     "Duration",
     "JournalOptions",
+    "KindOptions",
     "MemoryOptions",
     "Options",
     "Size",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, Unpack
 
 from pydantic import (
     AfterValidator,
@@ -69,6 +69,17 @@ _PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
 _AT_LEAST_ONE = Field(json_schema_extra={"minItems": 1})
 
 
+class KindOptions(TypedDict, total=False):
+    """Which kind of store it is, as a keyword with its options; None or {} is that kind with defaults. A kind that is
+    not one of ours is named by `kind`, and has its `options` beside it."""
+
+    journal: JournalOptions | Mapping[str, Any] | None
+    sql: SqlOptions | Mapping[str, Any] | None
+    memory: MemoryOptions | Mapping[str, Any] | None
+    kind: str
+    options: BaseModel | Mapping[str, Any] | None
+
+
 class StoreConfig(Model):
     """One store: its name, what it takes, and its options."""
 
@@ -100,12 +111,16 @@ class StoreConfig(Model):
         directory: str | Path | None = None,
         index_directory: str | Path | None = None,
         create_directory: bool | None = None,
-        **kind: BaseModel | Mapping[str, Any] | None,
+        **kind: Unpack[KindOptions],
     ) -> None:
-        """At most one further keyword, the kind: `journal=JournalOptions(...)`. None is a journal with defaults.
+        """At most one kind: `journal=JournalOptions(...)`, say, or `kind="onefile", options={...}` for one that is
+        installed beside ours. None is a journal with defaults.
 
         Raises ConfigError.
         """
+        given: dict[str, Any] = dict(kind)
+        if "kind" in given:
+            given[given.pop("kind")] = given.pop("options", None)
         super().__init__(
             name=name,
             match=match if isinstance(match, str) else tuple(match),
@@ -113,7 +128,7 @@ class StoreConfig(Model):
             directory=directory,
             index_directory=index_directory,
             create_directory=create_directory,
-            **kind,
+            **given,
         )
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

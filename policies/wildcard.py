@@ -89,7 +89,7 @@ class Pattern:
 
     text: str = field(compare=False)
     kinds: frozenset[Kind]
-    segments: tuple[_Segment, ...] = field(repr=False)
+    _segments: tuple[_Segment, ...] = field(repr=False)
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
@@ -102,12 +102,12 @@ class Pattern:
     @property
     def exact(self) -> bool:
         """Whether it is a name: without any wildcard."""
-        return all(segment.rank == _LITERAL for segment in self.segments)
+        return all(segment.rank == _LITERAL for segment in self._segments)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """Sorts patterns: of those that match a destination, the first is its route (invariant 5)."""
-        return (not self.exact, tuple(s.key for s in self.segments), _KIND_SETS.index(self.kinds))
+        return (not self.exact, tuple(s.key for s in self._segments), _KIND_SETS.index(self.kinds))
 
     def matches(self, destination: Destination) -> bool:
         """Whether this destination is one of those that the pattern names."""
@@ -118,20 +118,20 @@ class Pattern:
 
     @cached_property
     def _open_ended(self) -> bool:
-        return self.segments[-1].rank == _REST
+        return self._segments[-1].rank == _REST
 
     @cached_property
     def _encoded(self) -> str:
-        if len(self.segments) == 1 and self._open_ended:
+        if len(self._segments) == 1 and self._open_ended:
             return "*"
-        closed = self.segments[:-1] if self._open_ended else self.segments
+        closed = self._segments[:-1] if self._open_ended else self._segments
         return "/".join(s.encoded for s in closed)
 
     @cached_property
     def _lead(self) -> str:
         """What every name that matches begins with. It spares most patterns the question to fnmatch2."""
         parts = []
-        for segment in self.segments:
+        for segment in self._segments:
             if segment.rank == _REST:
                 break
             parts.append(segment.lead)
@@ -221,7 +221,7 @@ def _why(above: Pattern, below: Pattern) -> str:
     """Why `above` comes before `below`, two different patterns that match one destination."""
     if above.exact and not below.exact:
         return "an exact name beats every wildcard"
-    for place, (a, b) in enumerate(zip(above.segments, below.segments, strict=False), start=1):
+    for place, (a, b) in enumerate(zip(above._segments, below._segments, strict=False), start=1):
         if a == b:
             continue
         if a.rank != b.rank:
@@ -230,8 +230,8 @@ def _why(above: Pattern, below: Pattern) -> str:
             counts = f"({a.literals} to {b.literals})"
             return f"in segment {place}, {a.source!r} has more literal characters than {b.source!r} {counts}"
         return f"in segment {place}, {a.source!r} comes before {b.source!r} in text order"
-    if len(above.segments) != len(below.segments):
-        return f"it ends where the other goes on with {below.segments[len(above.segments)].source!r}"
+    if len(above._segments) != len(below._segments):
+        return f"it ends where the other goes on with {below._segments[len(above._segments)].source!r}"
     one, other = (_KIND_NAMES[_KIND_SETS.index(pattern.kinds)] for pattern in (above, below))
     return f"it is for {one}, the other for {other}"
 

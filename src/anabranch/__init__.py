@@ -13,6 +13,7 @@ read on: docs/configuration.md, docs/transactions.md, docs/invariants.md, docs/f
 """
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 from .adapters.acceleration import accelerated
 from .adapters.base import (
@@ -29,8 +30,16 @@ from .adapters.base import (
     Subscription,
     SubscriptionKey,
 )
-from .policies.config import Config, JournalOptions, MemoryOptions, SqlOptions, StoreConfig, TransactionOptions
-from .policies.destination import Destination
+from .policies.config import (
+    Config,
+    JournalOptions,
+    KindOptions,
+    MemoryOptions,
+    SqlOptions,
+    StoreConfig,
+    TransactionOptions,
+)
+from .policies.destination import Destination, Kind
 from .policies.durability import Sync
 from .policies.errors import (
     AnabranchError,
@@ -41,10 +50,12 @@ from .policies.errors import (
     DeadLetterError,
     DestinationError,
     MessageTooLargeError,
+    MissingExtraError,
     NoRouteError,
     OutcomeUnknownError,
     OutOfDescriptorsError,
     PlacementError,
+    Problem,
     SparkError,
     StoreFailedError,
     StoreFullError,
@@ -56,7 +67,10 @@ from .policies.errors import (
     UnknownMessageError,
     UnknownSubscriptionError,
 )
+from .policies.wildcard import Match, Pattern, RouteTable
+from .router.addresses import Address
 from .router.dbapi import Connection, ProgrammingError
+from .router.endpoint import SendOptions
 from .router.queue import Queue
 from .router.router import Router, RouterStats, open
 from .router.topic import Subscriber, Topic
@@ -65,9 +79,13 @@ from .router.transactions.states import Outcome, TransactionState
 from .router.transactions.transaction import Savepoint, Transaction
 from .router.xid import Xid
 
+if TYPE_CHECKING:
+    from .router.data_manager import DataManager as DataManager
+
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
+    "Address",
     "AnabranchError",
     "ClockError",
     "ClosedError",
@@ -84,23 +102,31 @@ __all__ = [
     "Heuristic",
     "InDoubt",
     "JournalOptions",
+    "Kind",
+    "KindOptions",
     "Listener",
+    "Match",
     "MemoryOptions",
     "Message",
     "MessageTooLargeError",
+    "MissingExtraError",
     "NoRouteError",
     "OutOfDescriptorsError",
     "Outcome",
     "OutcomeUnknownError",
     "Outgoing",
+    "Pattern",
     "PlacementError",
+    "Problem",
     "ProgrammingError",
     "Progress",
     "Queue",
     "Receipt",
+    "RouteTable",
     "Router",
     "RouterStats",
     "Savepoint",
+    "SendOptions",
     "Settlement",
     "SparkError",
     "SqlOptions",
@@ -127,3 +153,14 @@ __all__ = [
     "accelerated",
     "open",
 ]
+
+
+if not TYPE_CHECKING:  # which would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """DataManager, which needs the extra `transaction`, is imported when it is asked for."""
+        if name == "DataManager":
+            from .router.data_manager import DataManager
+
+            return DataManager
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

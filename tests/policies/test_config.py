@@ -426,7 +426,10 @@ def test_a_third_partys_kind() -> None:
     store = loads(vault_store("url: x, batch: 1MiB, pool: {least: 3}"), BASE).stores[0]
     found: Any = store.options
     assert (store.kind, found.url, found.batch, found.pool.least) == ("vault", "x", 2**20, 3)
-    assert found == StoreConfig("a", ["a"], vault={"url": "x", "batch": 2**20, "pool": {"least": 3}}).options
+    assert (
+        found
+        == StoreConfig("a", ["a"], kind="vault", options={"url": "x", "batch": 2**20, "pool": {"least": 3}}).options
+    )
     assert one(vault_store("")) == (5, "store 'a': vault.url: is missing, and is required")
     assert one(vault_store("url: x, pool: {lest: 3}")) == (
         5,
