@@ -11,6 +11,12 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "embed": "1,000 readings consumed\norders: 1 pending\nrest: 1 pending\ntelemetry: 0 pending\n",
+    "event_loop": (
+        "300 jobs in 30 queues: 0 left\n"
+        "dead: job 113 (nobody makes thirteen)\n"
+        "dead: job 13 (nobody makes thirteen)\n"
+        "dead: job 213 (nobody makes thirteen)\n"
+    ),
     "kinds_of_stores": "dead: [('a curse', 'delivery_limit')]\naudit: ['a train']\ninvoices: ['a train']\nprices: []\n",
     "transactions": (
         "rolled back, the order is in its queue again: there is nothing to pack\n"
