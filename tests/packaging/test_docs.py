@@ -62,7 +62,7 @@ def test_what_is_called_python_compiles(page: Path) -> None:
 
 def test_the_programs_of_the_page_on_messages_run_one_after_the_other(tmp_path: Path) -> None:
     programs = blocks("messages.md", "python")
-    assert len(programs) == 3
+    assert len(programs) == 5
     options = anabranch.JournalOptions(max_deliveries=1, dead_letter="dlq")
     config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
     with anabranch.open(config) as router:
@@ -76,6 +76,8 @@ def test_the_programs_of_the_page_on_messages_run_one_after_the_other(tmp_path: 
             exec(program, names)
         assert [s.subscription.name for s in router.topic("prices.eu").subscriptions()] == ["charts"]
         assert sorted(message.body for message in orders.browse()) == [b"1", b"2", b"3"]
+        assert router.queue("jobs").depth() == 0
+        assert [m.headers["dead_letter_reason"] for m in router.queue("dlq").browse()] == ["nobody makes three"]
 
 
 def test_the_programs_of_the_page_on_configuration_run() -> None:
