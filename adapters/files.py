@@ -229,16 +229,22 @@ def extend(fd: int, size: int) -> None:
 
 
 def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
-    """A new, empty file. Made under another name and renamed, since LMDB refuses a file that a power failure met
-    before its first commit (rule X5)."""
+    """An empty file. Made under another name and renamed, since LMDB refuses a file that a power failure met before its
+    first commit (rule X5). One that is there is emptied, and keeps its place on the disk."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)
-    fd = open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, file_mode)  # LMDB heeds the umask
+    with suppress(FileNotFoundError):
+        path.rename(unfinished)
+    fd = open_file(unfinished, os.O_RDWR | os.O_CREAT, file_mode)  # LMDB heeds the umask
     try:
         empty = _empty_lmdb.get(map_bytes)
         if empty is None:
+            size = os.fstat(fd).st_size
+            os.ftruncate(fd, 0)
             _let_lmdb_begin(unfinished, map_bytes)
             _empty_lmdb[map_bytes] = unfinished.read_bytes()
+            with suppress(OSError):  # another process may have been faster to take it
+                extend(fd, size)
         else:
             write_all(fd, empty, 0)
             os.fsync(fd)

@@ -126,6 +126,13 @@ class PageChecksums:
         except FileNotFoundError:
             raise IndexBrokenError("its checksums are missing") from None
 
+    def void(self) -> None:
+        """What the file says, if it is there, holds no more. Durable on return. Raises OSError."""
+        if self.path.exists():
+            file = File(self.path, os.O_RDWR)
+            write_all(file.fd, bytes(HEADER.size + CRC.size), 0)
+            os.fdatasync(file.fd)
+
     def reserve(self, pages: int) -> None:
         """Keep room for the checksums of so many pages. Raises OSError."""
         file = File(self.path, os.O_RDWR | os.O_CREAT, self._file_mode)

@@ -134,8 +134,8 @@ class Index:
     # Opening
 
     def create(self) -> None:
-        """Make the file anew, empty, and open it."""
-        remove_file(self.path)
+        """Make the file anew, empty, and open it. What it had of the disk it keeps (rule J10)."""
+        PageChecksums(self.path, self._file_mode).void()
         create_lmdb(self.path, MAP_BYTES, self._file_mode)
         self.checkpointed, self.is_undone = None, False
         self._checksums = PageChecksums(self.path, self._file_mode)  # what the old file held says nothing of this one

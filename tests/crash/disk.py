@@ -22,14 +22,14 @@ class Call(NamedTuple):
     """One that changes what the disk holds, or makes durable what it was told."""
 
     kind: str
-    """link, mkdir, unlink, rename; write, size, whole; sync."""
+    """link, mkdir, unlink, rename; write, size, grow, whole; sync."""
     node: int
     """The file, or for names the directory that has to be synced."""
     path: str
     """The file's, as it was then."""
     arguments: tuple[Any, ...] = ()
     """link, mkdir: name, node; unlink: name; rename: directory, name, node, new name; write: offset, bytes; size:
-    bytes; whole: bytes (all of the file, durable at once)."""
+    bytes; grow: bytes at least; whole: bytes (all of the file, durable at once)."""
 
 
 class Recorder:
@@ -62,6 +62,8 @@ class Recorder:
             self._add("sync", target)
         elif name == "truncate":
             self._add("size", target, arguments[1])
+        elif name == "posix_fallocate":
+            self._add("grow", target, arguments[1] + arguments[2])
         elif name == "unlink":
             self._name("unlink", target, Path(target).name)
             self._nodes.pop(target)
@@ -203,6 +205,9 @@ def _apply(names: dict[int, dict[str, int]], data: dict[int, bytearray | bytes],
         data[call.node] = call.arguments[0]
     elif call.kind == "write":
         _put(data, call.node, *call.arguments)
+    elif call.kind == "grow":
+        content = data.get(call.node, b"")
+        data[call.node] = bytearray(content) + bytes(max(0, call.arguments[0] - len(content)))
     elif call.kind == "size":
         content = bytearray(data.get(call.node, b""))
         size = call.arguments[0]

@@ -299,3 +299,15 @@ def test_sends_are_refused_and_acks_are_not_where_they_come_together(disk: Path)
             for refused in sends:
                 assert isinstance(refused.exception(), anabranch.StoreFullError)
         assert contents(router) == {"q": sent[200:]}
+
+
+def test_an_index_is_rebuilt_while_it_is_full(disk: Path) -> None:
+    with anabranch.open(config(disk)) as router:
+        sent = send_all(disk, router.queue("q"), 100)
+    index = disk / "data" / "stores" / "a" / "index.mdb"
+    with index.open("r+b") as file:
+        file.write(b"damaged" * 1000)
+    with anabranch.open(config(disk)) as router:
+        ack_all(router.queue("q"), sent)
+        router.reclaim()
+        send_again(router, router.queue("q"))
