@@ -28,7 +28,7 @@ class Consumer:
     def receive(self, timeout: float | None) -> Message | None:
         """As Store.receive. Raises TypeError and ValueError for what is no time to wait."""
         if timeout == 0:
-            return self._for_store(self._receive_now) if self._is_there() else None
+            return self._receive_now()
         _require_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
 
@@ -38,8 +38,14 @@ class Consumer:
 
         return self._for_store(receive)
 
-    def _receive_now(self, store: Store) -> Message | None:
-        return store.receive(self._destination, 0, self._subscription)
+    def _receive_now(self) -> Message | None:
+        places, destination = self._places, self._destination
+        while (store := places.store_of(destination)) is not None:
+            try:
+                return store.receive(destination, 0, self._subscription)
+            except ClosedError:
+                places.forget_closed(destination, store)
+        return None
 
     def _is_there(self) -> bool:
         return self._places.store_of(self._destination) is not None

@@ -39,14 +39,14 @@ class Plan:
     """Messages of topics without subscriptions."""
     prepared: Sequence[Branch] = ()
     settled: Sequence[Branch] = ()
-    is_more = False
-    """It does more than to send messages without ids, and to ack: one of the above says what, or `own`."""
     volatile: Sequence[VolatileChange] = ()
     """What takes effect with them and no backend is told of: of messages that are not persistent."""
+    is_more = False
+    """It does more than to send messages without ids, and to ack: one of the above says what, or `own`."""
     own: Any = None
     """The backend's."""
 
-    def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket] = (), last_seq: int | None = None) -> None:
+    def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket], last_seq: int | None = None) -> None:
         """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
         self._sequencer = sequencer
         self.number = sequencer.number + 1
@@ -55,23 +55,19 @@ class Plan:
         self.changes: list[Change] = []
         self.tickets: list[Ticket] = []
         """Those that were not refused."""
-        for ticket in tickets:
-            self.add(ticket)
-
-    def add(self, ticket: Ticket) -> None:
-        """Put a ticket's changes behind what is there. One that is refused leaves nothing."""
-        done, content = len(self.changes), ticket.content
-        try:
-            if len(content) == 1:
-                ticket.outcomes = [content[0].plan(self)]
+        for ticket in tickets:  # one that is refused leaves nothing
+            done, content = len(self.changes), ticket.content
+            try:
+                if len(content) == 1:
+                    ticket.outcomes = [content[0].plan(self)]
+                else:
+                    ticket.outcomes = [change.plan(self) for change in content]
+            except AnabranchError as error:
+                if len(self.changes) != done:
+                    raise AssertionError(f"a ticket was refused half way: {error}") from error
+                ticket.error = error
             else:
-                ticket.outcomes = [change.plan(self) for change in content]
-        except AnabranchError as error:
-            if len(self.changes) != done:
-                raise AssertionError(f"a ticket was refused half way: {error}") from error
-            ticket.error = error
-        else:
-            self.tickets.append(ticket)
+                self.tickets.append(ticket)
 
     @property
     def sync(self) -> bool:

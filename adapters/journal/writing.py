@@ -55,7 +55,6 @@ T = TypeVar("T")
 class JournalBatch(WriteBatch):
     """A write batch and the plan that it is made of; None in a mark."""
 
-    changes = True
     plan: Plan | None
 
     def __init__(self, start: Tail, tail: Tail, tickets: list[Any], data: bytes, sync: bool, plan: Plan | None) -> None:
@@ -109,12 +108,11 @@ class JournalEncoder:
             data, end = encode_batch(tail, changes, plan.last_seq, watermark)
         else:
             data, end = b"", tail
-        first = tickets[0]
-        if len(tickets) == 1:
-            batch = JournalBatch(tail, end, tickets, data, first.sync, plan)
-            batch.unsynced = first.unsynced
-            return batch
-        batch = JournalBatch(tail, end, tickets, data, any(ticket.sync for ticket in tickets), plan)
+        first, several = tickets[0], len(tickets) > 1
+        sync = any(ticket.sync for ticket in tickets) if several else first.sync
+        batch = JournalBatch(tail, end, tickets, data, sync, plan)
+        if plan.is_more or not data:
+            batch.changes = True
         if first.unsynced:
             batch.unsynced = all(ticket.unsynced for ticket in tickets)
         return batch
@@ -123,11 +121,10 @@ class JournalEncoder:
         plan = batch.plan
         if plan is None:
             return
-        if plan.is_more:
-            if plan.prepared or plan.settled:
-                self._promise(plan)
-            if type(plan.own) is WriteSnapshot:
-                self.snapshot_at = (batch.segment.number, batch.offset)
+        if plan.prepared or plan.settled:
+            self._promise(plan)
+        if type(plan.own) is WriteSnapshot:
+            self.snapshot_at = (batch.segment.number, batch.offset)
         self._sequencer.accept(plan)
         if self.promised and not self._sequencer.prepared:
             self.promised = 0
@@ -146,6 +143,8 @@ class JournalEncoder:
             plan.tickets = _NO_TICKETS  # who keeps the plan needs them no more
             plan.own = batch.tail
             engine.batches += 1
+            if not plan.is_more:  # else `written` has
+                self._sequencer.accept(plan)
             engine.take(plan)
 
     def stopped(self) -> None:
