@@ -191,9 +191,11 @@ class Backend(Rows, Protocol):
 
     def checkpoint(self) -> None:
         """Write out what shortens the next opening. Any thread."""
+        return
 
     def reclaim(self) -> int:
         """Free the space that can be freed; returns bytes. Any thread."""
+        return 0
 
     def stats(self) -> BackendStats:
         """Cheap enough to take every second."""

@@ -17,7 +17,7 @@ from anabranch.adapters.base import Progress, Subscription
 from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
 from anabranch.adapters.core.changes import Branch, Change, Send, apply_all
 from anabranch.adapters.core.delivery import Feed
-from anabranch.adapters.core.place import Place, order_of
+from anabranch.adapters.core.place import DELIVERIES, Place, order_of
 from anabranch.adapters.core.plan import Plan
 from anabranch.adapters.core.records import order_and_expiry
 from anabranch.adapters.core.states import DestinationState, SubscriptionState
@@ -250,23 +250,18 @@ class OneFileBackend(Backend):
             for seq, row in messages.items():
                 yield self._host.catalog.by_number[number], seq, row
 
-    def _feeds(self, state: DestinationState, row: Row) -> list[Feed]:
-        return [feed for feed in state.feeds() if not feed.number or feed.number in row.waiting]
-
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        return self._feeds(state, self._now.messages[state.number][seq])
+        waiting = self._now.messages[state.number][seq].waiting
+        return [feed for feed in state.feeds() if not feed.number or feed.number in waiting]
 
     def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
-        rows = [(state, seq) for state, seq, row in self._all() if since < row.expires_at_ms <= now]
-        return [(state, self._place(state, seq, 0)) for state, seq in rows]
+        due = [(state, seq) for state, seq, row in self._all() if since < row.expires_at_ms <= now]
+        return [(state, self._place(state, seq, 0)) for state, seq in due]
 
     def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
-        rows = [(feed, seq, row) for state, seq, row in self._all() for feed in self._feeds(state, row)]
-        return [
-            (feed, self._place(feed.state, seq, feed.number))
-            for feed, seq, row in rows
-            if row.counts.get(feed.number, 0) >= least
-        ]
+        feeds = [(feed, seq) for state, seq, _ in self._all() for feed in self.unacked(state, seq)]
+        places = [(feed, self._place(feed.state, seq, feed.number)) for feed, seq in feeds]
+        return [(feed, place) for feed, place in places if place[DELIVERIES] >= least]
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         for place in places:
@@ -285,12 +280,6 @@ class OneFileBackend(Backend):
 
     def sync(self) -> None:
         """Everything is."""
-
-    def checkpoint(self) -> None:
-        """There is nothing but the file."""
-
-    def reclaim(self) -> int:
-        return 0
 
     def stats(self) -> BackendStats:
         return BackendStats(syncs=self._syncs, journal_bytes=self.path.stat().st_size)
