@@ -15,7 +15,7 @@ def header_of(number: int = 1, base_lsn: int = 1, **fields: int) -> w.SegmentHea
          "snapshot_offset"), 0,
     )  # fmt: skip
     return w.SegmentHeader(
-        log_id=b"0123456789abcdef", number=number, base_lsn=base_lsn, capacity=65536, **{**values, **fields}
+        log_id=b"0123456789abcdef", number=number, base_lsn=base_lsn, **{"capacity": 65536, **values, **fields}
     )
 
 
