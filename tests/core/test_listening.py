@@ -1,0 +1,64 @@
+"""Messages that are handed to a callback: in order, as many as were asked for, on a thread of ours."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+from anabranch.adapters.base import Message
+
+from ..contract.disk import A, drain
+from .made import onefile
+
+PATIENCE = 60.0
+
+
+def test_as_many_as_were_asked_for_and_in_order() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        heard: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
+
+        def hear(message: Message) -> None:
+            message.ack()
+            heard.put((message.body, threading.get_ident()))
+
+        listener = store.listen(A, hear, credit=3)
+        store.send_many(A, [b"%d" % n for n in range(5)])
+        got = [heard.get(timeout=PATIENCE) for _ in range(3)]
+        assert [body for body, _ in got] == [b"0", b"1", b"2"]
+        assert threading.get_ident() not in {thread for _, thread in got}
+        listener.add_credit(1)
+        assert heard.get(timeout=PATIENCE)[0] == b"3"
+        listener.cancel()
+        assert drain(store) == [b"4"]
+        assert heard.empty()
+
+
+def test_what_a_callback_does_not_take_is_free_again() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        heard: SimpleQueue[bytes] = SimpleQueue()
+
+        def fail(message: Message) -> None:
+            heard.put(message.body)
+            raise ValueError("no")
+
+        listener = store.listen(A, fail)
+        store.send(A, b"1")
+        assert heard.get(timeout=PATIENCE) == b"1"
+        message = store.receive(A, PATIENCE)
+        assert message is not None
+        message.ack()
+        assert not listener.cancel()
+        assert not listener.cancel()
+
+
+def test_a_listener_ends_with_its_store() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        heard: list[bytes] = []
+        store.listen(A, lambda message: heard.append(message.body))
+        store.close()
+        store = disk.reopen(store)
+        store.send(A, b"1")
+        assert (heard, drain(store)) == ([], [b"1"])
