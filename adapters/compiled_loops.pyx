@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, nonecheck=True, cdivision=True
 """The inner loops, compiled. acceleration.py says what belongs here; each function's twin in Python says what it does.
 
-L1  What is not of the common kind, and whatever raises, the twin does from the beginning: no error is made here.
-L2  Nothing is read beyond the end of a bytes object. PyBytes_Size says that it is one: None passes as any type. What is
-    looked at without a reference of its own, the caller holds.
-L3  A signal is seen once the call is over. None goes through more than a batch, or 64 messages of a page.
+- What is not of the common kind, and whatever raises, the twin does from the beginning: no error is made here.
+- Nothing is read beyond the end of a bytes object. PyBytes_Size says that it is one: None passes as any type. What is
+  looked at without a reference of its own, the caller holds.
+- A signal is seen once the call is over. None goes through more than a batch, or some hundred messages.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_Size
@@ -60,26 +60,38 @@ cdef enum:
     SMALL_BYTES = 16384
 
 cdef uint64_t priority_max = 0, expires_max_ms = 0
-cdef object DEFAULT_PRIORITY = 4, PRIORITY_MAX = 9
-cdef double SLOW_SECONDS = 0.001, SLOW_SHARE = 100
+cdef object default_priority = None, order_of = None
+cdef double SLOW_SECONDS = 0.001, SLOW_SHARE = 20
 
-# What the loops make and know, once somebody calls one: it is imported by those that define it.
-cdef object Send = None, Ack = None, Tail = None, Message = None, Receipt = None, PURE = None
+# What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
+# loops import nothing that the log does not know.
+cdef object Send = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None, PURE = None
 cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
 
 
+cdef object twin(name):
+    """The loop in Python of this name."""
+    global PURE
+    if PURE is None:
+        from .acceleration import PURE as pure
+
+        PURE = pure
+    return PURE[name]
+
+
 cdef int bind() except -1:
-    """Import them."""
-    global priority_max, expires_max_ms, Send, Ack, Tail, Message, Receipt, PURE, pack_headers, pack_id, unpack_headers
-    from .acceleration import PURE as pure
-    from .base import EXPIRES_MAX_MS, PRIORITY_MAX as most, Message as message, Receipt as receipt
+    """Import what has to do with messages."""
+    global Send, Ack, Tail, Message, Receipt, pack_headers, pack_id, unpack_headers, order_of
+    global default_priority, priority_max, expires_max_ms
+    from .base import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX, Message as message, Receipt as receipt
     from .core.changes import Ack as ack, Send as send
+    from .core.sending import order_of as order
     from .core.headers import pack_headers as pack, pack_id as pack_name, unpack_headers as unpack
     from .wal.ticket import Tail as tail
 
-    Ack, Tail, Message, Receipt, PURE = ack, tail, message, receipt, pure
+    Ack, Tail, Message, Receipt = ack, tail, message, receipt
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
-    priority_max, expires_max_ms = most, EXPIRES_MAX_MS
+    order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
     Send = send  # last: it is what the others are asked by
     return 0
 
@@ -118,7 +130,7 @@ def encode_batch(start, changes, counter, watermark):
     except Exception:
         data_and_end = None
     if data_and_end is None:
-        return PURE["encode_batch"](start, changes, counter, watermark)
+        return twin("encode_batch")(start, changes, counter, watermark)
     return data_and_end
 
 
@@ -243,7 +255,7 @@ def body_of(record, seed, number, place):
             return body_at(record, 0, seed, number, place)
     except Exception:
         pass
-    return PURE_of("body_of")(record, seed, number, place)
+    return twin("body_of")(record, seed, number, place)
 
 
 def bodies_of(data, start, seed, number, places):
@@ -259,13 +271,7 @@ def bodies_of(data, start, seed, number, places):
             return found
     except Exception:
         pass
-    return PURE_of("bodies_of")(data, start, seed, number, places)
-
-
-cdef object PURE_of(name):
-    if Send is None:
-        bind()
-    return PURE[name]
+    return twin("bodies_of")(data, start, seed, number, places)
 
 
 def decode(store, destination, place, record, lease):
@@ -276,7 +282,7 @@ def decode(store, destination, place, record, lease):
     except Exception:
         message = None
     if message is None:
-        return PURE["decode"](store, destination, place, record, lease)
+        return twin("decode")(store, destination, place, record, lease)
     return message
 
 
@@ -319,6 +325,77 @@ cdef object message_of(object store, object destination, tuple place, bytes reco
     return message
 
 
+# Reading the log
+
+
+def is_whole(records, seed, start, base_lsn, count):
+    try:
+        return are_whole(records, seed, start, base_lsn, count)
+    except Exception:
+        return twin("is_whole")(records, seed, start, base_lsn, count)
+
+
+cdef bint are_whole(
+    object records, uint32_t seed, uint32_t start, uint64_t lsn, Py_ssize_t count
+) except -1:
+    cdef Py_ssize_t left = PyBytes_Size(records), length, position = 0
+    cdef const uchar *record
+    cdef uint32_t crc
+    if left + <uint64_t>start > 0xFFFFFFFF or count < 0 or lsn + <uint64_t>count < lsn:
+        raise OverflowError
+    record = <const uchar *>PyBytes_AS_STRING(records)
+    while count > 0:
+        if left < RECORD_BYTES:
+            return False
+        length = RECORD_BYTES + <Py_ssize_t>get32(record + 4)
+        if get64(record + 8) != lsn or length > left:
+            return False
+        crc = seed ^ (start + <uint32_t>position)
+        if length <= crc_bytes_max:
+            crc = crc32c(crc, record + 4, length - 4)
+        else:
+            crc = extend(crc, records[position + 4 : position + length])
+        if crc != get32(record):
+            return False
+        record += length
+        position += length
+        left -= length
+        lsn += 1
+        count -= 1
+    return left == 0
+
+
+def records_of(batch):
+    global Record
+    if Record is None:
+        from .wal.reader import Record as record
+
+        Record = record
+    try:
+        return records_in(batch[3], batch[0], batch[1])
+    except Exception:
+        return twin("records_of")(batch)
+
+
+cdef list records_in(object records, object segment, uint64_t offset):
+    cdef Py_ssize_t left = PyBytes_Size(records), length
+    cdef const uchar *record = <const uchar *>PyBytes_AS_STRING(records)
+    cdef list found = []
+    offset += BATCH_BYTES
+    while left > 0:
+        if left < RECORD_BYTES:
+            raise ValueError
+        length = RECORD_BYTES + <Py_ssize_t>get32(record + 4)
+        if length > left:
+            raise ValueError
+        payload = PyBytes_FromStringAndSize(<const char *>record + RECORD_BYTES, length - RECORD_BYTES)
+        found.append(new(Record, (get64(record + 8), record[16], payload, segment, offset, length)))
+        record += length
+        offset += length
+        left -= length
+    return found
+
+
 # A message's record
 
 
@@ -330,7 +407,7 @@ def encode(destination, body, headers, message_id, limit, priority=4, expires_at
     except Exception:
         coded = None
     if coded is None:
-        return PURE["encode"](destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
+        return twin("encode")(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
     return coded
 
 
@@ -379,23 +456,21 @@ cdef object record_of(
 
 def new_sends(state, messages, limit, priorities, apart):
     cdef list sends = []
-    cdef uint64_t extra
-    cdef bint plain_state
     if Send is None:
         bind()
     order = None
     for message in messages:
         if type(message) is bytes and state.declared:
             try:
-                coded = record_of(message, None, None, limit, DEFAULT_PRIORITY, 0, 0)
+                coded = record_of(message, None, None, limit, default_priority, 0, 0)
             except Exception:
                 coded = None
             if coded is not None:
                 if order is None:
-                    order = PRIORITY_MAX - DEFAULT_PRIORITY if priorities else 0
+                    order = order_of(default_priority, priorities)
                 sends.append(Send(state, (<tuple>coded)[0], None, order, 0))
                 continue
-        sends += PURE["new_sends"](state, (message,), limit, priorities, apart)
+        sends += twin("new_sends")(state, (message,), limit, priorities, apart)
     return sends
 
 
@@ -407,7 +482,7 @@ def pack_rows(number, sends):
         rows = rows_of(number, sends)
     except Exception:
         rows = False
-    return PURE_of("pack_rows")(number, sends) if rows is False else rows
+    return twin("pack_rows")(number, sends) if rows is False else rows
 
 
 cdef object rows_of(uint32_t number, object sends):
@@ -439,7 +514,7 @@ def places_of(rows):
     try:
         return places(rows)
     except Exception:
-        return PURE_of("places_of")(rows)
+        return twin("places_of")(rows)
 
 
 cdef list places(list rows):
@@ -457,7 +532,7 @@ cdef list places(list rows):
             where = <const uchar *>PyBytes_AS_STRING(value)
             found.append(plain((0, seq, 0, 0, plain((get64(where), get32(where + 8), get32(where + 12))))))
         else:
-            found += PURE_of("places_of")([(key, value)])
+            found += twin("places_of")([(key, value)])
     return found
 
 
@@ -473,7 +548,7 @@ def receipts(destination, outcomes):
             made.append(new(Receipt, (destination, seq, duplicate)))
         return made
     except Exception:
-        return PURE["receipts"](destination, outcomes)
+        return twin("receipts")(destination, outcomes)
 
 
 # Writing to a file
@@ -511,4 +586,4 @@ def write_small(fd, data, offset):
                 took(seconds)
             if written == size:
                 return
-    PURE_of("write_small")(fd, data, offset)  # again, if less was written or nothing: it tells why
+    twin("write_small")(fd, data, offset)  # again, if less was written or nothing: it tells why

@@ -87,7 +87,7 @@ class Bodies:
                 for place, body in zip(chunk, found, strict=True):
                     if self._engine.behind:
                         self._engine.asked(lambda: None)  # what has been acked is marked dead then
-                    if segment is not None and segment.is_dead(place[OWN][0]):
+                    if segment is not None and segment.dead is not None and segment.is_dead(place[OWN][0]):
                         yield None
                         continue
                     yield body if body is not None else self._one(state, place)
@@ -112,8 +112,8 @@ class Bodies:
     def _read_ahead(self, segment: Segment | None, places: Sequence[Place]) -> tuple[int, bytes]:
         """The bytes of all these places; nothing if that would read too much or cannot be done: each is then read
         on its own, and errors are told there."""
-        first = min(place[OWN][1] for place in places)
-        last = max(place[OWN][1] + place[OWN][2] for place in places)
+        first = min([place[OWN][1] for place in places])
+        last = max([place[OWN][1] + place[OWN][2] for place in places])
         if segment is not None and last - first <= SPAN_BYTES:
             try:
                 file = segment.open()

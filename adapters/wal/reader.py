@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
+from ..acceleration import inner_loop
 from . import format as f
 from .file import File
 from .segment import Segment
@@ -81,23 +82,9 @@ class BatchReader:
             return None
         start = self.offset + f.BATCH_HEADER.size
         records = self._read(start, header.length)
-        if len(records) < header.length or not self._whole(header, start, records):
+        if len(records) < header.length or not is_whole(records, self._seed, start, header.base_lsn, header.count):
             return None
         return Batch(self._segment, self.offset, header, records)
-
-    def _whole(self, header: f.BatchHeader, start: int, records: bytes) -> bool:
-        position, lsn, unpack = 0, header.base_lsn, f.RECORD_HEADER.unpack_from
-        for _ in range(header.count):
-            if position + f.RECORD_HEADER.size > len(records):
-                return False
-            crc, length, found, _, _, _ = unpack(records, position)
-            end = position + f.RECORD_HEADER.size + length
-            if found != lsn or end > len(records):
-                return False
-            if crc32c(self._seed ^ (start + position), records[position + 4 : end]) != crc:
-                return False
-            position, lsn = end, lsn + 1
-        return position == len(records)
 
     def headers_beyond(self) -> Iterator[f.BatchHeader]:
         """Valid batch headers from `offset` on: that of the batch which is not whole, and what the hole hides."""
@@ -126,15 +113,36 @@ def read_at(file: File, offset: int, size: int) -> bytes:
     return data
 
 
-def records_of(batch: Batch) -> Iterator[Record]:
+@inner_loop
+def is_whole(records: bytes, seed: int, start: int, base_lsn: int, count: int) -> bool:
+    """Whether these are the records of a batch, as many and with those LSNs, which begin at offset `start`; `seed` is
+    their segment's."""
+    position, unpack = 0, f.RECORD_HEADER.unpack_from
+    for lsn in range(base_lsn, base_lsn + count):
+        if position + f.RECORD_HEADER.size > len(records):
+            return False
+        crc, length, found, _, _, _ = unpack(records, position)
+        end = position + f.RECORD_HEADER.size + length
+        if found != lsn or end > len(records):
+            return False
+        if crc32c(seed ^ (start + position), records[position + 4 : end]) != crc:
+            return False
+        position = end
+    return position == len(records)
+
+
+@inner_loop
+def records_of(batch: Batch) -> list[Record]:
     """The records of a batch that was read whole."""
+    found = []
     position, start = 0, batch.offset + f.BATCH_HEADER.size
     while position < len(batch.records):
         _, length, lsn, kind, _, _ = f.RECORD_HEADER.unpack_from(batch.records, position)
         end = position + f.RECORD_HEADER.size + length
         payload = batch.records[position + f.RECORD_HEADER.size : end]
-        yield Record(lsn, kind, payload, batch.segment, start + position, end - position)
+        found.append(Record(lsn, kind, payload, batch.segment, start + position, end - position))
         position = end
+    return found
 
 
 def read_record(segment: Segment, kind: int, lsn: int, offset: int, length: int) -> bytes | None:

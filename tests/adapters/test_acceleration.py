@@ -27,6 +27,7 @@ from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.files import write_small
 from anabranch.adapters.journal import bodies, rows, writing
 from anabranch.adapters.wal import format as w
+from anabranch.adapters.wal import reader
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.destination import Destination
@@ -194,6 +195,43 @@ def test_what_is_damaged_reads_back_the_same(
     both(bodies, "body_of", data[32 : 32 + good_length], SEGMENT.seed, 7, mixed)
 
 
+@given(
+    st.lists(BODY, min_size=1, max_size=5),
+    st.tuples(st.integers(0, 400), st.integers(0, 255)),
+    st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(-2, 2)),
+    st.sampled_from([4096, (1 << 32) - 100]),
+    st.one_of(st.just(5), st.sampled_from(EDGES)),
+)
+def test_the_records_of_a_batch_are_the_same(
+    messages: list[bytes], damage: tuple[int, int], wrong: tuple[int, int, int], offset: int, lsn: int
+) -> None:
+    sends = [Send(state_of(7), body, None) for body in messages]
+    data, _ = PURE["encode_batch"](Tail(SEGMENT, 4096, 5, 0), sends, 1, 2)
+    damaged = bytearray(data)
+    if damage[0] < len(damaged):
+        damaged[damage[0]] = damage[1]
+    for view in (data, bytes(damaged), data[: damage[0]], data + b"x"):
+        records = view[w.BATCH_HEADER.size :]
+        start, base_lsn, count = 4096 + 32 + wrong[0], lsn + 1 + wrong[1], len(sends) + wrong[2]
+        both(reader, "is_whole", records, SEGMENT.seed, start, base_lsn, count)
+        both(reader, "is_whole", records, SEGMENT.seed, 4096 + 32, 6, len(sends))
+        both(reader, "records_of", reader.Batch(SEGMENT, offset, w.BatchHeader(0, 0, 0, 0), records))
+    both(reader, "is_whole", None, SEGMENT.seed, 0, 0, 0)
+    both(reader, "records_of", None)
+
+
+def test_a_log_is_read_without_the_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    sends = [Send(state_of(7), body, None) for body in (b"one", bytes(20_000), b"two")]
+    data, _ = writing.encode_batch(Tail(SEGMENT, 4096, 5, 0), [*sends], 1, 2)
+    records = data[w.BATCH_HEADER.size :]
+    for name in ("is_whole", "records_of"):
+        is_alone(name, monkeypatch)
+    assert reader.is_whole(records, SEGMENT.seed, 4096 + w.BATCH_HEADER.size, 6, 3)
+    assert not reader.is_whole(records, SEGMENT.seed, 4096 + w.BATCH_HEADER.size, 6, 2)
+    found = reader.records_of(reader.Batch(SEGMENT, 4096, w.BatchHeader(0, 0, 0, 0), records))
+    assert [(record.lsn, record.offset, record.length) for record in found] == [send.own for send in sends]
+
+
 HEADERS = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 1 << 65), st.text(max_size=5), st.binary()))
 
 
@@ -218,20 +256,19 @@ def test_a_record_is_made_the_same(
     found = both(records, "encode", ORDERS, body, headers, name, limit, priority, expires, flags)
     if found[0] == "returned":
         message = decoded(found[1][0], (0, 5, expires, 0, None), None)
-        assert message[:3] == [5, bytes(body), dict(headers or {})]
+        assert (message["seq"], message["body"], message["headers"]) == (5, bytes(body), dict(headers or {}))
 
 
-def decoded(record: bytes, place: Any, lease: Lease | None) -> list[Any]:
+def decoded(record: bytes, place: Any, lease: Lease | None) -> dict[str, Any]:
     """All fields of the message; those that the twin gives it are the same."""
-    shown = []
+    found = []
     for loop in (records.decode, PURE["decode"]):
         message = loop(STORE, ORDERS, place, record, lease)
         assert message._store is STORE and message.destination is ORDERS
         assert message._note is (lease if lease is not None else place)
-        fields = ("seq", "body", "headers", "message_id", "timestamp_ms", "leased", "priority", "expires_at_ms")
-        shown.append([getattr(message, name) for name in (*fields, "deliveries", "subscription", "persistent")])
-    assert shown[0] == shown[1]
-    return shown[0]
+        found.append({name: getattr(message, name) for name in anabranch.Message.__slots__})
+    assert found[0] == found[1]
+    return found[0]
 
 
 @given(
