@@ -32,7 +32,7 @@ def test_one_that_has_acked_lost_its_leases_with_the_store(tmp_path: Path) -> No
     with anabranch.open(config(tmp_path)) as router:
         router.send("a.out", b"0")
         message = take(router, "a.out")
-        store = message.store
+        store = message._store
         one = Participant(store.store_id, store, DESTINATION)
         one.acks.append(message)
         store.close()
@@ -45,7 +45,7 @@ def test_what_is_free_already_does_not_keep_the_others(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         router.queue("a.in").send_many([b"1", b"2", b"3"])
         messages = [take(router, "a.in") for _ in range(3)]
-        store = messages[0].store
+        store = messages[0]._store
         for message in messages:
             store.claim(message)
         store.unclaim([messages[1]])
