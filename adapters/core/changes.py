@@ -588,8 +588,7 @@ class VolatileChange:
             change.seq = plan.last_seq = seq = plan.last_seq + 1
             outcome = seq, False
         self.position = len(plan.changes)
-        plan.volatile = [*plan.volatile, self]
-        plan.is_more = True
+        plan.keep_apart(self)
         return outcome
 
     def apply(self, table: Table) -> None:

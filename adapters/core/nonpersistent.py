@@ -243,7 +243,7 @@ class Nonpersistent(Rows):
                     place = (change.order >> 1, change.seq, change.expires_at_ms, 0, None)
                     delivery.may_be_expired(state, place)
         if written.plan is not None:
-            written.plan.volatile = ()
+            written.plan.volatile = []
         for change in changes:
             if type(change) is Send:
                 for feed in change.state.feeds():

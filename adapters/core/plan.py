@@ -39,7 +39,7 @@ class Plan:
     """Messages of topics without subscriptions."""
     prepared: Sequence[Branch] = ()
     settled: Sequence[Branch] = ()
-    volatile: Sequence[VolatileChange] = ()
+    volatile: list[VolatileChange] = []  # noqa: RUF012
     """What takes effect with them and no backend is told of: of messages that are not persistent."""
     is_more = False
     """It does more than to send messages without ids, and to ack: one of the above says what, or `own`."""
@@ -152,6 +152,13 @@ class Plan:
     def expire(self) -> None:
         """A message that expires."""
         self._sequencer.expiring = True
+
+    def keep_apart(self, change: VolatileChange) -> None:
+        """A change that no backend is told of."""
+        if not self.volatile:
+            self.volatile = []
+            self.is_more = True
+        self.volatile.append(change)
 
     def prepare(self, branch: Branch) -> None:
         """One more that waits for its outcome."""
