@@ -480,7 +480,8 @@ class Store(Protocol):
 
     @property
     def last_seq(self) -> int:
-        """The highest seq given out: what is sent from now on comes behind it. Known still when the store is closed."""
+        """The highest seq given out to a persistent message: what is sent from now on comes behind it. Known still when
+        the store is closed."""
 
     def open(self, progress: Progress | None = None) -> None:
         """Recover what is on disk and be ready. Raises StoreLockedError, CorruptionError, ConfigError."""

@@ -127,7 +127,7 @@ class Nonpersistent(Rows):
             if type(change) is Ack and change.place is not None and is_volatile(change.place):
                 changes[at] = Volatile(change)
         volatile = [change for change in changes if type(change) is Volatile]
-        if len(volatile) == len(changes):
+        if volatile and len(volatile) == len(changes):
             return True
         sends = [one.change for one in volatile if type(one.change) is Send]
         if sends:
@@ -175,7 +175,7 @@ class Nonpersistent(Rows):
         sequencer, state = self._engine.sequencer, self._engine.catalog.current(change.state)
         if change.name is not None:
             key = (state.number, change.name)
-            first = ids.get(key) or self._window.get(key) or sequencer.window.get(key)
+            first = sequencer.window.get(key) or ids.get(key) or self._window.get(key)
             if first is not None and not is_requeued(change.record):
                 return first, True
         seq = sequencer.next_seq()

@@ -88,12 +88,13 @@ class Plan:
         kind alone."""
         if send.name is None or is_requeued(send.record):
             return None
-        for one in self.volatile:
+        key = (send.state.number, send.name)
+        first = self.seq_of(key)
+        for one in self.volatile if first is None else ():
             other = one.change
             if type(other) is Send and other.name == send.name and other.state is send.state:
                 return other.seq
-        key = (send.state.number, send.name)
-        return self.seq_of(key) or self._sequencer.volatile_window.get(key)
+        return self._sequencer.volatile_window.get(key) if first is None else first
 
     def remember(self, key: Key, seq: int) -> None:
         """A message has been sent with this id."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...policies.destination import Destination
+from ...policies.errors import AnabranchError
 from .. import base
 from ..acceleration import inner_loop
 from ..background import shared
@@ -143,10 +144,17 @@ class Sending:
 
     def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
         """Likewise: it is there on return, and the future resolves on a thread of ours."""
-        receipt = self.send_nonpersistent(destination, message)
+        send = self._send(self._state(destination), message)
+        reservation = self.reserve([send])  # noqa: F841  as above
         future: Future[Receipt] = Future()
         future.set_running_or_notify_cancel()
-        shared().resolve([(future, receipt, None)])
+        try:
+            (outcome,) = self.write([send])
+        except AnabranchError as error:
+            shared().resolve([(future, None, error)])
+        else:
+            self._engine.sends += 1
+            shared().resolve([(future, Receipt(destination, *outcome), None)])
         return future
 
     def send_many(

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -53,8 +54,9 @@ ids = st.one_of(st.none(), st.sampled_from(["1", "2", "3", "4", "5", "6", "7", "
 priorities = st.one_of(st.sampled_from([4, 4, 0, 9, 10, 255, 256, 65_535]), st.integers(0, 65_535))
 hours = st.sampled_from([None, None, None, None, 1, 3])
 """From the beginning of the test until a message is no longer to be delivered."""
-messages = st.tuples(destinations, sizes, ids, priorities, hours)
-Drawn = tuple[Destination, int, str | None, int, int | None]
+kept = st.sampled_from([True, True, True, False])
+messages = st.tuples(destinations, sizes, ids, priorities, hours, kept)
+Drawn = tuple[Destination, int, str | None, int, int | None, bool]
 
 
 @dataclass(slots=True)
@@ -64,6 +66,9 @@ class Branch:
     changes: list[Change]
     sends: list[Sent]
     acks: list[Held]
+    kept: bool
+    """Something of it is persistent, or there is nothing in it; else it is gone with the process, and nobody asks what
+    became of it."""
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -100,10 +105,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data(), ordered=st.booleans(), limited=st.booleans())
     def create(self, data: st.DataObject, ordered: bool, limited: bool) -> None:
-        self.model = Model(WINDOW, ordered, 2 if limited else None, self.clock.now)
         options: dict[str, Any] = {"max_deliveries": 2, "dead_letter": "dlq"} if limited else {}
         self.options = {"priorities": ordered, "duplicate_window": WINDOW, **options}
         self.disk = self.new_disk(data)
+        self.model = Model(WINDOW, ordered, 2 if limited else None, self.clock.now, self.disk.volatile)
         self.store = self.disk.create(**self.options)
 
     def teardown(self) -> None:
@@ -118,9 +123,9 @@ class StoreMachine(RuleBasedStateMachine):
         return f"{self.count:08d}".encode().ljust(size, b"x")[: max(size, 8)] if size else b""
 
     def sent(self, drawn: Drawn) -> Sent:
-        destination, size, message_id, priority, hours = drawn
+        destination, size, message_id, priority, hours, persistent = drawn
         expires = 0 if hours is None else self.began + hours * HOUR
-        return Sent(destination, self.body(size), message_id, priority, expires)
+        return Sent(destination, self.body(size), message_id, priority, expires, persistent)
 
     @rule(hours=st.sampled_from([0, 0, 2, 4]))
     def set_the_clock(self, hours: int) -> None:
@@ -134,15 +139,18 @@ class StoreMachine(RuleBasedStateMachine):
     def send(self, message: Drawn) -> None:
         sent = self.sent(message)
         receipt = self.store.send(
-            sent.destination, sent.body, {"n": self.count}, sent.message_id, None, sent.priority, sent.expires_at_ms
-        )
+            sent.destination, sent.body, {"n": self.count}, sent.message_id, None, sent.priority, sent.expires_at_ms,
+            sent.persistent,
+        )  # fmt: skip
         self.model.send([sent], [(receipt.seq, receipt.duplicate)])
-        assert self.store.last_seq >= receipt.seq
+        assert self.store.last_seq >= receipt.seq or not sent.persistent
 
-    @rule(destination=destinations, size=sizes, count=st.integers(1, 5), priority=priorities)
-    def send_nowait(self, destination: Destination, size: int, count: int, priority: int) -> None:
-        sent = [Sent(destination, self.body(size), None, priority) for _ in range(count)]
-        futures = [self.store.send_nowait(destination, some.body, priority=priority) for some in sent]
+    @rule(destination=destinations, size=sizes, count=st.integers(1, 5), priority=priorities, persistent=kept)
+    def send_nowait(self, destination: Destination, size: int, count: int, priority: int, persistent: bool) -> None:
+        sent = [Sent(destination, self.body(size), None, priority, 0, persistent) for _ in range(count)]
+        futures = [
+            self.store.send_nowait(destination, some.body, priority=priority, persistent=persistent) for some in sent
+        ]
         for some, future in zip(sent, futures, strict=True):
             receipt = future.result(PATIENCE)
             self.model.send([some], [(receipt.seq, receipt.duplicate)])
@@ -151,7 +159,11 @@ class StoreMachine(RuleBasedStateMachine):
     def send_many(self, destination: Destination, batch: list[Drawn]) -> None:
         sent = [self.sent((destination, min(drawn[1], 100), *drawn[2:])) for drawn in batch]
         receipts = self.store.send_many(destination, [outgoing(some) for some in sent])
-        self.model.send(sent, [(receipt.seq, receipt.duplicate) for receipt in receipts])
+        outcomes = [(receipt.seq, receipt.duplicate) for receipt in receipts]
+        both = list(zip(sent, outcomes, strict=True))
+        for _, run in groupby(both, key=lambda one: one[0].persistent or self.model.volatile):
+            some = list(run)  # those of one kind go together
+            self.model.send([one[0] for one in some], [one[1] for one in some])
 
     # Receiving and settling
 
@@ -367,11 +379,16 @@ class StoreMachine(RuleBasedStateMachine):
         room = self.store.reserve(sends) if reserved else None
         acks = list(self.claims)
         self.store.prepare(name, [OTHER, self.store.store_id], sends, acks, sync, room, changes).wait()
-        self.branches[name] = Branch(changes, sent, list(self.claims.values()))
+        self.branches[name] = Branch(changes, sent, list(self.claims.values()), self.is_kept(changes, sent))
         for held in self.claims.values():
             self.model.hold(held, PREPARED)
         self.settled += self.claims
         self.claims.clear()
+
+    def is_kept(self, changes: list[Change], sent: list[Sent]) -> bool:
+        acked = [self.model.find(held.destination, held.seq).sent for held in self.claims.values()]
+        concerned = [*sent, *acked]
+        return self.model.volatile or bool(changes) or not concerned or any(one.persistent for one in concerned)
 
     def some_branch(self, data: st.DataObject) -> tuple[bytes, Branch]:
         name = data.draw(st.sampled_from(sorted(self.branches)))
@@ -385,7 +402,8 @@ class StoreMachine(RuleBasedStateMachine):
         receipts = self.store.commit_prepared(name).wait()
         assert [receipt.destination for receipt in receipts] == [sent.destination for sent in branch.sends]
         self.apply(branch.changes, branch.sends, [(r.seq, r.duplicate) for r in receipts], branch.acks)
-        self.committed.add(name)
+        if branch.kept:
+            self.committed.add(name)
         self.gone()
 
     @precondition(lambda self: self.branches)
@@ -476,9 +494,10 @@ class StoreMachine(RuleBasedStateMachine):
     def restarted(self, store: Store, fetched: bool) -> None:
         self.store = store
         if self.disk.volatile:
-            self.model = Model(WINDOW, self.model.priorities, self.model.max_deliveries, self.model.now_ms)
+            self.model = Model(WINDOW, self.model.priorities, self.model.max_deliveries, self.model.now_ms, True)
             self.forget_all()
         self.model.restart()
+        self.branches_restarted()
         self.held.clear()
         self.claims.clear()
         self.settled.clear()
@@ -492,6 +511,15 @@ class StoreMachine(RuleBasedStateMachine):
             if self.held:
                 self.give_back(list(self.held))
         assert list(store.check()) == []
+
+    def branches_restarted(self) -> None:
+        """What is not persistent of them is gone, and so are those of which that was all."""
+        for name, branch in list(self.branches.items()):
+            branch.sends = [sent for sent in branch.sends if sent.persistent]
+            branch.acks = [held for held in branch.acks if self.model.parts(held)]
+            if not branch.kept:
+                del self.branches[name]
+                self.ended.append(name)
 
     # Comparing
 
@@ -515,8 +543,9 @@ class StoreMachine(RuleBasedStateMachine):
     def same(self) -> None:
         assert set(self.store.subscriptions()) == set(self.model.subscriptions.values())
         for destination in DESTINATIONS:
-            found = [(m.seq, m.body, m.message_id) for m in self.store.browse(destination)]
-            assert found == [(e.seq, e.body, e.message_id) for e in self.model.queue(destination)], str(destination)
+            found = [(m.seq, m.body, m.message_id, m.persistent) for m in self.store.browse(destination)]
+            queue = self.model.queue(destination)
+            assert found == [(e.seq, e.body, e.message_id, e.sent.persistent) for e in queue], str(destination)
         receivers = [(destination, QUEUE) for destination in QUEUES]
         for destination, number in receivers + [(s.topic, n) for n, s in self.model.subscriptions.items()]:
             key = self.model.subscriptions[number].key if number != QUEUE else None
@@ -545,7 +574,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def outgoing(sent: Sent) -> Outgoing:
-    return Outgoing(sent.body, None, sent.message_id, sent.priority, sent.expires_at_ms)
+    return Outgoing(sent.body, None, sent.message_id, sent.priority, sent.expires_at_ms, sent.persistent)
 
 
 def sends_of(some: list[Sent]) -> list[tuple[Destination, Outgoing]]:

@@ -22,6 +22,7 @@ class Sent(NamedTuple):
     message_id: str | None = None
     priority: int = 4
     expires_at_ms: int = 0
+    persistent: bool = True
 
 
 @dataclass(slots=True)
@@ -76,11 +77,19 @@ class Model:
     priorities: bool = False
     max_deliveries: int | None = None
     now_ms: int = 0
+    volatile: bool = False
+    """Nothing is persistent, whatever was said."""
     queues: dict[Destination, list[Expected]] = field(default_factory=dict)
     """Of each destination, queues and topics, in the order in which they were sent."""
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
     window: dict[tuple[Destination, str], int] = field(default_factory=dict)
+    passing: dict[tuple[Destination, str], int] = field(default_factory=dict)
+    """The window of messages that are not persistent."""
     last_seq: int = 0
+    last_kept: int = 0
+    """The same of persistent messages."""
+    kept: set[Destination] = field(default_factory=set)
+    """Destinations that are there after a restart, be they empty."""
     last_number: int = QUEUE
 
     # Changing
@@ -88,24 +97,32 @@ class Model:
     def send(self, messages: Iterable[Sequence[object]], outcomes: Iterable[tuple[int, bool]]) -> None:
         """One batch was sent, with these outcomes: are they right?"""
         fresh: dict[tuple[Destination, str], int] = {}
+        passing: dict[tuple[Destination, str], int] = {}
         for sent, (seq, duplicate) in zip((Sent(*some) for some in messages), outcomes, strict=True):  # type: ignore[arg-type]
             key = (sent.destination, sent.message_id) if sent.message_id is not None else None
+            kept = sent.persistent or self.volatile
             known = (fresh.get(key) or self.window.get(key)) if key is not None else None
+            if not kept and key is not None and known is None:  # of the others it may be a duplicate, they not of it
+                known = passing.get(key) or self.passing.get(key)
             if known is not None:
                 assert (seq, duplicate) == (known, True), f"{key} is in the window with seq {known}"
                 continue
             assert not duplicate
             assert seq > self.last_seq
             self.last_seq = seq
+            if kept:
+                self.last_kept = seq
+                self.kept.add(sent.destination)
             queue = self.queues.setdefault(sent.destination, [])
             numbers = self.numbers(sent.destination)
             if numbers:
                 queue.append(Expected(seq, sent, {number: Part() for number in numbers}))
             if key is not None:
-                fresh[key] = seq
-        self.window.update(fresh)
-        while len(self.window) > self.window_limit:
-            del self.window[next(iter(self.window))]
+                (fresh if kept else passing)[key] = seq
+        for window, new in ((self.window, fresh), (self.passing, passing)):
+            window.update(new)
+            while len(window) > self.window_limit:
+                del window[next(iter(window))]
 
     def remove(self, destination: Destination, seq: int, number: int | None = QUEUE) -> None:
         """It is acked: for one, or (None) for all."""
@@ -128,6 +145,7 @@ class Model:
     def subscribe(self, subscription: Subscription, retroactive: bool) -> None:
         self.last_number += 1
         self.subscriptions[self.last_number] = subscription
+        self.kept.add(subscription.topic)
         for expected in self.queues.setdefault(subscription.topic, []):
             if retroactive:
                 expected.parts[self.last_number] = Part()
@@ -151,6 +169,8 @@ class Model:
 
     def delete(self, destination: Destination) -> int:
         self.window = {key: seq for key, seq in self.window.items() if key[0] != destination}
+        self.passing = {key: seq for key, seq in self.passing.items() if key[0] != destination}
+        self.kept.discard(destination)
         self.subscriptions = {n: s for n, s in self.subscriptions.items() if s.topic != destination}
         return len(self.queues.pop(destination, []))
 
@@ -164,7 +184,13 @@ class Model:
             part.count += delivered
 
     def restart(self) -> None:
-        """Leases and claims end with the process, but for those of a prepared transaction."""
+        """Leases and claims end with the process, but for those of a prepared transaction; what is not persistent goes
+        with it."""
+        if not self.volatile:
+            self.passing.clear()
+            self.last_seq = self.last_kept
+            found = {d: [e for e in queue if e.sent.persistent] for d, queue in self.queues.items() if d in self.kept}
+            self.queues = found
         for queue in self.queues.values():
             for expected in queue:
                 for part in expected.parts.values():
