@@ -281,6 +281,7 @@ class Nonpersistent(Rows):
 
     def follow(self, change: Change) -> None:
         """Of a plan that is applied: what it means to the shadows. May be done again."""
+        self._kept.finish_all()  # what an interrupted send has written ahead is nobody's
         if type(change) is Remove:
             self._remove(change.state)
         elif type(change) is Subscribe and change.known is not None:

@@ -275,3 +275,48 @@ def test_the_durable_store_is_closed_for_being_idle_before_they_are_committed(
         assert tx.state == "committed"
         assert [(m.body, m.persistent) for m in router.queue("q").browse()] == [(b"0", True), (b"1", False)]
         assert router.in_doubt() == []
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_store_in_which_nothing_persistent_is_done_needs_no_second_phase(tmp_path: Path, outcome: str) -> None:
+    setup = one(tmp_path)
+    other = anabranch.StoreConfig("other", ["other.>"], journal=SYNCED)
+    with anabranch.open(anabranch.Config(setup.directory, [*setup.stores, other])) as router:
+        router.queue("q").send(b"1", persistent=False)
+        router.queue("other.q").send(b"2")
+        before = router.stats()
+        tx = router.transaction()
+        tx.ack(taken(router.queue("q")))
+        tx.send("q", b"3", persistent=False)
+        tx.ack(taken(router.queue("other.q")))
+        getattr(tx, outcome)()
+        after = router.stats()
+        assert after.decision_syncs == before.decision_syncs
+        assert after.stores["all"].syncs == before.stores["all"].syncs
+        assert drained(router.queue("q")) == ([b"3"] if outcome == "commit" else [b"1"])
+        assert drained(router.queue("other.q")) == ([] if outcome == "commit" else [b"2"])
+        assert router.in_doubt() == []
+        for commit in (True, False):  # an external one, of such messages alone in one of its stores
+            xid = anabranch.Xid(1, "g", str(commit))
+            tx = router.transaction(xid=xid)
+            tx.send("q", b"4", persistent=False)
+            tx.send("other.q", b"5")
+            tx.prepare()
+            assert router.queue("q").receive() is None
+            (router.commit if commit else router.rollback)(xid)
+            assert drained(router.queue("q")) == ([b"4"] if commit else [])
+            assert drained(router.queue("other.q")) == ([b"5"] if commit else [])
+        assert router.in_doubt() == []
+
+
+def test_a_dead_letter_is_as_persistent_as_it_was(tmp_path: Path) -> None:
+    with anabranch.open(one(tmp_path, dead_letter="dlq", max_deliveries=1)) as router:
+        for persistent in (True, False):
+            router.queue("q").send(b"%d" % persistent, persistent=persistent)
+            taken(router.queue("q")).release()
+        assert router.put_aside() == 2
+        assert [(m.body, m.persistent) for m in router.queue("dlq").browse()] == [(b"1", True), (b"0", False)]
+        assert router.requeue("dlq") == 2
+        assert [(m.body, m.persistent) for m in router.queue("q").browse()] == [(b"1", True), (b"0", False)]
+    with anabranch.open(one(tmp_path)) as router:
+        assert drained(router.queue("q")) == [b"1"]
