@@ -29,6 +29,8 @@ from .replay import Replay
 
 log = logging.getLogger(__name__)
 
+COUNTED_MAX: Final = 500
+"""Rows of messages that have come back which are in the index's margin."""
 FULL_PAUSE: Final = 5.0
 """Seconds until the next try to write the index out after the disk was full."""
 
@@ -65,6 +67,7 @@ class Applier:
         self._full_until = 0.0
         self._measured: SegmentTable | None = None
         self._dead_bytes = 0
+        self._counted = self._index.rows.counted
 
     def start(self, snapshot_at: Callable[[], tuple[int, int]]) -> None:
         """Take over from recovery, which has filled the index up to the log's tail. `snapshot_at` says where the latest
@@ -295,6 +298,12 @@ class Applier:
         known = index.checkpointed.seq if index.checkpointed is not None else 0
         sends = self._engine.sequencer.last_seq - known + size // snapshot.RECORD_MIN
         index.reserve(sends, len(self._log.table.segments), self._dead_bytes)
+        self._counted = index.rows.counted
+
+    @property
+    def may_count(self) -> bool:
+        """Whether the index has room for more rows of messages that have come back, on a full disk too."""
+        return self._index.rows.counted - self._counted < COUNTED_MAX
 
     def forget(self, numbers: set[int]) -> None:
         """Take released segments out of the index and the table, with a checkpoint (rule J6).

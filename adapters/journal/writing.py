@@ -93,6 +93,8 @@ class JournalEncoder:
         return self._applier.snapshot_bytes
 
     def leaves(self, ticket: Any) -> int:
+        if any(type(change) is Returned for change in ticket.content) and not self._applier.may_count:
+            return GROWS
         return max((_LEAVES.get(type(change), GROWS) for change in ticket.content), default=OWED)
 
     def reserve(self, size: int) -> None:

@@ -33,6 +33,7 @@ On disk, in the log's directory (formats: docs/format.md):
 
     000000000001.seg      segments, each a page with its header and then batches of records; all integers little-endian
     pool-1.free           files for the next segments: used ones, and one that is zero-filled ahead of need
+    1.spare               the reserve: allocated files that only what makes room may take
     *.tmp                 unfinished; removed when the log is opened
 
 What survives a crash. After the process is killed: all that was acknowledged, and perhaps what was on its way. After a
@@ -43,8 +44,9 @@ is never silently skipped. After a failed write or sync the log has failed: it i
 acknowledged before that.
 
 Room to finish. On a full disk a ticket gets StoreFullError before any byte of it is written; space is allocated ahead,
-so that a batch which has begun is never cut short by a full disk. A ticket may be promised room for what must follow it
-(`promise`), and what `may_use_reserve` uses that.
+so that a batch which has begun is never cut short by a full disk. Tickets after which less is needed (`shrinks`, or
+what an Encoder says by `leaves`) are not refused: they may use the reserve, and a Reclaimer gives it back. A ticket may
+be promised room for what must follow it (`promise`).
 
 Releasing. A Reclaimer writes a record of kind SNAPSHOT, which says what its owner needs of earlier segments, and lets
 those go in which nothing is needed; later surveys find the snapshot by the segments' headers, and require the segments
@@ -54,8 +56,8 @@ Errors: StoreFullError (nothing was written: make room, try again), OutcomeUnkno
 StoreFailedError (it had failed before: open it again), ClosedError, CorruptionError with the path and the offset.
 
 Where things are: `format` the bytes; `segment`, `files` what lies where; `ticket` what goes in, `records` the simplest
-encoder; `group_commit` who writes, `log` what is written, `segment_writer` where it finds room, `syncing` when it is on
-disk; `reader` batches in order; `survey`, `recovery` at open; `reclaim`.
+encoder; `group_commit` who writes, `log` what is written, `segment_writer` where it finds room, `reserve` on a full
+disk, `syncing` when it is on disk; `reader` batches in order; `survey`, `recovery` at open; `reclaim`.
 """
 
 from .files import SegmentFiles, create_log

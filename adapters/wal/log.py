@@ -231,7 +231,7 @@ class Log(GroupCommit):
             self._most, self._hopeless = 0, False
             what = f"{self.name} cannot grow: {error.strerror} ({self.files.directory})"
             full = refused(what, error, ". Nothing was written")
-            full.__cause__ = error
+            full.__cause__ = error.with_traceback(None)  # its frames would keep files open until they are collected
             self._dismiss([ticket for ticket, kind in zip(tickets, leaves, strict=True) if kind == most], full)
             return False
         self._most, self._hopeless = 0, False

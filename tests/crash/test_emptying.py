@@ -207,6 +207,19 @@ def test_what_is_given_back_counts_its_deliveries(disk: Path) -> None:
         send_again(router, queue)
 
 
+def test_all_can_be_given_back_and_then_acked(disk: Path) -> None:
+    """Not all of it can be counted: a count takes room in the index."""
+    with anabranch.open(config(disk)) as router:
+        queue = router.queue("q")
+        sent = send_all(disk, queue, 400)
+        for _ in range(2):
+            for message in [take(queue) for _ in sent]:
+                message.release()
+        ack_all(queue, sent)
+        router.reclaim()
+        send_again(router, queue)
+
+
 @pytest.mark.parametrize("sync", SYNCS)
 def test_it_is_closed_and_opened_while_it_is_full(disk: Path, sync: Sync) -> None:
     with anabranch.open(config(disk, sync)) as router:
