@@ -126,6 +126,9 @@ class Backend(Rows, Protocol):
     threaded: bool
     """True: the core calls `write` and `apply` on a thread of the store's own, where no Ctrl-C strikes. False: on the
     thread of whoever changes something, under the store's lock; an interruption may strike at any place."""
+    tells_places: bool = False
+    """True: `own` of a Send, once that is applied, is what `rows` tells as OWN of the message's place, and `rows` gives
+    fewer than it was asked for only where there are no more."""
     guard: Callable[[], None] | None = None
     """Called before each operation, and quick: raises StoreFailedError if the store may be another process's by now."""
 

@@ -105,8 +105,7 @@ class Feed:
 
     def forget_fetched(self) -> None:
         """What was fetched is fetched anew, if it is still there."""
-        self.first.cursor = 0
-        self.first.ready = None
+        self.first.forget()
         self.lanes = None
 
     def wake(self) -> None:
@@ -226,6 +225,8 @@ class Delivery:
         self._sweep = Sweep(max_deliveries)
         self.mixed = False
         """Some messages are not persistent: what lies between two seqs is not of one kind."""
+        self.era = 1
+        """See arrivals.py."""
 
     # Leasing
 
@@ -276,7 +277,7 @@ class Delivery:
     def _fetch(self, feed: Feed, rows: Rows) -> deque[Place] | None:
         """What comes first of what was never delivered, looked up ahead; None if there is nothing."""
         if not self._priorities:
-            return feed.first.fetch(feed, rows, 0)
+            return feed.first.fetch(feed, rows, 0, self.era)
         lanes = feed.lanes
         if lanes is None:
             lanes = feed.lanes = Lanes()

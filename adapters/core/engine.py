@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
 from .. import locking
+from . import arrivals
 from .backend import Backend, Host
 from .changes import Ack, Change, Commit, Forget, Prepare, Rollback, Send
 from .delivery import CLAIMED, LEAVING, Delivery, Feed
@@ -56,6 +57,7 @@ class Engine:
         self.lock = threading.RLock()
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
         self._priorities = settings.priorities
+        self._passes_on = backend.tells_places and not settings.priorities
         self.catalog = Catalog()
         self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
         self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
@@ -297,14 +299,18 @@ class Engine:
         if number == self._applied:
             return count
         kinds = set(map(type, changes))
+        plain = kinds <= _PLAIN
         self.interrupted = True
+        arriving = arrivals.expected(changes, self.delivery, self._passes_on and plain and self.nonpersistent is None)
         if kinds != _SENDS:
             for change in changes:
                 if type(change) is not Send:
                     change.settle(self.delivery)
         if last is not None:
             self.backend.apply(changes, last)
-        if self._looks_at_sends() or not kinds <= _PLAIN:
+        if arriving:
+            arrivals.pass_on(arriving, self.delivery)
+        if self._looks_at_sends() or not plain:
             self._finish(changes)
         if plan.volatile:
             self._finish_volatile(plan)

@@ -61,26 +61,36 @@ class Orders:
 class Lane:
     """What has been fetched of one order of a feed."""
 
-    __slots__ = ("cursor", "ready")
+    __slots__ = ("cursor", "end", "ready")
 
     def __init__(self, cursor: int = 0) -> None:
         self.cursor = cursor
         """All up to this seq has been fetched."""
+        self.end = 0
+        """Where this is the delivery's `era`, there is nothing in the rows beyond the cursor: see arrivals.py."""
         self.ready: deque[Place] | None = None
         """None before the first fetch: a lane may wait long for its turn, and there may be 65,536."""
 
-    def fetch(self, feed: Feed, rows: Rows, order: int) -> deque[Place] | None:
-        """Look some ahead; None if nobody holds none. What a transaction prepared before this open has claimed is
-        skipped: a rollback brings it back, after a commit nothing would tell that it is dead."""
-        held, ready = feed.held, self.ready
+    def fetch(self, feed: Feed, rows: Rows, order: int, era: int = 0) -> deque[Place] | None:
+        """Look some ahead; None if nobody holds none. `era`: what `end` is if there is no more. What a transaction
+        prepared before this open has claimed is skipped: a rollback brings it back, after a commit nothing would tell
+        that it is dead."""
+        held, ready, self.end = feed.held, self.ready, 0
         if ready is None:
             ready = self.ready = deque()
         while places := rows.rows(feed.state, feed.subscription, order, self.cursor, FETCH):
             ready.extend(place for place in places if place[SEQ] not in held)
             self.cursor = places[-1][SEQ]
             if ready:
+                self.end = era if len(places) < FETCH else 0
                 return ready
+        self.end = era
         return None
+
+    def forget(self) -> None:
+        """What was fetched is fetched anew, if it is still there."""
+        self.end = self.cursor = 0
+        self.ready = None
 
     def unfetch(self) -> None:
         """Forget what was fetched; it is fetched again."""

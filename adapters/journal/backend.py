@@ -53,6 +53,7 @@ class JournalBackend(Backend):
     shared = False
     descriptors = STORE
     threaded = False
+    tells_places = True
 
     def __init__(
         self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None

@@ -1,0 +1,139 @@
+"""What is sent where receivers have had all there was comes to them in order, once, and without being looked up."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.base import Outgoing, Settlement, Store
+from anabranch.adapters.core.lanes import FETCH
+
+from ..contract.disk import A, B, assert_whole, drain
+from ..crash.test_interrupts import everywhere
+from ..journal.disk import JournalDisk
+from ..model import FAST
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
+        JournalDisk(Path(path)) as disk,
+    ):
+        store = disk.create()
+        assert store.receive(A) is None  # all there was
+        yield store
+
+
+def send(store: Store, first: int, last: int) -> list[bytes]:
+    """One after the other."""
+    bodies = [b"%d" % number for number in range(first, last)]
+    for body in bodies:
+        store.send(A, body)
+    return bodies
+
+
+def lookups(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the backend is asked for from now on."""
+    asked: list[object] = []
+    backend = store._engine.backend  # type: ignore[attr-defined]
+    rows = backend.rows
+
+    def ask(*arguments: object) -> object:
+        asked.append(arguments)
+        return rows(*arguments)
+
+    monkeypatch.setattr(backend, "rows", ask)
+    return asked
+
+
+def test_nothing_is_looked_up_while_receivers_keep_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = send(store, 0, 1)
+    assert drain(store) == sent
+    asked = lookups(store, monkeypatch)
+    for number in range(1, 100, 3):
+        sent = send(store, number, number + 3)
+        for body in sent:
+            message = store.receive(A)
+            assert message is not None
+            assert message.body == body
+            message.ack()
+    assert asked == []
+
+
+@pytest.mark.parametrize("together", [1, FETCH - 1, FETCH, FETCH + 1, 3 * FETCH])
+def test_many_at_once_come_in_order(store: Store, together: int) -> None:
+    for _ in range(2):
+        sent = send(store, 0, together)
+        assert drain(store) == sent
+    assert_whole(store)
+
+
+def test_more_than_is_kept_ready_comes_in_order(store: Store) -> None:
+    sent: list[bytes] = []
+    for number in range(0, 3 * FETCH, 20):
+        sent += send(store, number, number + 20)
+        store.send(B, b"other")
+        assert store.depth(A) == len(sent)  # so that they are applied
+    assert drain(store) == sent
+    sent = send(store, 1000, 1005)
+    assert drain(store) == sent
+
+
+def test_what_is_purged_does_not_come(store: Store) -> None:
+    send(store, 0, 5)
+    assert store.depth(A) == 5
+    assert store.purge(A) == 5
+    sent = send(store, 5, 8)
+    assert drain(store) == sent
+
+
+def test_what_is_deleted_does_not_come(store: Store) -> None:
+    send(store, 0, 5)
+    store.delete(A)
+    assert store.receive(A) is None
+    sent = send(store, 5, 8)
+    assert drain(store) == sent
+
+
+def test_what_was_given_back_comes_before(store: Store) -> None:
+    sent = send(store, 0, 2)
+    first = store.receive(A)
+    assert first is not None
+    sent += send(store, 2, 4)
+    assert store.depth(A) == 4
+    first.release()
+    assert drain(store) == sent
+
+
+def test_a_commit_between_comes_in_its_place(store: Store) -> None:
+    sent = send(store, 0, 2)
+    store.commit([(A, Outgoing(b"in between"))], [])
+    sent += [b"in between", *send(store, 3, 5)]
+    assert drain(store) == sent
+
+
+def test_ctrl_c_leaves_nothing_out_of_sight(store: Store) -> None:
+    """Wherever it strikes while messages are applied, passed on, received and acked."""
+
+    def receive() -> None:
+        message = store.receive(A)
+        if message is not None:
+            message.ack()
+
+    def prepare(at: int) -> Callable[[], object]:
+        assert drain(store) == []
+        send(store, 0, 3)
+        return receive
+
+    def check(at: int, where: str) -> None:
+        feed = store._engine.catalog.destinations[A].feed  # type: ignore[attr-defined]
+        for lease in list(feed.held.values()):  # of a message that was in the caller's hands
+            store.settle([store._settling.token(lease)], Settlement.RELEASE)  # type: ignore[attr-defined]
+        assert drain(store) in ([b"0", b"1", b"2"], [b"1", b"2"]), where
+        assert_whole(store)
+
+    assert everywhere(prepare, check) > 100
