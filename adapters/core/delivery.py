@@ -380,7 +380,7 @@ class Delivery:
                 lease = message._note
                 if (
                     type(lease) is Lease and lease.hold == before and message._store is store and message.leased
-                    and lease.is_held
+                    and (lease.feeds[0].held.get(lease.place[SEQ]) is lease or lease.is_held)
                 ):  # fmt: skip
                     lease.hold = after
                     taken.append(lease)
