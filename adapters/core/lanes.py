@@ -150,8 +150,8 @@ class Lanes:
                 if lane is not None:
                     ready = lane.ready
                     if not ready:
+                        self._keep(order, lane)  # first: what is fetched may have to be found again
                         ready = lane.fetch(feed, rows, order)
-                        self._keep(order, lane)
                     if ready:
                         return ready
                     lanes.pop(order, None)
@@ -169,16 +169,16 @@ class Lanes:
             self._walked = found + 1
 
     def _keep(self, order: int, lane: Lane) -> None:
-        """A lane has been fetched from. Of the others the most urgent ones keep what they hold."""
+        """A lane is about to be fetched from. Of the others the most urgent ones keep what they hold."""
         fetched = self._fetched
-        fetched[order] = lane
-        if len(fetched) > FETCHED_MAX:
+        if len(fetched) >= FETCHED_MAX and order not in fetched:
             for known in [known for known, other in fetched.items() if not other.ready]:
                 fetched.pop(known, None)
-            if len(fetched) > FETCHED_MAX:
+            if len(fetched) >= FETCHED_MAX:
                 least = max(fetched)
                 fetched[least].unfetch()
                 fetched.pop(least, None)
+        fetched[order] = lane
 
     def remove(self, first: int, last: int) -> None:
         """What lies between these seqs is dead. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -17,6 +18,9 @@ from .message_chunks import MASKS, Chunk, Lane, indexes
 DESTINATION_COST: Final = 2500
 SUBSCRIPTION_COST: Final = 2000
 """Bytes of memory that a destination takes, empty, and a subscription."""
+
+STEP: Final = 64
+"""Messages of a lane that are looked up at once where those of several are brought into one order."""
 
 Spot = tuple[Chunk, int]
 """Where a message is: its chunk, and its index in it."""
@@ -113,10 +117,16 @@ class DestinationMessages:
         if order is not None:
             lane = self.lanes.get(order)
             return self._rows(known, lane, after, limit) if lane is not None else []
-        found = [place for lane in self.lanes.values() for place in self._rows(known, lane, after, limit)]
-        if len(self.lanes) > 1:
-            found.sort(key=itemgetter(SEQ))
-        return found[:limit]
+        if len(self.lanes) == 1:
+            (lane,) = self.lanes.values()
+            return self._rows(known, lane, after, limit)
+        by_seq = heapq.merge(*(self._all(known, lane, after) for lane in self.lanes.values()), key=itemgetter(SEQ))
+        return list(islice(by_seq, limit))
+
+    def _all(self, known: SubscriptionState | None, lane: Lane, after: int) -> Iterator[Place]:
+        while found := self._rows(known, lane, after, STEP):
+            yield from found
+            after = found[-1][SEQ]
 
     def _rows(self, known: SubscriptionState | None, lane: Lane, after: int, limit: int) -> list[Place]:
         found: list[Place] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from anabranch.adapters.core.lanes import FETCHED_MAX, Orders
 from anabranch.adapters.core.store import CoreStore
 
 from ..contract.disk import A, assert_whole, bodies, drain
+from ..crash.test_interrupts import everywhere
 from .made import memory
 
 COUNT = 10_000
@@ -126,3 +127,33 @@ def test_a_purge_takes_what_was_fetched_ahead() -> None:
         assert store.receive(A) is None
         first.release()
         assert drain(store) == [b"3"]
+
+
+def test_a_receive_interrupted_anywhere_hides_nothing() -> None:
+    """Also not what came while others were fetched, more urgent or less."""
+    with memory() as disk:
+        store: CoreStore = disk.create(priorities=True)
+        sent: list[tuple[int, bytes]] = []
+
+        def prepare(at: int) -> Callable[[], object]:
+            for priority in (at % 3, 5, 400 + at % 50, 70 - at % 7):
+                sent.append((-priority, b"%d.%d" % (at, priority)))
+                store.send(A, sent[-1][1], priority=priority)
+            return lambda: store.receive(A)
+
+        def check(at: int, where: str) -> None:
+            if not where:
+                return
+            for lease in list(store._engine.catalog.state(A).feed.held.values()):
+                store._receiving.give_back(lease)  # it was on its way to who called
+            sent.sort(key=lambda one: one[0])
+            if at % 4 == 0:
+                assert drain(store) == [body for _, body in sent], where
+                sent.clear()
+            else:
+                message = received(store)
+                assert message.body == sent.pop(0)[1], where
+                message.ack()
+
+        assert everywhere(prepare, check) > 50
+        assert_whole(store)
