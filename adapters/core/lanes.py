@@ -101,6 +101,7 @@ class Lane:
     def set_back(self, seq: int) -> None:
         """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
         if self.cursor >= seq:
+            self.end = 0
             self.cursor = min(seq, self.ready[0][SEQ] if self.ready else seq) - 1
             self.ready = None
 
