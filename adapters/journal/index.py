@@ -53,6 +53,8 @@ MARGIN_PAGES: Final = 64
 MARGIN_SHARE: Final = 8
 """LMDB writes pages anew instead of over themselves, and uses again those of the last commit but one. So a small index
 takes as many pages more as it has, a large one such a share of them and some: its commits are made as small as that."""
+AHEAD_PAGES: Final = 256
+"""It is allocated by so many pages more than it needs, so that this is not done each time."""
 SEND_BYTES: Final = 128
 """At most so many a message takes, about."""
 COPIES: Final = 3
@@ -193,6 +195,7 @@ class Index:
         pages = self._pages + margin + growth
         if pages <= self._reserved:
             return
+        pages += min(pages // MARGIN_SHARE, AHEAD_PAGES)
         try:
             file = File(self.path, os.O_RDWR)
             extend(file.fd, pages * self._page_bytes)

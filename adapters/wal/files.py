@@ -147,10 +147,10 @@ class SegmentFiles:
             elif spare is None:
                 source.unlink(missing_ok=True)
             raise
+        if spare is not None:
+            self.reserve.taken(spare)  # first: interrupted later, it would be taken for a spare file still
         seal()
         source.rename(path)
-        if spare is not None:
-            self.reserve.taken(spare)
         self.sync_names(names)
         return file, allocated
 

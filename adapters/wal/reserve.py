@@ -54,8 +54,9 @@ class Reserve:
     def keep(self, held: int, snapshot: int, promised: int) -> None:
         """See that there are as many as a log needs that holds so many bytes, each large enough for a snapshot and what
         was promised. Raises OSError if the disk has no room for them."""
-        size = HEADER_BYTES + snapshot + promised + max(BYTES_MIN, min(held // SHARE, BYTES_MAX))
-        size += -size % PAGE_BYTES
+        size = snapshot + promised + min(held // SHARE, BYTES_MAX)
+        step = BYTES_MIN << max(0, size // BYTES_MIN).bit_length() >> 2  # it grows now and then, not each time
+        size = HEADER_BYTES + BYTES_MIN + size + -size % max(step, PAGE_BYTES)
         with self._lock:
             self._size = size
             for path, known in self.files:
@@ -85,7 +86,7 @@ class Reserve:
         self._set([*self.files, (path, size)])
 
     def taken(self, path: Path) -> None:
-        """One of them is a segment now."""
+        """One of them is about to become a segment."""
         with self._lock:
             self._set([file for file in self.files if file[0] != path])
 
