@@ -69,7 +69,11 @@ class Listener(Taker):
         """There may be something: look on a thread of ours."""
         if not self._due and not self._ended:
             self._due = True
-            shared().lead(self._run)
+            try:
+                shared().lead(self._run)
+            except BaseException:  # else nobody would ever look
+                shared().lead(self._run)
+                raise
 
     def add_credit(self, more: int) -> None:
         """As the contract says."""

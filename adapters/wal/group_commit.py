@@ -159,7 +159,11 @@ class GroupCommit(ABC):
         """See that what is queued is written without its caller."""
         if not self._lead_due:
             self._lead_due = True
-            shared().lead(self._lead_queued)
+            try:
+                shared().lead(self._lead_queued)
+            except BaseException:  # else nobody would ever lead what does not wait
+                shared().lead(self._lead_queued)
+                raise
 
     def flush(self) -> None:
         """Until all that is queued now is written, or refused on a full disk. Raises StoreFailedError, ClosedError."""
