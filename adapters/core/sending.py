@@ -144,7 +144,7 @@ class Sending:
 
     def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
         """Likewise: it is there on return, and the future resolves on a thread of ours."""
-        send = self._send(self._state(destination), message)
+        (send,) = self.sends([(destination, message)])
         reservation = self.reserve([send])  # noqa: F841  as above
         future: Future[Receipt] = Future()
         future.set_running_or_notify_cancel()

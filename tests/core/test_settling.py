@@ -51,8 +51,8 @@ def test_each_token_has_an_outcome_of_its_own() -> None:
         outcomes = store.settle(tokens, Settlement.ACK)
         assert [type(outcome) for outcome in outcomes] == [type(None), UnknownMessageError, type(None)]
         assert drain(store) == [b"2"]
-        with pytest.raises(ValueError, match="is no token"):
-            store.settle([tokens[0], "x"], Settlement.RELEASE)
+        (refused,) = store.settle(["x"], Settlement.RELEASE)
+        assert "is no token" in str(refused)
 
 
 def test_a_token_is_of_one_lease() -> None:

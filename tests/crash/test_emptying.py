@@ -162,10 +162,10 @@ def test_acks_of_many_threads_and_without_waiting_empty_it(disk: Path) -> None:
         with ThreadPoolExecutor(4) as threads:
             for done in [threads.submit(ack, len(sent) // 5) for _ in range(4)]:
                 done.result()
-        futures = [message.store.ack_nowait([message]) for message in iter(queue.receive, None)]
+        futures = [message.ack_nowait() for message in iter(queue.receive, None)]
         for future in futures:
             future.result()
-        assert len(queue) == 0
+        assert queue.depth() == 0
         assert violations(router) == []
 
 
@@ -301,7 +301,7 @@ def test_sends_are_refused_and_acks_are_not_where_they_come_together(disk: Path)
         queue = router.queue("q")
         sent = send_all(disk, queue, 100)
         messages = [take(queue) for _ in sent]
-        store = messages[0].store
+        store = messages[0]._store
         log = store.backend._log
         for start in range(0, 200, 10):
             with log._lead:  # so that they share a batch

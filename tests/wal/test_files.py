@@ -68,14 +68,18 @@ def test_one_that_cannot_be_made_durable_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_what_is_released_is_used_again(tmp_path: Path) -> None:
-    files = published(tmp_path, 1, 2, 3)
-    files.release([(1, SEGMENT_BYTES), (2, SEGMENT_BYTES), (3, SEGMENT_BYTES)], 2, None, files.names())
+    files = published(tmp_path, 1, 2, 3, 4, 5)
+    files.release([(1, SEGMENT_BYTES), (2, SEGMENT_BYTES)], 2, None, files.names())
+    assert (len(files.reserve.files), names(tmp_path)[:2]) == (2, ["000000000003.seg", "000000000004.seg"])
+    for path, _ in files.reserve.files:  # it lacked files, and had them first
+        path.rename(tmp_path.with_name(path.name))
+    files.release([(3, SEGMENT_BYTES), (4, SEGMENT_BYTES), (5, SEGMENT_BYTES)], 2, None, files.names())
     assert (len(files.pool), files.pool_bytes) == (2, 2 * SEGMENT_BYTES)
     assert names(tmp_path) == ["pool-1.free", "pool-2.free"]
-    _, allocated = files.publish(header_of(4), nothing)
-    assert (allocated, names(tmp_path)) == (SEGMENT_BYTES, ["000000000004.seg", "pool-1.free"])
+    _, allocated = files.publish(header_of(6), nothing)
+    assert (allocated, names(tmp_path)) == (SEGMENT_BYTES, ["000000000006.seg", "pool-1.free"])
     again = SegmentFiles(tmp_path, SEGMENT_BYTES)
-    assert (again.load_pool(), len(again.pool)) == (1, 1)  # no number is used twice (rule I1)
+    assert (again.load_pool(), len(again.pool)) == (3, 1)  # no number is used twice (rule I1)
 
 
 def test_what_is_archived_is_kept(tmp_path: Path) -> None:
@@ -92,9 +96,10 @@ def test_one_that_is_short_is_filled_up_or_goes(tmp_path: Path, missing: int, po
     files = SegmentFiles(tmp_path, size)
     file, _ = files.publish(header_of(1, capacity=size), nothing)
     os.ftruncate(file.fd, size - missing)
+    files.reserve.keep(0, 0, 0)  # it lacks no file
     files.release([(1, size)], 1, None, files.names())
     assert [bytes_ for _, bytes_ in files.pool] == ([size] if pooled else [])
-    assert len(names(tmp_path)) == pooled
+    assert [name for name in names(tmp_path) if not name.endswith(".spare")] == (["pool-1.free"] if pooled else [])
 
 
 def test_what_was_interrupted_is_removed(tmp_path: Path) -> None:
