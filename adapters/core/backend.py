@@ -162,7 +162,8 @@ class Backend(Rows, Protocol):
 
     def took_effect(self, plan: Plan) -> bool:
         """Whether a write that ended in OutcomeUnknownError has taken effect. Raises AnabranchError if that cannot be
-        told yet."""
+        told yet. Not asked of a store that has failed with it."""
+        raise AssertionError("after an unknown outcome the store has failed")
 
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
         """Bring changes that are written into what `rows` reads, by `changes.apply_all` to a Table (changes.py), unless
@@ -170,7 +171,8 @@ class Backend(Rows, Protocol):
 
     def recover(self) -> int:
         """`apply` was interrupted, or a write. Make whole again what is read; returns the number of the last plan that
-        is applied whole: those behind it are applied once more."""
+        is applied whole: those behind it are applied once more. Not asked of one that is `threaded`."""
+        raise AssertionError("what runs on a thread of its own is not interrupted")
 
     def stage(self, branch: Branch) -> None:
         """A branch is about to be prepared, by this thread: what can be written of it ahead may be, and the records of
@@ -190,7 +192,9 @@ class Backend(Rows, Protocol):
         damaged, and ReadError where the disk does not give it now. Any thread."""
 
     def sync(self) -> None:
-        """On return all that is written survives a power failure. Raises StoreFailedError. Any thread."""
+        """On return all that is written survives a power failure: nothing to do where `write` has seen to that. Raises
+        StoreFailedError. Any thread."""
+        return
 
     def checkpoint(self) -> None:
         """Write out what shortens the next opening. Any thread."""

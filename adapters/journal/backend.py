@@ -189,9 +189,6 @@ class JournalBackend(Backend):
     def write(self, plan: Plan) -> None:
         raise AssertionError("a journal's log writes")
 
-    def took_effect(self, plan: Plan) -> bool:
-        raise AssertionError("after an unknown outcome the store has failed")
-
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
         self._applier.apply(changes, last)
 

@@ -92,9 +92,6 @@ class MemoryBackend(MemoryRows, Backend):
         else:
             self.require_room(plan.changes, size)
 
-    def took_effect(self, plan: Plan) -> bool:
-        raise AssertionError("nothing here has an unknown outcome")
-
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
         self.apply_changes(changes)
         self._applied = last.number

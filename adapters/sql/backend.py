@@ -323,9 +323,6 @@ class SqlBackend(Backend):
         self._ids.add(effects.ids)
         self._reading.apply(effects)
 
-    def recover(self) -> int:
-        raise AssertionError("what runs on a thread of its own is not interrupted")
-
     # Branches
 
     def stage(self, branch: Branch) -> None:

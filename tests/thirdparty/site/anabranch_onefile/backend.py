@@ -150,15 +150,9 @@ class OneFileBackend(Backend):
             self._host.fail(error)
             raise OutcomeUnknownError(f"store {self.name!r} could not be written: {error}; reopen it") from error
 
-    def took_effect(self, plan: Plan) -> bool:
-        raise AssertionError("after an unknown outcome the store has failed")
-
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
         self._now = self._next
         self._count()
-
-    def recover(self) -> int:
-        raise AssertionError("what runs on a thread of its own is not interrupted")
 
     def put(self, sends: Sequence[Send]) -> None:
         messages = self._next.messages[sends[0].state.number]
@@ -277,9 +271,6 @@ class OneFileBackend(Backend):
         self._host.catalog.recount()
 
     # Upkeep
-
-    def sync(self) -> None:
-        """Everything is."""
 
     def stats(self) -> BackendStats:
         return BackendStats(syncs=self._syncs, journal_bytes=self.path.stat().st_size)
