@@ -117,15 +117,16 @@ class DirectoryLock:
         # all that it leads to, which would then be open still when the lock is not held any more.
         mark = partial(_mark, self._path, identity)
         lock = FileLock(self._path, timeout=0, mode=self._file_mode, thread_local=False, on_acquired=mark)
+        self._lock, self._generation = lock, generation  # first: interrupted from here on, `release` lets go of it
         try:
             lock.acquire()
         except Timeout:
+            self._lock = None
             raise StoreLockedError(
                 f"{self._what} in {self._path.parent} is open already, by {self._owner()}; close it there first, "
                 "or use another directory"
             ) from None
         self._identity, self._lost = identity[-1], None
-        self._lock, self._generation = lock, generation
         _watch.add(self)
 
     def _owner(self) -> str:

@@ -167,8 +167,8 @@ class DecisionLog:
 
     def _open(self) -> None:
         sync_directory(self._directory.path.parent)  # who made it may have been killed, or failed, before that (D2)
-        self.id = self._directory.lock()
         try:
+            self.id = self._directory.lock()
             opened = self._new_log()
             self._read(*opened)
         except CorruptionError as error:

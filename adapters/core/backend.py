@@ -143,10 +143,11 @@ class Backend(Rows, Protocol):
 
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
         """Lock the directory, recover what is there, fill the catalog. Returns the store's id and what else there is.
-        Raises StoreLockedError, CorruptionError, ConfigError, PlacementError; then nothing is open."""
+        Raises StoreLockedError, CorruptionError, ConfigError, PlacementError. `close` follows whatever it raises."""
 
     def close(self, clean: bool) -> None:
-        """Leave all durable, if `clean`, and let go of the directory. Idempotent. Nothing is written meanwhile."""
+        """Leave all durable, if `clean`, and let go of the directory; also after an opening that failed or was
+        interrupted anywhere. Idempotent. Nothing is written meanwhile."""
 
     def writer(self, engine: Engine) -> Writer | None:
         """Called before `open`. What writes, if the backend brings it itself: then `write` and `took_effect` are never

@@ -131,17 +131,18 @@ class CoreStore:
         self._begin()
         engine = self._engine
         with disk_errors(f"store {self.name!r} cannot be opened"):
-            self.store_id, found = self.backend.open(engine.host(), progress)
             try:
+                self.store_id, found = self.backend.open(engine.host(), progress)
                 self._load(found)
                 self.backend.require_owned()
                 if not self.volatile:
                     sweep(self.directory)
+                engine.start()
+                self._opened = True
             except BaseException:
+                self._opened, engine.closed = False, True
                 self.backend.close(clean=False)
                 raise
-        engine.start()
-        self._opened = True
         if engine.catalog.messages:
             log.info(
                 "store %s: opened with %d messages in %.2f s", self.name, engine.catalog.messages,

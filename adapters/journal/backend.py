@@ -64,6 +64,8 @@ class JournalBackend(Backend):
             options, max_bytes=options.max_bytes, ticket_bytes_max=min(options.batch_bytes_max, room), promise_max=room
         )
         self._directory = StoreDirectory(name, directory, index_directory, options.file_mode, self._lose)
+        self._is_made = False
+        """There are the parts that follow."""
         self._engine: Engine
         self._encoder: JournalEncoder
         self._writer: JournalWriter
@@ -99,17 +101,13 @@ class JournalBackend(Backend):
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
         store_id = self._directory.lock()
         try:
-            try:
-                return store_id, self._open(store_id, host.catalog, progress)
-            except Exception as error:
-                if not is_of_index(error):
-                    raise
-                log.warning("store %s: its index is damaged, %r; it is rebuilt from the journal", self.name, error)
-                remove_file(self._directory.index)
-                return store_id, self._open(store_id, host.catalog, progress)
-        except BaseException:
-            self._directory.unlock()
-            raise
+            return store_id, self._open(store_id, host.catalog, progress)
+        except Exception as error:
+            if not is_of_index(error):
+                raise
+            log.warning("store %s: its index is damaged, %r; it is rebuilt from the journal", self.name, error)
+            remove_file(self._directory.index)
+            return store_id, self._open(store_id, host.catalog, progress)
 
     def _open(self, store_id: bytes, catalog: Catalog, progress: Progress | None) -> Found:
         started = time.monotonic()
@@ -150,6 +148,7 @@ class JournalBackend(Backend):
             self._log, applier.snapshot, lambda payload: [WriteSnapshot(payload)], applier.forget, archive
         )
         applier.on_empty = self._reclaimer.notice
+        self._is_made = True
 
     def _fill(self, catalog: Catalog) -> None:
         """What the index holds is what there is."""
@@ -165,7 +164,7 @@ class JournalBackend(Backend):
 
     def close(self, clean: bool) -> None:
         try:
-            if clean and self._index.is_open:
+            if clean and self._is_made and self._index.is_open:
                 self._applier.finish()
         except Exception:
             self._let_go()
@@ -173,8 +172,9 @@ class JournalBackend(Backend):
         self._let_go()  # not after Ctrl-C: then it is called again
 
     def _let_go(self) -> None:
-        self._log.let_go()
-        self._index.close()
+        if self._is_made:
+            self._log.let_go()
+            self._index.close()
         self._directory.unlock()
 
     def require_owned(self) -> None:

@@ -52,18 +52,14 @@ class MemoryBackend(MemoryRows, Backend):
     # Opening and closing
 
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
-        self.directory.unlock()  # of an opening, or a close, that was interrupted
-        try:
-            store_id = self.directory.lock()
-            self._host = host
-            super().__init__(
-                self._name, self.directory.path, self._options, self._options.priorities, host.catalog, host.lock
-            )
-            self._applied = 0
-            self.wipe()
-        except BaseException:
-            self.directory.unlock()
-            raise
+        self.directory.unlock()  # of a close that was interrupted
+        store_id = self.directory.lock()
+        self._host = host
+        super().__init__(
+            self._name, self.directory.path, self._options, self._options.priorities, host.catalog, host.lock
+        )
+        self._applied = 0
+        self.wipe()
         # By the clock, so that no seq comes twice, neither in a next life of the store nor in a next process.
         return store_id, Found(max(self._last_seq, now_us()))
 

@@ -124,12 +124,8 @@ class SqlBackend(Backend):
 
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
         store_id = self._directory.lock()
-        try:
-            self._host, self._stopped = host, None
-            return store_id, self._open(host, store_id, progress)
-        except BaseException:
-            self.close(clean=False)
-            raise
+        self._host, self._stopped = host, None
+        return store_id, self._open(host, store_id, progress)
 
     def _open(self, host: Host, store_id: bytes, progress: Progress | None) -> Found:
         options = self.options

@@ -100,12 +100,8 @@ class OneFileBackend(Backend):
 
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
         store_id = self._directory.lock()
-        try:
-            self._host = host
-            self._now = self._next = now = msgspec.msgpack.decode(read(self.path), type=Contents)
-        except BaseException:
-            self._directory.unlock()
-            raise
+        self._host = host
+        self._now = self._next = now = msgspec.msgpack.decode(read(self.path), type=Contents)
         catalog = host.catalog
         catalog.last_number = now.last_number
         for number, (kind, name) in now.destinations.items():
