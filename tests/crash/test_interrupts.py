@@ -349,3 +349,28 @@ def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path, share: Sh
             router.queue("q").purge()
 
     assert everywhere(prepare, check, 23, share) > 200
+
+
+@pytest.mark.parametrize("kind", ["journal", "memory", "sql"])
+def test_a_first_use_interrupted_anywhere_leaves_the_store_free(kind: str, tmp_path: Path, share: Share) -> None:
+    """The same router opens it the next time, with nothing collected before."""
+    options: dict[str, Any] = {
+        "journal": anabranch.JournalOptions(segment_size=64 * 1024),
+        "memory": anabranch.MemoryOptions(),
+        "sql": anabranch.SqlOptions(),
+    }
+    routers: list[anabranch.Router] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        store = anabranch.StoreConfig("all", [">"], **{kind: options[kind]})
+        router = anabranch.open(anabranch.Config(tmp_path / str(at), [store]))
+        routers.append(router)
+        return lambda: router.queue("q").send(b"1")
+
+    def check(at: int, where: str) -> None:
+        router = routers.pop()
+        router.queue("q").send(b"2")
+        assert [message.body for message in router.queue("q").browse()][-1:] == [b"2"], where
+        router.close()
+
+    assert everywhere(prepare, check, 37, share) > 200
