@@ -71,6 +71,8 @@ class OpenStores:
         self._layout, self._owner, self._require_lock = layout, owner, require_lock
         self._lock = threading.RLock()  # re-entrant, for signal handlers: another router's call may come here too
         self._open: dict[str, Store] = {}
+        self._loaded: dict[str, Store] = {}
+        """Likewise, those that nobody may hold yet: if Ctrl-C struck whoever was to, the next one closes them."""
         self._exclusive: dict[str, threading.RLock] = {}
         self._removing: dict[str, threading.RLock] = {}
         self.by_destination: dict[Destination, Store] = {}
@@ -173,10 +175,11 @@ class OpenStores:
                 try:
                     self.on_open(store)
                 except BaseException:
-                    store.close()
+                    self.unload(row.path)
                     raise
                 with self._lock:
                     self._open[row.path] = store
+                    self._loaded.pop(row.path, None)
                     self.descriptors += getattr(store, "descriptors", STORE)
             return store
 
@@ -196,24 +199,33 @@ class OpenStores:
         self._found_in.clear()
 
     def load(self, row: StoreRow) -> Store:
-        """A store by its row, opened for the caller, who has to close it."""
+        """A store by its row, opened for the caller, who has it exclusively and has to `unload` it."""
+        self.unload(row.path)
         config, path = self._layout.options_of(row), self._layout.path(row)
         store = self.adapter(row.kind)(row.name, path, self._layout.options(config), config.index_directory)
         store.owner = self._owner
+        self._loaded[row.path] = store
         try:
             store.open(self.progress)
-        except CorruptionError as error:
-            if not error.held:
+            if store.store_id != row.store_id:
+                raise PlacementError(
+                    f"{path} holds another store ({store.store_id.hex()}) than the recorded one "
+                    f"({row.store_id.hex()}); put the recorded one back there"
+                )
+            self._require_accepting()
+        except BaseException as error:
+            if isinstance(error, CorruptionError) and not error.held:
                 error.name_held(dict.fromkeys(map(str, self.recorded_in(row))), "this store")
+            self.unload(row.path)
             raise
-        if self.accepting and store.store_id == row.store_id:
-            return store
-        store.close()
-        self._require_accepting()
-        raise PlacementError(
-            f"{path} holds another store ({store.store_id.hex()}) than the recorded one ({row.store_id.hex()}); put "
-            f"the recorded one back there"
-        )
+        return store
+
+    def unload(self, path: str) -> None:
+        """Close what was loaded and counts not as open. Idempotent."""
+        store = self._loaded.get(path)
+        if store is not None:
+            store.close()
+            self._loaded.pop(path, None)
 
     def adapter(self, kind: str) -> Adapter:
         """Raises ConfigError for a kind that is not installed."""
@@ -278,6 +290,7 @@ class OpenStores:
 
     def _close(self, path: str) -> None:
         """Under its lock. It counts as open until it is closed: an interrupted close is called again."""
+        self.unload(path)
         store = self._open.get(path)
         if store is None:
             return

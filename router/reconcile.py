@@ -153,7 +153,7 @@ class Reconciler:
             held = {d: count for d in store.destinations() if (count := store.depth(d))}
             prepared = store.recover_prepared()
         finally:
-            store.close()
+            self._stores.unload(row.path)
         strays, rows, name = [], [], row.name
         for destination, count in held.items():
             match = self._routes.route(destination)

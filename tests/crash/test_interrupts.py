@@ -369,7 +369,10 @@ def test_a_first_use_interrupted_anywhere_leaves_the_store_free(kind: str, tmp_p
 
     def check(at: int, where: str) -> None:
         router = routers.pop()
-        router.queue("q").send(b"2")
+        try:
+            router.queue("q").send(b"2")
+        except anabranch.AnabranchError as error:
+            pytest.fail(f"{where}: {error}")
         assert [message.body for message in router.queue("q").browse()][-1:] == [b"2"], where
         router.close()
 
