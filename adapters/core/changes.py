@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 SEQ_MAX: Final = (1 << 64) - 1
 
+AT_ONCE: Final = 4096
+"""A destination with no more messages is removed, and its subscriptions end, in one go."""
+
 SMALL_BYTES: Final = 64
 """At most so many bytes a change takes when it is written, beside the record of a message and the texts of names."""
 
@@ -40,7 +43,8 @@ class Table(Protocol):
         all. `place`: where it was when it was leased, if that is known."""
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
-        """The same of all messages between two seqs."""
+        """The same of all messages between two seqs; also for a subscription that has ended, and in a destination
+        that was removed."""
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         """A message was given back so often by now. `place`: where it was when it was leased, if that is known."""
@@ -49,13 +53,16 @@ class Table(Protocol):
         """A destination is there from now on."""
 
     def remove(self, state: DestinationState) -> None:
-        """A destination goes with all that belongs to it."""
+        """A destination goes with all that belongs to it: nothing of it is seen any more, and its number is never used
+        again. Its messages, if there are more than AT_ONCE, may stay: then it is put into `Catalog.leaving`, and is
+        told by `ack_range` which of them go, until one reaches to SEQ_MAX; or the next opening removes them."""
 
     def subscribe(self, known: SubscriptionState) -> None:
         """A subscription begins: all that its topic holds behind `known.start` is for it as well."""
 
     def unsubscribe(self, known: SubscriptionState) -> None:
-        """A subscription ends: it has acked all, so to speak."""
+        """A subscription ends: it has acked all, so to speak. If its topic holds more than AT_ONCE messages, it may do
+        so by pages, likewise."""
 
     def prepare(self, branch: Branch) -> None:
         """A branch waits for its outcome: `branch.payload` is to be kept until then."""
@@ -168,7 +175,7 @@ class Send:
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
-        if not self.state.declared:  # it may have been dropped, and be there anew, since its sender looked it up
+        if plan.removed or not self.state.declared:  # it may be there anew since its sender looked it up
             self.state = plan.current(self.state)
         key = None
         if self.name is not None:
@@ -313,6 +320,7 @@ class Remove:
         self.state = state
 
     def plan(self, plan: Plan) -> None:
+        self.state = plan.find(self.state)
         if plan.is_declared(self.state):
             plan.remove(self.state)
             plan.changes.append(self)
@@ -345,7 +353,7 @@ class Subscribe:
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
         """The subscription, and whether it was there already."""
-        if not self.state.declared:
+        if plan.removed or not self.state.declared:
             self.state = plan.current(self.state)
         known = plan.subscriptions(self.state).get(self.subscription.key)
         if known is not None:
@@ -383,6 +391,7 @@ class Unsubscribe:
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
         """The subscription, if it was there."""
+        self.state = plan.find(self.state)
         self.known = known = plan.subscriptions(self.state).get(self.key)
         if known is None:
             return None, False
@@ -567,7 +576,7 @@ class VolatileChange:
     """A change that concerns a message that is not persistent (nonpersistent.py), in a ticket: no backend is told of
     it."""
 
-    __slots__ = ("change", "position", "room")
+    __slots__ = ("change", "room")
 
     size: int = 0
 
@@ -575,19 +584,18 @@ class VolatileChange:
         self.change = change
         self.room: Any = None
         """Memory that is reserved for it."""
-        self.position = 0
-        """How many changes of its plan come before it. Set by the plan."""
 
     def plan(self, plan: Plan) -> tuple[int, bool] | None:
         """Of a message as Send.plan."""
         change, outcome = self.change, None
         if type(change) is Send:
+            if plan.removed or not change.state.declared:  # as Send.plan
+                change.state = plan.current(change.state)
             first = plan.volatile_seq_of(change)
             if first is not None:
                 return first, True
             change.seq = plan.last_seq = seq = plan.last_seq + 1
             outcome = seq, False
-        self.position = len(plan.changes)
         plan.keep_apart(self)
         return outcome
 

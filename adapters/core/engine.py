@@ -77,6 +77,8 @@ class Engine:
         self.interrupted = False
         """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
         else. A backend sets it around what it does to its rows beside `apply`."""
+        self.on_leaving: Callable[[], None] = lambda: None
+        """Called when there may be something in `Catalog.leaving`."""
         self.writing_out = False
         """The backend holds the lock for long: who only wants to help does not wait for it."""
         self.written: Plan | None = None
@@ -356,6 +358,8 @@ class Engine:
                 self.nonpersistent.follow(change)
             for state in change.states():
                 self.catalog.drop(state)
+            if self.catalog.leaving:
+                self.on_leaving()
 
     # Asking
 

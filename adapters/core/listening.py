@@ -94,9 +94,12 @@ class Listener(Taker):
 
     def _leave(self) -> None:
         """It is in no line any more, and what it was given is free again. Idempotent."""
-        self._feed.listeners.pop(self, None)
-        self._receiving.cancel(self._feed, self)
-        self._receiving.left(self._feed)
+        left: Feed | None = None
+        while left is not self._feed:  # it may just be on its way to another
+            left = self._feed
+            left.listeners.pop(self, None)
+            self._receiving.cancel(left, self)
+            self._receiving.left(left)
 
     def _run(self) -> None:
         if not self._work.acquire(blocking=False):
@@ -133,19 +136,32 @@ class Listener(Taker):
     def _next(self) -> Lease | None:
         """What it is given now, which `lease` says until the callback begins: till then `close` gives it back. None if
         there is nothing, or it wants no more."""
-        engine, feed = self._receiving.engine, self._feed
+        engine = self._receiving.engine
         engine.check()
         with engine.lock:
             engine.current()
+            feed = self._feed
             if engine.is_gone(feed):
                 raise unknown(feed.state.destination, feed.key or ("", ""))
             if self._ended:
                 return None  # `close` gives back what it has
+            if feed.state.removed and self.lease is None:
+                feed = self._follow(feed)
             if self.lease is None and self._credit > 0:
                 feed.takers.setdefault(self)
                 engine.delivery.hand_over(feed, engine.rows)
             self._credit -= self.lease is not None
             return self.lease
+
+    def _follow(self, removed: Feed) -> Feed:
+        """Its queue was removed: to what has the name from now on."""
+        feed = self._receiving.feed(removed.state.destination, None, make=True)
+        assert feed is not None
+        self._feed = feed
+        feed.listeners[self] = None
+        removed.listeners.pop(self, None)
+        removed.takers.pop(self, None)
+        return feed
 
     def _hand(self, lease: Lease) -> None:
         message = self._read(lease)

@@ -269,7 +269,7 @@ class Nonpersistent(Rows):
                 rooms[one.room.key] = None
             if type(change) is not Send:
                 doing += self._shadowed(change)
-            elif not _is_removed(change.state, plan.changes[one.position :]):
+            elif not change.state.removed:  # since it was planned, or later in the same plan
                 state = self._engine.catalog.current(change.state)
                 if change.name is not None:
                     key = (state.number, change.name)
@@ -524,8 +524,3 @@ def _place(place: Place) -> Place:
     """In memory, as the core knows it."""
     order, seq, expires, deliveries, spot = place
     return order >> 1, seq, expires, deliveries, VolatileSpot(spot)
-
-
-def _is_removed(state: DestinationState, changes: Sequence[Change]) -> bool:
-    """Whether a destination goes later in the same plan."""
-    return any(type(change) is Remove and change.state is state for change in changes)

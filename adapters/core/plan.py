@@ -33,6 +33,8 @@ class Plan:
     """New in the duplicate window."""
     declared: Sequence[DestinationState] = ()
     removed: Sequence[DestinationState] = ()
+    successors: dict[DestinationState, DestinationState] = {}  # noqa: RUF012
+    """By one of `removed`: what has its name from then on."""
     subscribed: dict[int, Subscribed] = {}  # noqa: RUF012
     """By destination's number: the subscriptions of topics where they change."""
     dropped = 0
@@ -104,8 +106,20 @@ class Plan:
         self.ids[key] = seq
 
     def current(self, state: DestinationState) -> DestinationState:
-        """Of the same destination, the one that is in the catalog."""
-        return self._sequencer.catalog.current(state)
+        """Of the same destination, the one that is there by then, or may be."""
+        return self._latest(self._sequencer.catalog.current(state))
+
+    def find(self, state: DestinationState) -> DestinationState:
+        """The same, if there is one; else this."""
+        return self._latest(self._sequencer.catalog.destinations.get(state.destination, state))
+
+    def _latest(self, state: DestinationState) -> DestinationState:
+        while state in self.removed:
+            if state not in self.successors:
+                new = DestinationState(self._sequencer.catalog.next_number(), state.destination)
+                self.successors = {**self.successors, state: new}
+            state = self.successors[state]
+        return state
 
     def is_declared(self, state: DestinationState) -> bool:
         """Whether a destination is there by then."""
@@ -119,7 +133,7 @@ class Plan:
             self.changes.append(Declare(state))
 
     def remove(self, state: DestinationState) -> None:
-        """It goes with its ids and subscriptions."""
+        """It goes with its ids and subscriptions, for good: what is sent there from then on is another's."""
         self.removed = [*self.removed, state]
         self.is_more = True
         self.declared = [other for other in self.declared if other is not state]
@@ -257,12 +271,14 @@ class Sequencer:
     def _accept(self, plan: Plan) -> None:
         if self.number < plan.number:
             self.dropped += plan.dropped
+        with self.catalog.lock:  # nobody shall find neither what is removed nor what has its name from now on
+            for state in plan.removed:
+                self.catalog.remove(state)
+            for state in plan.declared:
+                state.declared = True
+                self.catalog.add(state)
         for state in plan.removed:
-            state.declared = False
             self.window.forget(state.number)
-        for state in plan.declared:
-            state.declared = True
-            self.catalog.add(state)
         if plan.ids:
             self.window.add(plan.ids)
         for number, known in plan.subscribed.items():

@@ -1,11 +1,13 @@
-"""Removing many messages: a page at a time, so that others get their turn in between."""
+"""Removing many messages: a page at a time, so that others get their turn in between. Those of a queue that is purged,
+and those that a removed destination, or a subscription that has ended, has left behind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import sleep
 from typing import Final
 
-from .changes import AckRange, Change
+from .changes import SEQ_MAX, AckRange, Change
 from .delivery import Feed
 from .engine import Engine
 from .place import SEQ, Place
@@ -15,6 +17,8 @@ PAGE: Final = 512
 """Messages that are looked at under the store's lock at once."""
 PAGES: Final = 8
 """Pages whose messages are removed by one write."""
+PAUSE: Final = 0.0005
+"""Seconds after such a write: a lock that is free for a moment only goes to who had it, not to who waits for it."""
 
 Write = Callable[[Sequence[Change]], object]
 
@@ -37,6 +41,8 @@ def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write:
                 found, less, after = _purge_some(engine, state, feed, after, rows, write_range)
                 free += found
                 gone += less
+                if after is not None:
+                    sleep(PAUSE)
     return free, gone
 
 
@@ -50,7 +56,7 @@ def _purge_some(
         engine.check()
         with engine.lock:
             engine.current()
-            if engine.is_gone(feed):
+            if state.removed or engine.is_gone(feed):
                 return 0, 0, None
             ranges, count, last = _free_ranges(rows, state, feed, after)
             before = state.total
@@ -95,3 +101,32 @@ def _free_ranges(
     if start:
         ranges.append((start, end))
     return ranges, count, None
+
+
+def drop(engine: Engine, feed: Feed, write: Write) -> None:
+    """Remove what is left of a removed destination, or for a subscription that has ended. Nobody sees it any more, so
+    that no page need know what somebody holds."""
+    first = 0
+    while True:
+        engine.check()
+        with engine.lock:
+            engine.current()
+            if feed not in engine.catalog.leaving:
+                return
+            last = _last_of_pages(engine, feed.state, first)
+        write([AckRange(feed.state, first, SEQ_MAX if last is None else last, feed.number)])
+        if last is None:
+            return
+        first = last + 1
+        sleep(PAUSE)
+
+
+def _last_of_pages(engine: Engine, state: DestinationState, first: int) -> int | None:
+    """The last seq of the next pages, None if there are no more behind them."""
+    after = max(first - 1, 0)
+    for _ in range(PAGES):
+        places = engine.backend.rows(state, None, None, after, PAGE)
+        if len(places) < PAGE:
+            return None
+        after = places[-1][SEQ]
+    return after

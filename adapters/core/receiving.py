@@ -48,7 +48,9 @@ class Receiving:
                 leased = self._lease(feed, taker, wait=timeout != 0)
                 if leased is None:
                     continue
-                if not leased and not self._wait(feed, taker, deadline):
+                if not leased and not (leased := self._wait(feed, taker, deadline)):
+                    if leased is None:
+                        continue
                     return None
                 lease = taker.lease
                 assert lease is not None
@@ -77,6 +79,8 @@ class Receiving:
             engine.drain()
             if engine.is_gone(feed):
                 raise unknown(feed.state.destination, feed.key or ("", ""))
+            if feed.state.removed:
+                return None
             delivery.require_room(feed)
             if not feed.takers and delivery.lease(feed, rows, taker):
                 return True
@@ -90,8 +94,9 @@ class Receiving:
                 return taker.lease is not None or (not wait and delivery.lease(feed, rows, taker))
             return False
 
-    def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool:
-        """Until the taker has a message; False when the time (monotonic, in seconds) is over."""
+    def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool | None:
+        """Until the taker has a message; False when the time (monotonic, in seconds) is over, None if its queue was
+        removed, and is to be looked up anew."""
         engine = self.engine
         if taker not in feed.takers and taker.lease is None:
             return False
@@ -108,6 +113,8 @@ class Receiving:
                         engine.current()
                         if engine.is_gone(feed):
                             raise unknown(feed.state.destination, feed.key or ("", ""))
+                        if feed.state.removed:
+                            return None
                         engine.delivery.hand_over(feed, engine.rows)
                     if taker.lease is not None:
                         return True
@@ -292,7 +299,7 @@ class Receiving:
             engine.check()
             with engine.lock:
                 engine.current()
-                if known is not None and engine.is_gone(known.feed):
+                if state.removed or (known is not None and engine.is_gone(known.feed)):
                     return
                 places, after = self._page(state, known, after, PAGE if left < 0 else min(PAGE, left))
             if not places:

@@ -41,8 +41,8 @@ class DestinationState:
     """One queue or topic. All fields belong to the store's lock, but `declared`, which is the writer's."""
 
     __slots__ = (
-        "bytes", "count", "crowded", "declared", "destination", "feed", "is_topic", "number", "own", "subscriptions",
-        "volatile",
+        "bytes", "count", "crowded", "declared", "destination", "feed", "is_topic", "number", "own", "removed",
+        "subscriptions", "volatile",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
@@ -52,6 +52,8 @@ class DestinationState:
         self.is_topic = destination.kind is Kind.TOPIC
         self.declared = False
         """What is written gives the number its name already."""
+        self.removed = False
+        """It was removed, and its number is never used again: a destination of its name is another state."""
         self.count = 0
         """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
         self.bytes = 0
@@ -101,6 +103,9 @@ class Catalog:
         self.by_number: dict[int, DestinationState] = {}
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number."""
+        self.leaving: dict[Feed, None] = {}
+        """Those of removed destinations and of subscriptions that have ended, whose messages are still to go, a page at
+        a time (purging.py). Under the store's lock."""
         self.last_number = 0
         """The highest that a destination or a subscription ever had."""
         self.messages = self.bytes = 0
@@ -133,6 +138,8 @@ class Catalog:
         """Of the same destination, the one that is in the catalog: this one, if it was dropped and is the only one."""
         with self.lock:
             found = self.destinations.get(state.destination)
+            if found is None and state.removed:
+                return self.state(state.destination)
             if found is None:
                 self.add(state)
                 return state
@@ -148,14 +155,24 @@ class Catalog:
 
     def recount(self) -> None:
         """Sum up what each destination holds."""
-        states = list(self.destinations.values())
+        states = list(self.by_number.values())
         self.messages, self.bytes = sum(state.count for state in states), sum(state.bytes for state in states)
+
+    def remove(self, state: DestinationState) -> None:
+        """Its name is free. Until this is applied it is known by its number. Idempotent."""
+        with self.lock:
+            state.declared = False
+            state.removed = True
+            if self.destinations.get(state.destination) is state:
+                del self.destinations[state.destination]
 
     def drop(self, state: DestinationState) -> None:
         """It is no more, unless somebody waits for its messages. Idempotent."""
         with self.lock:
-            is_there = state.declared or state.volatile is not None
-            if not is_there and not any(feed.is_used for feed in (state.feed, *state.feeds())):
+            if state.declared:
+                return
+            is_used = state.volatile is not None or any(feed.is_used for feed in (state.feed, *state.feeds()))
+            if state.removed or not is_used:
                 self.forget(state)
 
     def forget(self, state: DestinationState) -> None:
@@ -190,7 +207,7 @@ class Catalog:
 
     def feeds(self) -> Iterator[Feed]:
         """All that messages are received from."""
-        for state in list(self.destinations.values()):
+        for state in list(self.by_number.values()):
             yield state.feed
             for known in state.subscriptions.values():
                 yield known.feed

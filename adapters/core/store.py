@@ -9,11 +9,12 @@ backend     where the bytes live: the kind of the store        (backend.py)
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel
 
@@ -24,6 +25,7 @@ from ...policies.errors import (
     StoreLockedError,
     UnknownMessageError,
 )
+from ..background import shared
 from ..base import (
     DEFAULT_PRIORITY,
     Change,
@@ -50,7 +52,7 @@ from .delivery import CLAIMED, LEASED, Feed, Lease, claimed
 from .engine import Engine
 from .headers import pack_id
 from .nonpersistent import sweep
-from .purging import purge
+from .purging import drop, purge
 from .receiving import Receiving
 from .records import decode
 from .sending import Sending
@@ -62,6 +64,10 @@ from .writers import Direct, Threaded, Writer
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+DROP_SECONDS: Final = 1.0
+"""After so long the background removes what a removed destination has left behind, if nobody else does, and tries again
+after an error."""
 
 
 class CoreStore:
@@ -90,6 +96,10 @@ class CoreStore:
         self._engine: Engine = Engine(self.name, self.backend)
         engine = self._engine
         engine.owner = owner
+        engine.on_leaving = self._drop_later
+        self._drop_due = False
+        self._dropping = threading.Lock()
+        """Held by who removes what something has left behind: two would do it twice."""
         own = self.backend.writer(engine)
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
         self._sending = Sending(engine, self._writer, self.directory, getattr(self.options, "file_mode", None))
@@ -139,6 +149,8 @@ class CoreStore:
                     sweep(self.directory)
                 engine.start()
                 self._opened = True
+                if engine.catalog.leaving:  # there was no room to remove it while nobody else was there
+                    engine.on_leaving()
             except BaseException:
                 self._opened, engine.closed = False, True
                 self.backend.close(clean=False)
@@ -341,6 +353,7 @@ class CoreStore:
         engine.asked(lambda: None)
         if ended is None:
             raise unknown(topic, subscription)
+        self._drop(ended.feed)
         return count
 
     def subscriptions(self) -> Sequence[Subscription]:
@@ -431,12 +444,44 @@ class CoreStore:
             return 0
         held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.total))
         require_unclaimed(str(destination), "deleted", held)
-        self._sending.write([Remove(state)])
+        remove = Remove(state)
+        self._sending.write([remove])
         volatile = engine.nonpersistent
         if volatile is not None:
             engine.asked(lambda: volatile.remove(state))
         engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
+        self._drop(remove.state.feed)
         return count
+
+    def _drop(self, feed: Feed) -> None:
+        """Remove what is left of a destination that is no more. That it is gone stands: if this fails, or is
+        interrupted, the background goes on, or the next opening."""
+        try:
+            with self._dropping:
+                drop(self._engine, feed, self._sending.write)
+        except AnabranchError as error:
+            log.debug("store %s: %s is not removed whole yet: %s", self.name, feed.state.destination, error)
+
+    def _drop_all(self) -> None:
+        """All that is left of what is gone."""
+        if self._engine.catalog.leaving:
+            with self._dropping:
+                for feed in list(self._engine.catalog.leaving):
+                    drop(self._engine, feed, self._sending.write)
+
+    def _drop_later(self) -> None:
+        if not self._drop_due:
+            self._drop_due = True
+            shared().schedule_while_alive(DROP_SECONDS, self._drop_in_background)
+
+    def _drop_in_background(self) -> None:
+        self._drop_due = False
+        try:
+            self._drop_all()
+        except AnabranchError as error:
+            log.debug("store %s: nothing more is removed now: %s", self.name, error)
+            if not self._engine.closed and self._engine.failed is None:
+                self._drop_later()
 
     def retire(self) -> bool:
         engine = self._engine
@@ -553,9 +598,16 @@ class CoreStore:
 
     def check(self) -> Iterator[str]:
         with disk_errors(f"store {self.name!r} cannot be checked"):
-            yield from self._writer.undisturbed(lambda: self._engine.asked(self._violations))
+            found: list[str] | None = None
+            while found is None:
+                self._drop_all()
+                found = self._writer.undisturbed(lambda: self._engine.asked(self._violations))
+            yield from found
 
-    def _violations(self) -> list[str]:
+    def _violations(self) -> list[str] | None:
+        """None if something is being removed just now."""
+        if self._engine.catalog.leaving:
+            return None
         found = list(self.backend.check())
         if self._engine.nonpersistent is not None:
             found += self._engine.nonpersistent.check()

@@ -212,6 +212,8 @@ class Sweep:
         return False
 
     def _take_expired(self, rows: Rows, take: Take, now: int, state: DestinationState, place: Place) -> bool:
+        if state.removed:
+            return True
         if place[EXPIRES] > now:
             return False  # it was remembered, and the clock went back
         seq = place[SEQ]
@@ -223,6 +225,8 @@ class Sweep:
         return take(rows.unacked(state, seq) if state.is_topic else (state.feed,), row, EXPIRED)
 
     def _take_limited(self, rows: Rows, take: Take, feed: Feed, place: Place) -> bool:
+        if feed.state.removed or feed not in feed.state.feeds(feed.number):
+            return True  # its messages are still to go
         row = rows.row(feed.state, feed.subscription, place[SEQ], place[ORDER])
         return row is None or take((feed,), row, DELIVERY_LIMIT)
 

@@ -115,6 +115,7 @@ class JournalBackend(Backend):
         index = self._index
         opened = bring_up(self.name, store_id, self._log.files, index, progress)
         try:
+            index.complete_removals()
             self._encoder.start(self._log, opened.survey.snapshot_at, self._applier)
             recovery.take_over(opened.survey, self._log, opened.seq)
             self._applier.start(lambda: self._encoder.snapshot_at)

@@ -1,9 +1,9 @@
 """The index: which messages are there and where, in LMDB. Derived from the journal alone (rules X1 to X5).
 
     messages, and what belongs to them: rows.py
-    subscriptions  number                                   ->  topic, client, name, ..., start, bit, to be acked
+    subscriptions  number                                   ->  topic, client, name, ..., start, bit, to be acked, ended
     segments       number                                   ->  base LSN, last LSN, end, live, live bytes, dead bits
-    destinations   number                                   ->  kind, name, messages, bytes
+    destinations   number                                   ->  kind, name, messages, bytes, removed
     duplicates     seq                                      ->  destination, message id
     transactions   id                                       ->  LSN, offset, length of its PREPARE; empty: committed
     state          b"checkpoint"                            ->  Checkpoint
@@ -28,7 +28,7 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
 from ..base import Subscription
-from ..core.changes import Branch, Send
+from ..core.changes import AT_ONCE, SEQ_MAX, Branch, Send
 from ..core.engine import COMMITTED_MAX
 from ..core.place import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
@@ -40,11 +40,11 @@ from ..wal.survey import Kept
 from .checksums import Files, IndexBrokenError, PageChecksums, path_of
 from .encoding import Own
 from .indexed import IndexedSubscription, indexed
-from .rows import ID, SEQ_END, TABLES, WHERE, MessageRows
+from .rows import ID, TABLES, WHERE, MessageRows
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 4
+VERSION: Final = 5
 MAP_BYTES: Final = 1 << 30
 """The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
 MAP_FULL_PERCENT: Final = 70
@@ -105,6 +105,7 @@ class Index:
         self._file_mode = file_mode
         self.priorities = priorities
         self._store_id = store_id
+        self._catalog = catalog
         self._duplicate_limit = duplicate_limit
         self._env: Any = None
         self._txn: Any = None
@@ -235,12 +236,16 @@ class Index:
         for state in self.states.values():  # what was declared after the checkpoint the replay counts anew
             state.count = state.bytes = 0
             own = indexed(state)
-            own.named = False
+            own.named = own.leaving = False
             own.reset()
+        self._catalog.leaving.clear()
         for key, value in txn.cursor(db=self._destinations_db):
-            kind, name, count, size = msgspec.msgpack.decode(value)
+            kind, name, count, size, removed = msgspec.msgpack.decode(value)
             state = self._state(ID.unpack(key)[0], Destination(Kind(kind), name))
-            state.count, state.bytes, state.own.named, state.own.changed = count, size, True, False
+            state.count, state.bytes, state.own.named, state.own.changed = count, size, not removed, False
+            if removed:
+                state.removed = state.own.leaving = True
+                self._catalog.leaving[state.feed] = None
         for key, value in txn.cursor(db=self._subscriptions_db):
             self._load_subscription(ID.unpack(key)[0], *msgspec.msgpack.decode(value))
         self.rows.load()
@@ -261,7 +266,7 @@ class Index:
 
     def _load_subscription(
         self, number: int, topic: int, client: str, name: str, selector: str | None, no_local: bool, start: int,
-        slot: int, count: int,
+        slot: int, count: int, ended: bool,
     ) -> None:  # fmt: skip
         """The same object as before: what is held for it is not the index's."""
         state = self.states[topic]
@@ -269,8 +274,10 @@ class Index:
         if known is None:
             subscription = Subscription(state.destination, name, client, selector, no_local)
             known = self.subscriptions[number] = SubscriptionState(number, state, subscription, start)
-        known.count, known.own = count, IndexedSubscription(1 << slot)
+        known.count, known.own = count, IndexedSubscription(1 << slot, ended)
         known.own.changed = False
+        if ended:
+            self._catalog.leaving[known.feed] = None
         state.own.join(known)
 
     def _state(self, number: int, destination: Destination) -> DestinationState:
@@ -306,14 +313,14 @@ class Index:
         txn = self._txn
         rows = {ID.unpack(key)[0]: msgspec.msgpack.decode(row) for key, row in txn.cursor(db=self._destinations_db)}
         names = {number: str(Destination(Kind(kind), name)) for number, (kind, name, *_) in rows.items()}
-        counts: dict[int, int] = {number: row[2] for number, row in rows.items()}
+        counts: dict[int, int] = {number: row[2] for number, row in rows.items() if not row[4]}
         where = "this store"
         if segment is not None and sum(counts.values()) <= HELD_MAX:
             where = "this segment"
             bases = {number: base for number, (base, *_) in self.segment_rows().items()}
             first = bases.get(segment, 0)
             end = min((base for base in bases.values() if base > first), default=1 << 64) if first else 0
-            counts = dict.fromkeys(names, 0)
+            counts = dict.fromkeys(counts, 0)
             for number, place, _ in self.rows.all():
                 if number in counts and first <= place[OWN][0] < end:
                     counts[number] += 1
@@ -338,7 +345,19 @@ class Index:
             self.rows.remove(state, seq)
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
-        self.rows.ack_range(state, first, last, number)
+        self.operations += self.rows.ack_range(state, first, last, number)
+        if last == SEQ_MAX:
+            self._complete(state, number)
+
+    def _complete(self, state: DestinationState, number: int) -> None:
+        """Nothing is left of a destination that was removed, or for a subscription that has ended."""
+        known = state.own.subscriptions.get(number)
+        if state.own.leaving and not number:
+            state.own.leaving = False
+            self._txn.delete(ID.pack(state.number), db=self._destinations_db)
+            self._catalog.leaving.pop(state.feed, None)
+        elif known is not None and known.own.ended:
+            self._drop(known)
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         self.rows.returned(state, seq, number, count, place)
@@ -350,12 +369,18 @@ class Index:
         self.last_number = max(self.last_number, state.number)
 
     def remove(self, state: DestinationState) -> None:
-        self.rows.ack_range(state, 0, SEQ_END, 0)
-        for known in list(state.own.subscriptions.values()):
+        own = indexed(state)
+        if not own.named:
+            return
+        at_once = state.count <= AT_ONCE
+        self._catalog.count(state, -state.count, -state.bytes)
+        for known in list(own.subscriptions.values()):
             self._drop(known)
-        self._txn.delete(ID.pack(state.number), db=self._destinations_db)
         self._forget_duplicates(state.number)
-        state.own.changed = state.own.named = False
+        own.named, own.leaving, own.changed, state.removed = False, True, True, True
+        self._catalog.leaving[state.feed] = None
+        if at_once:
+            self.ack_range(state, 0, SEQ_MAX, 0)
 
     def subscribe(self, known: SubscriptionState) -> None:
         own = known.topic.own
@@ -366,12 +391,22 @@ class Index:
         self.last_number = max(self.last_number, known.number)
 
     def unsubscribe(self, known: SubscriptionState) -> None:
-        there = known.topic.own.subscriptions.get(known.number)
-        if there is not None:
-            self.rows.ack_range(known.topic, 0, SEQ_END, known.number)
-            self._drop(there)
+        own = indexed(known.topic)
+        there = own.subscriptions.get(known.number)
+        if there is None:
+            return
+        own.end(there)
+        self._catalog.leaving[there.feed] = None
+        if known.topic.count <= AT_ONCE:
+            self.ack_range(known.topic, 0, SEQ_MAX, known.number)
+
+    def complete_removals(self) -> None:
+        """Nothing is left of what was removed, and for what has ended: at once, while nobody else is there."""
+        for feed in list(self._catalog.leaving):
+            self.ack_range(feed.state, 0, SEQ_MAX, feed.number)
 
     def _drop(self, known: SubscriptionState) -> None:
+        self._catalog.leaving.pop(known.feed, None)
         known.topic.own.leave(known)
         self._txn.delete(ID.pack(known.number), db=self._subscriptions_db)
 
@@ -468,7 +503,7 @@ class Index:
                 segment.changed = False
                 txn.put(NUMBER.pack(segment.number), _segment_row(segment), db=self._segments_db)
         for state in self.states.values():
-            if state.own.named:
+            if state.own.named or state.own.leaving:
                 if state.own.changed:
                     state.own.changed = False
                     txn.put(ID.pack(state.number), _destination_row(state), db=self._destinations_db)
@@ -485,7 +520,7 @@ class Index:
 
     def _let_go_of_removed(self) -> None:
         """Nothing goes back to before this checkpoint any more."""
-        for state in [state for state in self.states.values() if not state.own.named]:
+        for state in [state for state in self.states.values() if not (state.own.named or state.own.leaving)]:
             del self.states[state.number]
         for known in list(self.subscriptions.values()):
             if self.states.get(known.topic.number) is not known.topic or (
@@ -525,14 +560,15 @@ def _segment_row(segment: Segment) -> bytes:
 
 
 def _destination_row(state: DestinationState) -> bytes:
-    return msgspec.msgpack.encode((state.destination.kind.value, state.destination.name, state.count, state.bytes))
+    kind, name = state.destination.kind.value, state.destination.name
+    return msgspec.msgpack.encode((kind, name, state.count, state.bytes, state.own.leaving))
 
 
 def _subscription_row(known: SubscriptionState) -> bytes:
     _, name, client, selector, no_local = known.subscription
     slot = known.own.bit.bit_length() - 1
     return msgspec.msgpack.encode(
-        (known.topic.number, client, name, selector, no_local, known.start, slot, known.count)
+        (known.topic.number, client, name, selector, no_local, known.start, slot, known.count, known.own.ended)
     )
 
 

@@ -9,54 +9,69 @@ from ..core.states import DestinationState, SubscriptionState
 class IndexedDestination:
     """Of a destination that the index has met."""
 
-    __slots__ = ("changed", "mask", "named", "newest", "subscriptions")
+    __slots__ = ("changed", "leaving", "mask", "named", "newest", "subscriptions", "taken")
 
     def __init__(self) -> None:
         self.named = True
         """It is there: the index has a row for it, or is to write one."""
+        self.leaving = False
+        """It was removed, and messages of it are still to go; the index has a row for it."""
         self.changed = True
         """The row says something else by now."""
         self.subscriptions: dict[int, SubscriptionState] = {}
-        """Of a topic, by number."""
+        """Of a topic, by number; also those that have ended and for which messages are still to go."""
         self.mask = 0
+        """The bits of those that have not ended."""
+        self.taken = 0
         """The bits of all of them."""
         self.newest = 0
         """The latest start of any of them."""
 
     def reset(self) -> None:
         """Without any subscription."""
-        self.subscriptions, self.mask, self.newest = {}, 0, 0
+        self.subscriptions, self.mask, self.taken, self.newest = {}, 0, 0, 0
 
     def entitled(self, seq: int) -> int:
         """The bits of those whom a message of that seq is for. Of one that takes effect now: all."""
         if seq > self.newest:
             return self.mask
-        return sum(known.own.bit for known in self.subscriptions.values() if known.start < seq)
+        bits: int = sum(known.own.bit for known in self.subscriptions.values() if known.start < seq)
+        return bits & self.mask
 
     def join(self, known: SubscriptionState) -> None:
         """One more subscription; its bit is set."""
         self.subscriptions[known.number] = known
-        self.mask |= known.own.bit
+        self.taken |= known.own.bit
+        if not known.own.ended:
+            self.mask |= known.own.bit
         self.newest = max(self.newest, known.start)
+
+    def end(self, known: SubscriptionState) -> None:
+        """No new message is for it. Its bit is in messages still."""
+        known.own.ended = known.own.changed = True
+        self.mask &= ~known.own.bit
 
     def leave(self, known: SubscriptionState) -> None:
         """One less. Its bit is in no message any more, and may be another's."""
         self.subscriptions.pop(known.number, None)
         self.mask &= ~known.own.bit
+        self.taken &= ~known.own.bit
 
     def free_slot(self) -> int:
         """The number of a bit that is no subscription's."""
-        return (~self.mask & (self.mask + 1)).bit_length() - 1
+        return (~self.taken & (self.taken + 1)).bit_length() - 1
 
 
 class IndexedSubscription:
     """Of a subscription."""
 
-    __slots__ = ("bit", "changed")
+    __slots__ = ("bit", "changed", "ended")
 
-    def __init__(self, bit: int) -> None:
+    def __init__(self, bit: int, ended: bool = False) -> None:
         self.bit = bit
         """Set in the row of a message that it has yet to ack."""
+        self.ended = ended
+        """Messages are still to go that are for it alone."""
         self.changed = True
 
 

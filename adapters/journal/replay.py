@@ -100,6 +100,10 @@ class Replay:
                 index.ack_range(topic, first, last, number)
         for seq, number, count, destination in latest.deliveries:
             index.returned(index.states[destination], seq, number, count, None)
+        for number in latest.removed:
+            index.remove(index.states[number])
+        for number in latest.ended:
+            index.unsubscribe(index.subscriptions[number])
 
     def _old_segment(
         self, segment: Segment, dead: bytes, end: int | None, reflected: Callable[[], None] | None = None

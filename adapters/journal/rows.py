@@ -45,7 +45,6 @@ EXPIRY_KEY = struct.Struct(">QQ")
 DELIVERIES_KEY = struct.Struct(">QI")
 DELIVERIES = struct.Struct("<II")
 ID = struct.Struct(">I")
-SEQ_END: Final = (1 << 64) - 1
 _pack_key = KEY.pack
 _unpack_where = WHERE.unpack_from
 PAGE: Final = 512
@@ -108,9 +107,8 @@ def _more(order: int, expires: int, pending: int) -> bytes:
 
 
 def with_pending(value: bytes, pending: int) -> bytes:
-    """The same row with other bits."""
-    expires, order = MORE.unpack_from(value, WHERE.size) if len(value) > WHERE.size else (0, 0)
-    return value[: WHERE.size] + _more(order, expires, pending)
+    """The same row of a topic's message with other bits."""
+    return value[:MORE_AT] + pending.to_bytes((pending.bit_length() + 7) // 8, "little")
 
 
 class MessageRows:
@@ -238,41 +236,54 @@ class MessageRows:
         if self.counted:
             self._forget_deliveries(seq)
         self._remove_live(lsn, length, state.destination)
-        self._catalog.count(state, -1, SEND_OVERHEAD - length)
-        state.own.changed = True
+        if not state.own.leaving:
+            self._catalog.count(state, -1, SEND_OVERHEAD - length)
+            state.own.changed = True
 
     def ack_for(self, state: DestinationState, seq: int, number: int) -> None:
         """It is dead for one subscription."""
         known = state.own.subscriptions.get(number)
         key = KEY.pack(state.number, seq)
         value = self._txn.get(key, db=self._messages_db)
-        if known is None or value is None:
-            return
-        pending, bit = read_row(seq, value)[1], known.own.bit
-        if not pending & bit:
-            return
-        if pending == bit:
-            self.remove(state, seq)
-            return
-        self._txn.put(key, with_pending(value, pending & ~bit), db=self._messages_db)
-        known.count -= 1
-        known.own.changed = True
-        if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, number), db=self._deliveries_db):
-            self.counted -= 1
+        if known is not None and value is not None:
+            self._ack_rows(state, known, ((key, value),))
 
-    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
-        """All between two seqs are dead, for one subscription or (number 0) for all."""
+    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> int:
+        """All between two seqs are dead, for one subscription or (number 0) for all. Returns how many rows were looked
+        at."""
         if not number:
-            self._remove_range(state, first, last)
-            return
-        while rows := self._by_seq(state, first, PAGE):
-            for place, _ in rows:
-                if place[SEQ] > last:
-                    return
-                self.ack_for(state, place[SEQ], number)
-            first = rows[-1][0][SEQ] + 1
+            return self._remove_range(state, first, last)
+        count = 0
+        known = state.own.subscriptions.get(number)
+        while known is not None and first <= last:
+            rows = self._raw(self._messages_db, KEY.pack(state.number, first), PREFIX_BYTES, PAGE)
+            self._ack_rows(state, known, [row for row in rows if KEY_SEQ.unpack(row[0])[0] <= last])
+            count += len(rows)
+            if len(rows) < PAGE:
+                break
+            first = KEY_SEQ.unpack(rows[-1][0])[0] + 1
+        return count
 
-    def _remove_range(self, state: DestinationState, first: int, last: int) -> None:
+    def _ack_rows(self, state: DestinationState, known: SubscriptionState, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """These are dead for a subscription."""
+        bit, kept = known.own.bit, 0
+        for key, value in rows:
+            pending = int.from_bytes(value[MORE_AT:], "little")
+            if not pending & bit:
+                continue
+            seq = KEY_SEQ.unpack(key)[0]
+            if pending == bit:
+                self.remove(state, seq)
+                continue
+            self._txn.put(key, with_pending(value, pending & ~bit), db=self._messages_db)
+            kept += 1
+            if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, known.number), db=self._deliveries_db):
+                self.counted -= 1
+        known.count -= kept
+        known.own.changed = True
+
+    def _remove_range(self, state: DestinationState, first: int, last: int) -> int:
+        count = 0
         with self._txn.cursor(db=self._messages_db) as cursor:
             found = cursor.set_range(KEY.pack(state.number, first))
             while found:
@@ -281,6 +292,8 @@ class MessageRows:
                     break
                 self._removed(state, seq, cursor.value())
                 found = cursor.delete() and bool(cursor.key())
+                count += 1
+        return count
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         """It was given back so often by now, if it is still there."""
@@ -292,7 +305,7 @@ class MessageRows:
 
     def _is_pending(self, state: DestinationState, number: int, pending: int) -> bool:
         known = state.own.subscriptions.get(number)
-        return known is not None and bool(known.own.bit & pending)
+        return known is not None and not known.own.ended and bool(known.own.bit & pending)
 
     def _forget_deliveries(self, seq: int) -> None:
         with self._txn.cursor(db=self._deliveries_db) as cursor:
@@ -432,7 +445,8 @@ class MessageRows:
         row = self._row(state, seq)
         if row is None or state.own is None:
             return []
-        return [known.feed for known in state.own.subscriptions.values() if known.own.bit & row[1]]
+        pending = row[1] & state.own.mask
+        return [known.feed for known in state.own.subscriptions.values() if known.own.bit & pending]
 
     def expired(self, start: bytes, now: int) -> tuple[list[tuple[DestinationState, Place]], bytes | None]:
         """A page of those that have expired, from this key of `expiries` on, and the key to go on from; None at the
@@ -457,7 +471,7 @@ class MessageRows:
             seq, number = DELIVERIES_KEY.unpack(key)
             count, destination = DELIVERIES.unpack(value)
             state = self._states.get(destination)
-            for feed in state.feeds(number) if state is not None and count >= least else ():
+            for feed in state.feeds(number) if state is not None and count >= least and not state.own.leaving else ():
                 place = self.row(feed.state, feed.subscription, seq)
                 if place is not None:
                     found.append((feed, place))

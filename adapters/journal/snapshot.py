@@ -78,6 +78,10 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     committed: list[bytes]
     """Transactions over several stores that are committed here and not forgotten yet. Those that are prepared have
     their records in `kept` segments, as live messages have."""
+    removed: list[int] = []
+    """Those of `destinations` that are removed, with messages still to go."""
+    ended: list[int] = []
+    """Those of `subscriptions` that have ended, likewise."""
 
     def first_dead_bits(self) -> bytes:
         return zlib.decompress(self.first_dead)
@@ -126,7 +130,8 @@ def take(
     lsn: int, active: Segment, kept: Iterable[Segment], index: Index, sequencer: Sequencer, last_number: int
 ) -> Snapshot:
     """A snapshot of the index as it stands, up to `lsn` in the segment `active`. Called under the store's lock."""
-    states = [state for state in index.states.values() if state.own.named]
+    states = [state for state in index.states.values() if state.own.named or state.own.leaving]
+    subscriptions = [known for state in states for known in state.own.subscriptions.values()]
     return Snapshot(
         lsn=lsn,
         seq=sequencer.last_seq,
@@ -135,10 +140,12 @@ def take(
         kept=[KeptSegment(s.number, s.nonce, s.base_lsn, s.last_lsn, s.end or 0, _deflate(s.dead)) for s in kept],
         first_dead=zlib.compress(bytes(active.dead or b""), 1),
         destinations=[(state.number, state.destination.kind.value, state.destination.name) for state in states],
-        subscriptions=[_subscription(known) for state in states for known in state.own.subscriptions.values()],
+        subscriptions=[_subscription(known) for known in subscriptions],
         acked=[acked for state in states if state.own.subscriptions for acked in _acked(state, index.rows)],
         deliveries=list(index.rows.all_deliveries()),
         duplicates=[(key[0], seq, key[1]) for key, seq in sequencer.window.items()],
+        removed=[state.number for state in states if state.own.leaving],
+        ended=[known.number for known in subscriptions if known.own.ended],
         committed=index.committed(),
     )
 

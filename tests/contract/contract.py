@@ -19,6 +19,7 @@ from .nonpersistent import NonpersistentContract
 from .ordering import OrderingContract
 from .preparing import PreparingContract
 from .receiving import ReceivingContract
+from .removing import RemovingContract
 from .sending import SendingContract
 from .sequences import SequencesContract
 from .settling import SettlingContract
@@ -33,6 +34,7 @@ class EssentialContract(
     SettlingContract,
     DeliveriesContract,
     TopicsContract,
+    RemovingContract,
     PreparingContract,
     LimitsContract,
     LifecycleContract,

@@ -99,7 +99,7 @@ def document() -> bytes:
         first_dead=zlib.compress(b"\5"), destinations=[(2, 1, "prices")],
         subscriptions=[(5, 2, "client 1", "desk/ü", "price > 10", True, 50)],
         acked=[(5, zlib.compress(snapshot.RANGE.pack(51, 52)))], deliveries=[(49, 5, 3, 2)],
-        duplicates=[(2, 49, b"id-a")], committed=[OLDER],
+        duplicates=[(2, 49, b"id-a")], committed=[OLDER], removed=[2], ended=[5],
     ).encode()  # fmt: skip
 
 

@@ -259,7 +259,7 @@ class OneFileBackend(Backend):
             yield row.record if row is not None else None
 
     def _count(self) -> None:
-        for state in self._host.catalog.destinations.values():
+        for state in self._host.catalog.by_number.values():
             rows = self._now.messages.get(state.number, {}).values()
             state.count, state.bytes = len(rows), sum(len(row.record) for row in rows)
             for known in state.subscriptions.values():

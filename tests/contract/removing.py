@@ -1,0 +1,78 @@
+"""What goes by the thousand: a large queue or topic is deleted, a subscription of a large topic ends."""
+
+from __future__ import annotations
+
+from anabranch.adapters.base import Store, Subscription
+
+from .disk import A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
+
+MANY = 9000
+"""More than any store removes in one go."""
+DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
+
+
+class RemovingContract:
+    def test_delete_of_many(self, disk: Disk, store: Store, place: str) -> None:
+        store.send_many(A, [b"x"] * MANY)
+        store.send(B, b"b")
+        take(store)
+        assert store.delete(A) == MANY
+        assert (store.depth(A), store.stats().messages, list(store.destinations())) == (0, 1, [B])
+        store = disk.later(store, place)
+        store.send(A, b"new")
+        for view in disk.views(store):
+            assert (bodies(view), bodies(view, B), view.depth(A)) == ([b"new"], [b"b"], 1)
+            assert_whole(view)
+        assert store.delete(A) == 1
+
+    def test_delete_of_a_topic_with_many(self, disk: Disk, store: Store, place: str) -> None:
+        for subscription in (DESK, BOOK):
+            store.subscribe(subscription)
+        store.send_many(T, [b"x"] * MANY)
+        for _ in range(3):
+            take(store, T, 0, DESK.key).ack()
+            take(store, T, 0, BOOK.key).release()
+        assert store.delete(T) == MANY
+        store = disk.later(store, place)
+        store.subscribe(DESK)
+        store.send(T, b"new")
+        for view in disk.views(store):
+            assert (bodies(view, T), list(view.subscriptions()), view.depth(T, DESK.key)) == ([b"new"], [DESK], 1)
+            assert_whole(view)
+
+    def test_unsubscribe_from_many(self, disk: Disk, store: Store, place: str) -> None:
+        """What others have yet to ack stays; what only the one was to have goes."""
+        for subscription in (DESK, BOOK):
+            store.subscribe(subscription)
+        store.send_many(T, [str(n).encode() for n in range(MANY)])
+        held = [take(store, T, 0, BOOK.key) for _ in range(100)]
+        store.ack(held[::2])
+        for _ in range(3):
+            take(store, T, 0, DESK.key).ack()
+        left = [str(n).encode() for n in range(MANY) if n % 2 or n >= 100]
+        assert store.unsubscribe(T, DESK.key) == MANY - 3
+        assert (store.depth(T), store.depth(T, BOOK.key)) == (len(left), len(left))
+        assert store.subscribe(DESK)
+        store = disk.later(store, place)
+        store.send(T, b"new")
+        for view in disk.views(store):
+            assert (bodies(view, T, BOOK.key), bodies(view, T, DESK.key)) == ([*left, b"new"], [b"new"])
+            assert view.depth(T) == len(left) + 1
+            assert_whole(view)
+        assert store.unsubscribe(T, BOOK.key) == len(left) + 1
+        assert (store.depth(T), drain(store, T, DESK.key), store.depth(T)) == (1, [b"new"], 0)
+        assert_whole(store)
+
+    def test_who_waits_at_a_deleted_queue_gets_what_comes_to_the_new_one(self, store: Store) -> None:
+        store.send(A, b"old")
+        take(store)
+        with Parallel(lambda: store.receive(A, None)) as receiver:
+            assert receiver.outlives(0.05)
+            assert store.delete(A) == 1
+            assert not store.receive(A)
+            store.send(A, b"new")
+            message = receiver.result()
+        assert message.body == b"new"
+        message.ack()
+        assert store.depth(A) == 0
+        assert_whole(store)
