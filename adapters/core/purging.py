@@ -15,7 +15,7 @@ from .states import DestinationState, SubscriptionState
 
 PAGE: Final = 512
 """Messages that are looked at under the store's lock at once."""
-PAGES: Final = 8
+PAGES: Final = 4
 """Pages whose messages are removed by one write."""
 PAUSE: Final = 0.0005
 """Seconds after such a write: a lock that is free for a moment only goes to who had it, not to who waits for it."""

@@ -26,6 +26,7 @@ from . import snapshot
 from .checksums import Files
 from .index import VERSION, Checkpoint, Index, remove_file
 from .replay import Replay
+from .snapshot import Start
 
 log = logging.getLogger(__name__)
 
@@ -261,9 +262,13 @@ class Applier:
     def snapshot(self) -> tuple[list[Segment], bytes]:
         """The segments that hold no live message any more, and the snapshot that lets them go (rule J6); nothing if
         the snapshot would be large beside what it frees."""
-        return self._engine.asked(self._snapshot)
+        engine = self._engine
+        empty, begun = engine.asked(self._begin_snapshot)
+        if begun is None:
+            return [], b""
+        return empty, snapshot.take(begun, self._index, engine.sequencer, engine.asked).encode()
 
-    def _snapshot(self) -> tuple[list[Segment], bytes]:
+    def _begin_snapshot(self) -> tuple[list[Segment], Start | None]:
         index, engine, starved = self._index, self._engine, self._log.starved
         tail = self._log.tail
         if not starved or tail.lsn != self._applied.tail.lsn:
@@ -277,9 +282,8 @@ class Applier:
         expected = snapshot.size_expected(kept, len(index.states), rows)
         worth = 1 if starved else snapshot.WORTH
         if expected * worth > sum(s.capacity for s in empty):
-            return [], b""  # wait until it frees more; also where nothing is empty
-        taken = snapshot.take(tail.lsn, tail.segment, kept, index, engine.sequencer, engine.catalog.last_number)
-        return empty, taken.encode()
+            return [], None  # wait until it frees more; also where nothing is empty
+        return empty, snapshot.start(tail, kept, index, engine.catalog)
 
     @property
     def snapshot_bytes(self) -> int:

@@ -40,7 +40,7 @@ from ..wal.survey import Kept
 from .checksums import Files, IndexBrokenError, PageChecksums, path_of
 from .encoding import Own
 from .indexed import IndexedSubscription, indexed
-from .rows import ID, TABLES, WHERE, MessageRows
+from .rows import ID, TABLES, WHERE, Ask, MessageRows, at_once
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,10 @@ class Index:
         self.states: dict[int, DestinationState] = {}
         """By number: those that are there, and those that were at the last checkpoint."""
         self.subscriptions: dict[int, SubscriptionState] = {}
+        """Likewise."""
+        self._gone: dict[DestinationState, None] = {}
+        """Those of them that are no more."""
+        self._ended: dict[SubscriptionState, None] = {}
         """Likewise."""
         self.last_number = 0
         """The highest that a destination or a subscription had, as far as is applied."""
@@ -239,10 +243,16 @@ class Index:
             own.named = own.leaving = False
             own.reset()
         self._catalog.leaving.clear()
+        self.rows.changed.clear()
+        self.rows.changed_subscriptions.clear()
+        # Until it is found, or there again: it may have gone before a checkpoint that was not the last of its row.
+        self._gone = dict.fromkeys(self.states.values())
+        self._ended = dict.fromkeys(self.subscriptions.values())
         for key, value in txn.cursor(db=self._destinations_db):
             kind, name, count, size, removed = msgspec.msgpack.decode(value)
             state = self._state(ID.unpack(key)[0], Destination(Kind(kind), name))
-            state.count, state.bytes, state.own.named, state.own.changed = count, size, not removed, False
+            state.count, state.bytes, state.own.named = count, size, not removed
+            self._gone.pop(state, None)
             if removed:
                 state.removed = state.own.leaving = True
                 self._catalog.leaving[state.feed] = None
@@ -275,7 +285,7 @@ class Index:
             subscription = Subscription(state.destination, name, client, selector, no_local)
             known = self.subscriptions[number] = SubscriptionState(number, state, subscription, start)
         known.count, known.own = count, IndexedSubscription(1 << slot, ended)
-        known.own.changed = False
+        self._ended.pop(known, None)
         if ended:
             self._catalog.leaving[known.feed] = None
         state.own.join(known)
@@ -354,6 +364,7 @@ class Index:
         known = state.own.subscriptions.get(number)
         if state.own.leaving and not number:
             state.own.leaving = False
+            self._gone[state] = None
             self._txn.delete(ID.pack(state.number), db=self._destinations_db)
             self._catalog.leaving.pop(state.feed, None)
         elif known is not None and known.own.ended:
@@ -363,8 +374,9 @@ class Index:
         self.rows.returned(state, seq, number, count, place)
 
     def declare(self, state: DestinationState) -> None:
-        own = indexed(state)
-        own.changed = own.named = True
+        indexed(state).named = True
+        self._gone.pop(state, None)
+        self.rows.changed[state] = None
         self.states[state.number] = state
         self.last_number = max(self.last_number, state.number)
 
@@ -377,7 +389,8 @@ class Index:
         for known in list(own.subscriptions.values()):
             self._drop(known)
         self._forget_duplicates(state.number)
-        own.named, own.leaving, own.changed, state.removed = False, True, True, True
+        own.named, own.leaving, state.removed = False, True, True
+        self.rows.changed[state] = None
         self._catalog.leaving[state.feed] = None
         if at_once:
             self.ack_range(state, 0, SEQ_MAX, 0)
@@ -386,7 +399,9 @@ class Index:
         own = known.topic.own
         known.count, known.own = 0, IndexedSubscription(1 << own.free_slot())
         self.subscriptions[known.number] = known
+        self._ended.pop(known, None)
         own.join(known)
+        self.rows.changed_subscriptions[known] = None
         self.rows.begin(known)
         self.last_number = max(self.last_number, known.number)
 
@@ -396,6 +411,7 @@ class Index:
         if there is None:
             return
         own.end(there)
+        self.rows.changed_subscriptions[there] = None
         self._catalog.leaving[there.feed] = None
         if known.topic.count <= AT_ONCE:
             self.ack_range(known.topic, 0, SEQ_MAX, known.number)
@@ -406,6 +422,7 @@ class Index:
             self.ack_range(feed.state, 0, SEQ_MAX, feed.number)
 
     def _drop(self, known: SubscriptionState) -> None:
+        self._ended[known] = None
         self._catalog.leaving.pop(known.feed, None)
         known.topic.own.leave(known)
         self._txn.delete(ID.pack(known.number), db=self._subscriptions_db)
@@ -502,15 +519,14 @@ class Index:
             if segment.changed:
                 segment.changed = False
                 txn.put(NUMBER.pack(segment.number), _segment_row(segment), db=self._segments_db)
-        for state in self.states.values():
-            if state.own.named or state.own.leaving:
-                if state.own.changed:
-                    state.own.changed = False
-                    txn.put(ID.pack(state.number), _destination_row(state), db=self._destinations_db)
-                for known in state.own.subscriptions.values():
-                    if known.own.changed:
-                        known.own.changed = False
-                        txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
+        for state in self.rows.changed:
+            if state not in self._gone:
+                txn.put(ID.pack(state.number), _destination_row(state), db=self._destinations_db)
+        for known in self.rows.changed_subscriptions:
+            if known not in self._ended:
+                txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
+        self.rows.changed.clear()
+        self.rows.changed_subscriptions.clear()
         txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)
         self.commit_partial()
         self._checksums.write(files)  # before the next transaction can write any page
@@ -520,13 +536,14 @@ class Index:
 
     def _let_go_of_removed(self) -> None:
         """Nothing goes back to before this checkpoint any more."""
-        for state in [state for state in self.states.values() if not (state.own.named or state.own.leaving)]:
-            del self.states[state.number]
-        for known in list(self.subscriptions.values()):
-            if self.states.get(known.topic.number) is not known.topic or (
-                known.topic.own.subscriptions.get(known.number) is not known
-            ):
+        for state in self._gone:
+            if self.states.get(state.number) is state:
+                del self.states[state.number]
+        for known in self._ended:
+            if self.subscriptions.get(known.number) is known:
                 del self.subscriptions[known.number]
+        self._gone.clear()
+        self._ended.clear()
 
     def commit_partial(self) -> None:
         """Commit, synced, and go on; the map grows here, where no transaction is open (rule X4)."""
@@ -546,10 +563,18 @@ class Index:
         with self._txn.cursor(db=self._transactions_db) as cursor:
             return [(bytes(key), WHERE.unpack(place)) for key, place in cursor if place]
 
-    def committed(self) -> list[bytes]:
+    def committed(self, ask: Ask = at_once) -> list[bytes]:
         """The transactions that are committed and not forgotten; oldest first."""
-        with self._txn.cursor(db=self._transactions_db) as cursor:
-            return [bytes(key) for key, place in cursor if not place]
+        return [bytes(key) for key, place in self.rows.pages(self._transactions_db, ask) if not place]
+
+    def there(self) -> tuple[list[DestinationState], list[SubscriptionState]]:
+        """All destinations and subscriptions, also those whose messages are still to go."""
+        states, subscriptions = list(self.states.values()), list(self.subscriptions.values())
+        if self._gone:
+            states = [state for state in states if state not in self._gone]
+        if self._ended:
+            subscriptions = [known for known in subscriptions if known not in self._ended]
+        return states, subscriptions
 
 
 def _segment_row(segment: Segment) -> bytes:

@@ -9,15 +9,13 @@ from ..core.states import DestinationState, SubscriptionState
 class IndexedDestination:
     """Of a destination that the index has met."""
 
-    __slots__ = ("changed", "leaving", "mask", "named", "newest", "subscriptions", "taken")
+    __slots__ = ("leaving", "mask", "named", "newest", "subscriptions", "taken")
 
     def __init__(self) -> None:
         self.named = True
         """It is there: the index has a row for it, or is to write one."""
         self.leaving = False
         """It was removed, and messages of it are still to go; the index has a row for it."""
-        self.changed = True
-        """The row says something else by now."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """Of a topic, by number; also those that have ended and for which messages are still to go."""
         self.mask = 0
@@ -48,7 +46,7 @@ class IndexedDestination:
 
     def end(self, known: SubscriptionState) -> None:
         """No new message is for it. Its bit is in messages still."""
-        known.own.ended = known.own.changed = True
+        known.own.ended = True
         self.mask &= ~known.own.bit
 
     def leave(self, known: SubscriptionState) -> None:
@@ -65,14 +63,13 @@ class IndexedDestination:
 class IndexedSubscription:
     """Of a subscription."""
 
-    __slots__ = ("bit", "changed", "ended")
+    __slots__ = ("bit", "ended")
 
     def __init__(self, bit: int, ended: bool = False) -> None:
         self.bit = bit
         """Set in the row of a message that it has yet to ack."""
         self.ended = ended
         """Messages are still to go that are for it alone."""
-        self.changed = True
 
 
 def indexed(state: DestinationState) -> IndexedDestination:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final
 
@@ -55,8 +56,16 @@ FIRST_KEY: Final = b"\0"
 
 TABLES: Final = 4
 
+Ask = Callable[[Callable[[], Any]], Any]
+"""What calls a question under the store's lock, if who asks has not got it."""
+
 Row = tuple[Place, int]
 """A message's place, and the bits of those that have yet to ack it."""
+
+
+def at_once(question: Callable[[], Any]) -> Any:
+    """The Ask of who has the lock."""
+    return question()
 
 
 def read_row(seq: int, value: bytes) -> Row:
@@ -127,6 +136,10 @@ class MessageRows:
         self._priorities, self._states, self._catalog = priorities, states, catalog
         self._remember, self._remove_live = remember, remove_live
         self._txn: Any = None
+        self.changed: dict[DestinationState, None] = {}
+        """Those whose rows in the index say something else by now."""
+        self.changed_subscriptions: dict[SubscriptionState, None] = {}
+        """Likewise."""
         self.counted = 0
         """Rows in `deliveries`: nothing is looked up there while there are none."""
         self.on_damage: Callable[[lmdb.Error], None] = lambda error: None
@@ -177,7 +190,7 @@ class MessageRows:
         segment.live_bytes += size
         segment.changed = True
         self._catalog.count(state, len(puts), size - SEND_OVERHEAD * len(puts))
-        state.own.changed = True
+        self.changed[state] = None
 
     def _pack_with_more(self, sends: Sequence[Send], segment: Segment) -> Packed:
         """What pack_rows returns, of messages whose rows say more than where they are."""
@@ -207,7 +220,7 @@ class MessageRows:
             for known in own.subscriptions.values():
                 if known.own.bit & pending:
                     known.count += 1
-                    known.own.changed = True
+                    self.changed_subscriptions[known] = None
         if self._priorities:
             self._txn.put(LANE_KEY.pack(state.number, send.order, send.seq), b"", db=self._lanes_db)
         if send.expires_at_ms:
@@ -232,13 +245,13 @@ class MessageRows:
                 for known in state.own.subscriptions.values():
                     if known.own.bit & pending:
                         known.count -= 1
-                        known.own.changed = True
+                        self.changed_subscriptions[known] = None
         if self.counted:
             self._forget_deliveries(seq)
         self._remove_live(lsn, length, state.destination)
         if not state.own.leaving:
             self._catalog.count(state, -1, SEND_OVERHEAD - length)
-            state.own.changed = True
+            self.changed[state] = None
 
     def ack_for(self, state: DestinationState, seq: int, number: int) -> None:
         """It is dead for one subscription."""
@@ -280,7 +293,7 @@ class MessageRows:
             if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, known.number), db=self._deliveries_db):
                 self.counted -= 1
         known.count -= kept
-        known.own.changed = True
+        self.changed_subscriptions[known] = None
 
     def _remove_range(self, state: DestinationState, first: int, last: int) -> int:
         count = 0
@@ -477,39 +490,39 @@ class MessageRows:
                     found.append((feed, place))
         return found, rows[-1][0] + b"\0" if rows else None
 
-    def pending(self, state: DestinationState) -> Iterator[tuple[int, int]]:
+    def pending(self, state: DestinationState, ask: Ask) -> Iterator[tuple[int, int]]:
         """Seq, and the bits of those that have yet to ack it, of all a topic's messages."""
         first = 0
-        while rows := self._by_seq(state, first, PAGE):
+        while rows := ask(partial(self._by_seq, state, first, PAGE)):
             yield from ((place[SEQ], pending) for place, pending in rows)
             first = rows[-1][0][SEQ] + 1
 
-    def _pages(self, db: Any) -> Iterator[tuple[bytes, bytes]]:
+    def pages(self, db: Any, ask: Ask = at_once) -> Iterator[tuple[bytes, bytes]]:
         """All rows. No cursor is open while the caller looks at one (rule X1)."""
         start = FIRST_KEY
-        while rows := self._raw(db, start, 0, PAGE):
+        while rows := ask(partial(self._raw, db, start, 0, PAGE)):
             yield from rows
             start = rows[-1][0] + b"\0"
 
-    def all_deliveries(self) -> Iterator[tuple[int, int, int, int]]:
+    def all_deliveries(self, ask: Ask = at_once) -> Iterator[tuple[int, int, int, int]]:
         """Seq, subscription, count and destination of all that were given back."""
         if self.counted:
-            for key, value in self._pages(self._deliveries_db):
+            for key, value in self.pages(self._deliveries_db, ask):
                 yield (*DELIVERIES_KEY.unpack(key), *DELIVERIES.unpack(value))
 
     def all(self) -> Iterator[tuple[int, Place, int]]:
         """Destination, place and pending bits of every message, for checking."""
-        for key, value in self._pages(self._messages_db):
+        for key, value in self.pages(self._messages_db):
             number, seq = KEY.unpack(key)
             place, pending = read_row(seq, value)
             yield number, place, pending
 
     def all_lanes(self) -> Iterator[tuple[int, int, int]]:
         """Destination, order and seq, for checking."""
-        for key, _ in self._pages(self._lanes_db):
+        for key, _ in self.pages(self._lanes_db):
             yield LANE_KEY.unpack(key)
 
     def all_expiries(self) -> Iterator[tuple[int, int, int]]:
         """Expiry (ms), seq and destination, for checking."""
-        for key, value in self._pages(self._expiries_db):
+        for key, value in self.pages(self._expiries_db):
             yield (*EXPIRY_KEY.unpack(key), ID.unpack(value)[0])

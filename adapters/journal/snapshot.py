@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from ..core.changes import Table
-from ..core.delivery import Delivery
+from ..core.delivery import Delivery, Feed
 from ..core.plan import Plan, Sequencer
-from ..core.states import DestinationState, SubscriptionState
+from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..wal.segment import Segment
 from ..wal.survey import Kept, Needed
+from ..wal.ticket import Tail
 
 if TYPE_CHECKING:
     from .index import Index
-    from .rows import MessageRows
+    from .rows import Ask, MessageRows
 
 RANGE = struct.Struct("<QQ")
 RECORD_MIN: Final = 44
@@ -126,27 +127,50 @@ class WriteSnapshot:
         return ()
 
 
-def take(
-    lsn: int, active: Segment, kept: Iterable[Segment], index: Index, sequencer: Sequencer, last_number: int
-) -> Snapshot:
-    """A snapshot of the index as it stands, up to `lsn` in the segment `active`. Called under the store's lock."""
-    states = [state for state in index.states.values() if state.own.named or state.own.leaving]
-    subscriptions = [known for state in states for known in state.own.subscriptions.values()]
+class Start(NamedTuple):
+    """What a snapshot says of one moment. It is copied under the store's lock; what takes longer follows in pages, each
+    under the lock, with others in between (`take`): what they change by then the journal says as well, behind `tail`
+    and before the snapshot, and to be told it once more changes nothing (rule X2)."""
+
+    tail: Tail
+    """The index as it stands reflects all up to here."""
+    kept: list[tuple[Segment, bytes]]
+    """With the bits of what is dead in them."""
+    first_dead: bytes
+    states: list[DestinationState]
+    subscriptions: list[SubscriptionState]
+    leaving: list[Feed]
+    last_number: int
+
+
+def start(tail: Tail, kept: Iterable[Segment], index: Index, catalog: Catalog) -> Start:
+    """Called under the store's lock."""
+    with_dead = [(segment, bytes(segment.dead or b"")) for segment in kept]
+    first_dead = bytes(tail.segment.dead or b"")
+    return Start(tail, with_dead, first_dead, *index.there(), list(catalog.leaving), catalog.last_number)
+
+
+def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot:
+    """The rest. Called without the lock, which `ask` takes for each page."""
+    tail, states, subscriptions = begun.tail, begun.states, begun.subscriptions
+    bits: dict[DestinationState, list[tuple[int, int]]] = {}
+    for known in subscriptions:
+        bits.setdefault(known.topic, []).append((known.number, known.own.bit))
     return Snapshot(
-        lsn=lsn,
+        lsn=tail.lsn,
         seq=sequencer.last_seq,
-        first_needed=active.number,
-        last_number=last_number,
-        kept=[KeptSegment(s.number, s.nonce, s.base_lsn, s.last_lsn, s.end or 0, _deflate(s.dead)) for s in kept],
-        first_dead=zlib.compress(bytes(active.dead or b""), 1),
+        first_needed=tail.segment.number,
+        last_number=begun.last_number,
+        kept=[KeptSegment(s.number, s.nonce, s.base_lsn, s.last_lsn, s.end or 0, _deflate(d)) for s, d in begun.kept],
+        first_dead=zlib.compress(begun.first_dead, 1),
         destinations=[(state.number, state.destination.kind.value, state.destination.name) for state in states],
         subscriptions=[_subscription(known) for known in subscriptions],
-        acked=[acked for state in states if state.own.subscriptions for acked in _acked(state, index.rows)],
-        deliveries=list(index.rows.all_deliveries()),
+        acked=[acked for topic, some in bits.items() for acked in _acked(topic, some, tail.counter, index.rows, ask)],
+        deliveries=[row for row in index.rows.all_deliveries(ask) if row[0] <= tail.counter],
         duplicates=[(key[0], seq, key[1]) for key, seq in sequencer.window.items()],
-        removed=[state.number for state in states if state.own.leaving],
-        ended=[known.number for known in subscriptions if known.own.ended],
-        committed=index.committed(),
+        committed=index.committed(ask),
+        removed=[feed.state.number for feed in begun.leaving if not feed.number],
+        ended=[feed.number for feed in begun.leaving if feed.number],
     )
 
 
@@ -155,19 +179,24 @@ def _subscription(known: SubscriptionState) -> tuple[int, int, str, str, str | N
     return known.number, known.topic.number, client, name, selector, no_local, known.start
 
 
-def _acked(state: DestinationState, rows: MessageRows) -> Iterator[tuple[int, bytes]]:
-    """For each subscription of a topic the ranges of messages that it has acked, or that are not for it."""
+def _acked(
+    topic: DestinationState, subscriptions: Sequence[tuple[int, int]], last_seq: int, rows: MessageRows, ask: Ask
+) -> Iterator[tuple[int, bytes]]:
+    """For each subscription of a topic, given by number and bit, the ranges of messages that it has acked, or that are
+    not for it, of those up to a seq."""
     runs: list[tuple[int, int, int]] = []  # first and last seq of neighbours that the same ones have yet to ack
-    for seq, pending in rows.pending(state):
+    for seq, pending in rows.pending(topic, ask):
+        if seq > last_seq:
+            break
         if runs and runs[-1][2] == pending:
             runs[-1] = (runs[-1][0], seq, pending)
         else:
             runs.append((seq, seq, pending))
-    for known in state.own.subscriptions.values():
+    for number, bit in subscriptions:
         ranges: list[int] = []
         joined = False
         for first, last, pending in runs:
-            if pending & known.own.bit:
+            if pending & bit:
                 joined = False
                 continue
             if joined:
@@ -176,7 +205,7 @@ def _acked(state: DestinationState, rows: MessageRows) -> Iterator[tuple[int, by
                 ranges += (first, last)
             joined = True
         if ranges:
-            yield known.number, zlib.compress(struct.pack(f"<{len(ranges)}Q", *ranges), 1)
+            yield number, zlib.compress(struct.pack(f"<{len(ranges)}Q", *ranges), 1)
 
 
 def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:
@@ -196,5 +225,5 @@ def size_most(segments: Iterable[Segment], allocated: int) -> int:
     return sealed + allocated // (8 * RECORD_MIN)
 
 
-def _deflate(dead: bytearray | None) -> bytes:
-    return zlib.compress(bytes(dead), 1) if dead else b""
+def _deflate(dead: bytes) -> bytes:
+    return zlib.compress(dead, 1) if dead else b""

@@ -279,7 +279,9 @@ class TestSnapshot:
         index.declare(gone)
         index.remove(gone)
         index.remember_committed(b"t" * 32)
-        taken = snapshot.take(250, active, [segment], index, engine.sequencer, 9)
+        engine.catalog.last_number = 9
+        begun = snapshot.start(Tail(active, 5000, 250, 77), [segment], index, engine.catalog)
+        taken = snapshot.take(begun, index, engine.sequencer, lambda question: question())
         again = snapshot.decode(taken.encode())
         assert again == taken
         assert (again.lsn, again.seq, again.first_needed, again.last_number) == (250, 77, 6, 9)
