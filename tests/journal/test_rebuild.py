@@ -4,14 +4,20 @@ is the same to the last bit (rules J6, X2, X3)."""
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.adapters.base import Change, Message, Outgoing, Subscription
-from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.core import purging
+from anabranch.adapters.core import store as core_store
+from anabranch.adapters.journal import JournalStore, index, rows, snapshot
 from anabranch.policies.destination import Destination
 
 from ..contract.disk import assert_whole
@@ -66,6 +72,27 @@ def image(store: JournalStore) -> dict[str, Any]:
         }
 
 
+class StruckError(BaseException):
+    """Stands for Ctrl-C."""
+
+
+def strike() -> None:
+    raise StruckError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_pages() -> Iterator[None]:
+    """So that a handful of messages take several."""
+    with ExitStack() as stack:
+        for module, name, value in (
+            (index, "AT_ONCE", 1), (purging, "PAGE", 1), (purging, "PAGES", 2), (rows, "PAGE", 2),
+        ):  # fmt: skip
+            stack.enter_context(patch.object(module, name, value))
+        stack.enter_context(patch.object(core_store, "DROP_SECONDS", 3600.0))
+        stack.enter_context(patch.object(snapshot, "WORTH", 0))
+        yield
+
+
 class Workload:
     """What a store is asked to do, drawn as it goes."""
 
@@ -78,9 +105,14 @@ class Workload:
         steps = [
             self.send, self.send, self.send, self.receive, self.receive, self.receive, self.ack, self.ack, self.release,
             self.release, self.subscribe, self.unsubscribe, self.purge, self.commit, self.prepare, self.settle,
-            self.reclaim, self.checkpoint, self.delete,
+            self.reclaim, self.reclaim_meanwhile, self.checkpoint, self.delete,
         ]  # fmt: skip
         self._data.draw(st.sampled_from(steps))()
+
+    def _with_pages(self, between: Callable[[], object], call: Callable[[], object]) -> None:
+        """Call; `between` is called after each page that is removed."""
+        with patch.object(purging, "sleep", lambda seconds: between()), suppress(StruckError):
+            call()
 
     def goes_on_in(self, store: JournalStore) -> None:
         """In the next process, which holds nothing but what is prepared."""
@@ -135,7 +167,7 @@ class Workload:
         known = self._subscribed()
         if known and not self.branches and self._one([True, False]):
             one = self._one(known)
-            self.store.unsubscribe(one.topic, one.key)
+            self._with_pages(self._between(), lambda: self.store.unsubscribe(one.topic, one.key))
             self._drop(lambda m: m.destination == one.topic)
 
     def purge(self) -> None:
@@ -145,7 +177,7 @@ class Workload:
     def delete(self) -> None:
         if not self.branches and self._one([True, False, False]):
             topic = self._one([OTHER, QUEUE])
-            self.store.delete(topic)
+            self._with_pages(self._between(), lambda: self.store.delete(topic))
             self._drop(lambda m: m.destination == topic)
 
     def _parts(self) -> tuple[list[tuple[Destination, Outgoing]], list[Message], list[Change]]:
@@ -176,8 +208,32 @@ class Workload:
             else:
                 self.store.rollback_prepared(name).wait()
 
+    def _between(self) -> Callable[[], object]:
+        """What happens after a page: nothing, another call, or Ctrl-C."""
+        return self._one([lambda: None, self.send, self.receive, self.subscribe, strike])
+
     def reclaim(self) -> None:
+        """Others go on while its snapshot is taken."""
         self.store.reclaim()
+
+    def reclaim_meanwhile(self) -> None:
+        steps = [self.send, self.receive, self.ack, self.release, self.subscribe, self.settle, self.commit]
+        left = [self._one(steps) for _ in range(self._one([1, 3, 6]))]
+        applier, asked = self.store.backend._applier, self.store._engine.asked
+        begin, begun = applier._begin_snapshot, []
+
+        def ask(question: Callable[[], Any]) -> Any:
+            found = asked(question)
+            if begun and left:
+                left.pop()()
+            return found
+
+        def begin_snapshot() -> Any:
+            begun.append(True)
+            return begin()
+
+        with patch.object(applier, "_begin_snapshot", begin_snapshot), patch.object(self.store._engine, "asked", ask):
+            self.store.reclaim()
 
     def checkpoint(self) -> None:
         self.store.checkpoint()
@@ -195,11 +251,11 @@ def test_the_journal_tells_what_the_index_says(data: st.DataObject, priorities: 
                 store.backend._applier.on_empty = lambda: None  # reclaimed when the test says so
                 for _ in range(data.draw(st.integers(10, 40), "steps")):
                     workload.step()
+                copies = [disk.copy(store) for _ in range(2)]
+                assert_whole(store)  # after what was interrupted is removed
                 expected = image(store)
-                assert_whole(store)
                 later = []
-                for without_index in (False, True):
-                    path = disk.copy(store)
+                for path, without_index in zip(copies, (False, True), strict=True):
                     if without_index:
                         (path / "index.mdb").unlink()
                     later.append(disk.open(path))
