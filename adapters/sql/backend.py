@@ -31,7 +31,7 @@ from ..core.place import Place
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState
 from ..files import FILE_MODE
-from . import create_tables, dialects, native_two_phase
+from . import create_tables, dialects, native_two_phase, removals
 from .checking import violations
 from .connections import cut_off, database_url, open_engine, open_single, shown_url
 from .database import Database, is_cut_off
@@ -149,6 +149,7 @@ class SqlBackend(Backend):
         self._ids = DuplicateRows(options.duplicate_window)
         self._branches = BranchRows()
         try:
+            removals.complete(database, statements)
             with self._engine.connect() as connection:
                 loader = Loader(connection, statements, host.catalog, options.priorities, shown_url(self._engine.url))
                 found = loader.load(self._owner, progress)

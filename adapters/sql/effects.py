@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.changes import Send
+from ..core.delivery import Feed
 from ..core.duplicates import Key
 from ..core.lanes import Orders
 from ..core.place import order_of
@@ -88,6 +89,10 @@ class Effects:
     """Transaction -> its row in XALOG."""
     settled: list[bytes] = field(default_factory=list)
     removed: list[DestinationState] = field(default_factory=list)
+    leaving: list[Feed] = field(default_factory=list)
+    """Of removed destinations and of subscriptions that have ended, whose messages are still to go."""
+    left: list[tuple[DestinationState, int]] = field(default_factory=list)
+    """Destination and number of the subscription (0: the destination itself) of those which are gone for good."""
     ids: list[Key] = field(default_factory=list)
     """New in the duplicate window."""
     last_seq: int = 0
@@ -139,6 +144,11 @@ class Effects:
             catalog.count(state, amount.messages, amount.bytes)
         for known, more in self.to_ack.items():
             known.count += more
+        for feed in self.leaving:
+            catalog.leaving[feed] = None
+        for state, number in self.left:
+            for feed in [feed for feed in catalog.leaving if feed.state is state and number in (0, feed.number)]:
+                catalog.leaving.pop(feed)
 
 
 def load_counts(catalog: Catalog, state: DestinationState, rows: Iterable[Sequence[Any]], priorities: bool) -> None:

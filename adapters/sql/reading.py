@@ -187,9 +187,10 @@ class Reading:
             return
         after, seq = since, ID_MAX
         while rows := self._all("select.expired", now=now, after=after, after_id=seq, most=PAGE):
+            removed = {feed.state.number: feed.state for feed in self._catalog.leaving if feed.state.removed}
             for row in rows:
                 seq, after = row[ID], row[EXPIRES_COLUMN]
-                state = self._catalog.by_number.get(row[-1])
+                state = self._catalog.by_number.get(row[-1]) or removed.get(row[-1])
                 if state is not None and seq <= self.last_seq:
                     place = place_of(row, self._priorities)
                     self._keep(0, place)

@@ -63,6 +63,7 @@ def _reading(s: Schema) -> dict[str, Executable]:
     counts = (m.priority, func.count(), func.sum(m.size), func.max(m.id))
     in_range = and_(m.destination == p("topic"), m.id >= p("first"), m.id <= p("last"))
     r = s.redeliveries.c
+    there_still = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.destination > 0)
     entitled = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.startid <= s.acks.c.id)
     dangling = ~exists().where(m.id == s.acks.c.id) | ~entitled
     no_message = ~exists().where(m.id == r.id) | ~exists().where(s.durables.c.number == r.durable)
@@ -111,7 +112,7 @@ def _reading(s: Schema) -> dict[str, Executable]:
         "select.last": select(func.max(m.id)),
         "select.acked": select(s.acks.c.durable).where(s.acks.c.id == p("message")),
         "select.acks": select(s.acks.c.id, func.count())
-        .where(s.acks.c.id >= p("first"), s.acks.c.id <= p("last"))
+        .where(s.acks.c.id >= p("first"), s.acks.c.id <= p("last"), there_still)
         .group_by(s.acks.c.id),
     }
 
@@ -125,6 +126,7 @@ def _waits(s: Schema) -> ColumnElement[bool]:
 
 def _writing(s: Schema) -> dict[str, Executable]:
     m, acks, durables = s.messages.c, s.acks.c, s.durables.c
+    ended = select(durables.number).where(durables.destination == p("destination"))
     found: dict[str, Executable] = {
         "insert.message": _insert(s.messages),
         "insert.chunk": _insert(s.chunks),
@@ -134,10 +136,28 @@ def _writing(s: Schema) -> dict[str, Executable]:
         ),
         "insert.destination": _insert(s.destinations),
         "delete.destination": delete(s.destinations).where(s.destinations.c.number == p("destination")),
+        "update.destination.removed": update(s.destinations)
+        .where(s.destinations.c.number == p("destination"))
+        .values(kind=-1 - s.destinations.c.kind),
         "insert.durable": _insert(s.durables),
+        "update.durable.ended": update(s.durables)
+        .where(durables.number == p("subscription"))
+        .values(destination=-durables.destination),
+        "update.durables.ended": update(s.durables)
+        .where(durables.destination == p("topic"))
+        .values(destination=-durables.destination),
         "delete.durable": delete(s.durables).where(durables.number == p("subscription")),
-        "delete.durable.acks": delete(s.acks).where(acks.durable == p("subscription")),
-        "delete.durable.redeliveries": delete(s.redeliveries).where(s.redeliveries.c.durable == p("subscription")),
+        "delete.ended.acks": delete(s.acks).where(acks.durable.in_(ended)),
+        "delete.ended.redeliveries": delete(s.redeliveries).where(s.redeliveries.c.durable.in_(ended)),
+        "delete.ended": delete(s.durables).where(durables.destination == p("destination")),
+        "delete.durable.acks": delete(s.acks).where(
+            acks.durable == p("subscription"), acks.id >= p("first"), acks.id <= p("last")
+        ),
+        "delete.durable.redeliveries": delete(s.redeliveries).where(
+            s.redeliveries.c.durable == p("subscription"),
+            s.redeliveries.c.id >= p("first"),
+            s.redeliveries.c.id <= p("last"),
+        ),
         "update.staged": update(s.messages)
         .where(m.id == p("staged"))
         .values(id=p("seq"), destination=p("number"), expirationtime=p("expires")),

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection
 
 from ..core.backend import NotTakenError
-from ..core.changes import Branch, Commit, Send, apply_all
+from ..core.changes import AT_ONCE, Branch, Commit, Send, apply_all
 from ..core.place import ORDER, OWN, Place, order_of
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState
@@ -101,7 +101,8 @@ class Write:
         self._rows["update.staged.chunks"].append({"staged": send.own, "seq": send.seq})
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
-        self._acks[number, seq] = (state, place)
+        if not state.removed and state not in self.effects.removed:  # else it goes with the others
+            self._acks[number, seq] = (state, place)
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         if not state.is_topic:
@@ -117,8 +118,11 @@ class Write:
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.flush()
-        limits = {"topic": state.number, "first": first, "last": last}
+        limits = {"topic": state.number, "first": first, "last": min(last, LAST)}
         self.effects.many = True
+        if state.removed or state in self.effects.removed:
+            self._drop_removed(state, limits, number)
+            return
         if not number:
             for row in self._query("select.counts.range", **limits):
                 self._gone(state, row)
@@ -137,6 +141,27 @@ class Write:
             else:
                 self.effects.acks(known, acked)
             self._finish(state, limits)
+        else:
+            self._drop_ended(state, limits, number)
+
+    def _drop_removed(self, state: DestinationState, limits: dict[str, int], number: int) -> None:
+        """Messages of a destination that is no more go, and with the last of them its row."""
+        if not number:
+            self._delete_range(state, limits)
+            if limits["last"] == LAST:
+                for name in ("delete.ended.acks", "delete.ended.redeliveries", "delete.ended"):
+                    self._run(name, {"destination": -state.number})
+                self._run("delete.destination", {"destination": state.number})
+                self.effects.left.append((state, 0))
+
+    def _drop_ended(self, state: DestinationState, limits: dict[str, int], number: int) -> None:
+        """Messages that only a subscription was to ack which has ended go, and with the last of them its row."""
+        for name in ("delete.durable.acks", "delete.durable.redeliveries"):
+            self._run(name, {"subscription": number, "first": limits["first"], "last": limits["last"]})
+        self._finish(state, limits)
+        if limits["last"] == LAST:
+            self._run("delete.durable", {"subscription": number})
+            self.effects.left.append((state, number))
 
     def _delete_range(self, state: DestinationState, limits: dict[str, int]) -> None:
         for what in ("chunks", "acks", "redeliveries", "messages"):
@@ -249,20 +274,18 @@ class Write:
 
     def remove(self, state: DestinationState) -> None:
         self.flush()
-        self._delete_range(state, {"topic": state.number, "first": 0, "last": LAST})
-        for number in self._subscriptions(state):
-            self._delete_subscription(number)
+        self._run("update.durables.ended", {"topic": state.number})
         self._subscribed[state] = {}
         self._run("delete.duplicates.destination", {"topic": state.number})
-        self._run("delete.destination", {"destination": state.number})
         self._recount.pop(state, None)
         self.effects.count_anew(state, (), {})
         self.effects.removed.append(state)
         self.effects.many = True
-
-    def _delete_subscription(self, number: int) -> None:
-        for name in ("delete.durable", "delete.durable.acks", "delete.durable.redeliveries"):
-            self._run(name, {"subscription": number})
+        if state.count > AT_ONCE:
+            self._run("update.destination.removed", {"destination": state.number})
+            self.effects.leaving.append(state.feed)
+        else:
+            self.ack_range(state, 0, LAST, 0)
 
     def subscribe(self, known: SubscriptionState) -> None:
         self.flush()
@@ -287,9 +310,12 @@ class Write:
 
     def unsubscribe(self, known: SubscriptionState) -> None:
         self.flush()
-        self._delete_subscription(known.number)
         self._subscriptions(known.topic).pop(known.number, None)
-        self._finish(known.topic, {"topic": known.topic.number, "first": 0, "last": LAST})
+        self._run("update.durable.ended", {"subscription": known.number})
+        if known.topic.count > AT_ONCE:
+            self.effects.leaving.append(known.feed)
+        else:
+            self.ack_range(known.topic, 0, LAST, known.number)
 
     # Branches
 

@@ -210,7 +210,8 @@ class Workload:
 
     def _between(self) -> Callable[[], object]:
         """What happens after a page: nothing, another call, or Ctrl-C."""
-        return self._one([lambda: None, self.send, self.receive, self.subscribe, strike])
+        between: Callable[[], object] = self._one([lambda: None, self.send, self.receive, self.subscribe, strike])
+        return between
 
     def reclaim(self) -> None:
         """Others go on while its snapshot is taken."""
@@ -220,7 +221,8 @@ class Workload:
         steps = [self.send, self.receive, self.ack, self.release, self.subscribe, self.settle, self.commit]
         left = [self._one(steps) for _ in range(self._one([1, 3, 6]))]
         applier, asked = self.store.backend._applier, self.store._engine.asked
-        begin, begun = applier._begin_snapshot, []
+        begin = applier._begin_snapshot
+        begun: list[bool] = []
 
         def ask(question: Callable[[], Any]) -> Any:
             found = asked(question)

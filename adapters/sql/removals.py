@@ -1,0 +1,32 @@
+"""At open: what was removed and had messages still to go.
+
+While a store is open they go a page at a time, each in a transaction of its own (Write.ack_range). Until the last of
+them a destination's row has a KIND below 0, and that of a subscription which has ended a DESTINATION below 0.
+"""
+
+from __future__ import annotations
+
+from ...policies.destination import Destination, Kind
+from ..core.states import DestinationState
+from .database import Database
+from .statements import Statements
+from .writing import LAST, Write
+
+
+def complete(database: Database, statements: Statements) -> None:
+    """Remove them, before anything is loaded: whoever does so again removes nothing more. Raises SQLAlchemyError."""
+    destinations = database.read(lambda c: c.execute(statements["select.destinations"]).all())
+    subscriptions = database.read(lambda c: c.execute(statements["select.durables"]).all())
+    removed = [(number, Destination(Kind(-1 - kind), name)) for number, kind, name in destinations if kind < 0]
+    ended = [(row[0], -row[6], Destination(Kind.TOPIC, row[3])) for row in subscriptions if row[6] < 0]
+    if not removed and not ended:
+        return
+    with database.writing() as connection:
+        write = Write(connection, statements, 0, False, {}, lambda: 0)
+        for number, topic, name in ended:
+            write.ack_range(DestinationState(topic, name), 0, LAST, number)
+        for number, name in removed:
+            state = DestinationState(number, name)
+            state.removed = True
+            write.ack_range(state, 0, LAST, 0)
+        connection.commit()
