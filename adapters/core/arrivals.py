@@ -1,10 +1,10 @@
 """Messages that are sent to a queue whose receivers have had all there was: they are put behind what was fetched of it
 as they are applied, and nobody has to look them up. That is how a queue is used that is nearly empty, as most are.
 
-A1  A lane whose `end` is the delivery's `era` has nothing in the rows beyond its cursor, as far as is applied. It is
+Y1  A lane whose `end` is the delivery's `era` has nothing in the rows beyond its cursor, as far as is applied. It is
     not at its end while something is being applied that may change this: who is interrupted there leaves it so, and the
     next receiver asks the rows.
-A2  Only messages and acks, few of them, are passed on so. Anything else begins another era, in which no lane is known
+Y2  Only messages and acks, few of them, are passed on so. Anything else begins another era, in which no lane is known
     to be at its end before it has been fetched from.
 
 In stores without priorities, whose lanes are `Feed.first`.
