@@ -358,8 +358,14 @@ class Engine:
                 self.nonpersistent.follow(change)
             for state in change.states():
                 self.catalog.drop(state)
-            if self.catalog.leaving:
+            if self.leaving:
                 self.on_leaving()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether messages of what is gone are still to go."""
+        volatile = self.nonpersistent
+        return bool(self.catalog.leaving) or (volatile is not None and volatile.is_leaving)
 
     # Asking
 

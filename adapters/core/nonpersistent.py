@@ -330,7 +330,11 @@ class Nonpersistent(Rows):
         known.volatile = same
 
     def _end(self, shadow: DestinationState, ended: SubscriptionState) -> None:
+        if ended.feed.state is not shadow:
+            ended.feed = Feed(shadow, ended)  # the other one is known to the catalog of the backend
         self._kept.unsubscribe(ended)
+        if ended.feed in self._catalog.leaving:
+            self._kept.apply_changes([AckRange(shadow, 0, SEQ_MAX, ended.number)])
         shadow.leave(ended)
 
     def remove(self, state: DestinationState) -> int:
@@ -349,11 +353,35 @@ class Nonpersistent(Rows):
     def _remove(self, state: DestinationState) -> None:
         shadow = state.volatile
         if shadow is not None:
+            if shadow.feed.state is not shadow:
+                shadow.feed = Feed(shadow)  # as in `_end`
+            shadow.removed = True
             self._kept.remove(shadow)
             self._window.forget(state.number)
             shadow.declared = False
             self._catalog.forget(shadow)
             state.volatile = None
+            if self.is_leaving:
+                self._engine.on_leaving()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether messages of removed destinations are still to go."""
+        return bool(self._catalog.leaving)
+
+    def drop_some(self, count: int) -> bool:
+        """About so many of them go. Returns whether there are more. Any thread, without the lock. Raises what
+        Engine.check raises."""
+        engine = self._engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            for feed in list(self._catalog.leaving):
+                places = self._kept.rows(feed.state, None, None, 0, count)
+                last = places[-1][SEQ] if len(places) == count else SEQ_MAX
+                self._kept.apply_changes([AckRange(feed.state, 0, last, 0)])
+                break
+            return self.is_leaving
 
     # Transactions over several stores: branches that concern these messages alone
 

@@ -121,6 +121,13 @@ def drop(engine: Engine, feed: Feed, write: Write) -> None:
         sleep(PAUSE)
 
 
+def drop_volatile(engine: Engine) -> None:
+    """The same of messages that are not persistent, of all removed destinations."""
+    volatile = engine.nonpersistent
+    while volatile is not None and volatile.is_leaving and volatile.drop_some(PAGES * PAGE):
+        sleep(PAUSE)
+
+
 def _last_of_pages(engine: Engine, state: DestinationState, first: int) -> int | None:
     """The last seq of the next pages, None if there are no more behind them."""
     after = max(first - 1, 0)

@@ -111,6 +111,11 @@ class Catalog:
         self.messages = self.bytes = 0
         """Of all destinations together."""
 
+    def held(self) -> list[DestinationState]:
+        """All of which there may be messages, also removed ones. With the store's lock held."""
+        removed = [feed.state for feed in self.leaving if feed.state.removed]
+        return list(dict.fromkeys([*self.by_number.values(), *removed]))
+
     def next_number(self) -> int:
         """A number that nothing in this store ever had."""
         with self.lock:

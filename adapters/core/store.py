@@ -52,7 +52,7 @@ from .delivery import CLAIMED, LEASED, Feed, Lease, claimed
 from .engine import Engine
 from .headers import pack_id
 from .nonpersistent import sweep
-from .purging import drop, purge
+from .purging import drop, drop_volatile, purge
 from .receiving import Receiving
 from .records import decode
 from .sending import Sending
@@ -149,7 +149,7 @@ class CoreStore:
                     sweep(self.directory)
                 engine.start()
                 self._opened = True
-                if engine.catalog.leaving:  # there was no room to remove it while nobody else was there
+                if engine.leaving:  # there was no room to remove it while nobody else was there
                     engine.on_leaving()
             except BaseException:
                 self._opened, engine.closed = False, True
@@ -458,14 +458,16 @@ class CoreStore:
         interrupted, the background goes on, or the next opening."""
         try:
             with self._dropping:
+                drop_volatile(self._engine)
                 drop(self._engine, feed, self._sending.write)
         except AnabranchError as error:
             log.debug("store %s: %s is not removed whole yet: %s", self.name, feed.state.destination, error)
 
     def _drop_all(self) -> None:
         """All that is left of what is gone."""
-        if self._engine.catalog.leaving:
+        if self._engine.leaving:
             with self._dropping:
+                drop_volatile(self._engine)
                 for feed in list(self._engine.catalog.leaving):
                     drop(self._engine, feed, self._sending.write)
 
@@ -606,7 +608,7 @@ class CoreStore:
 
     def _violations(self) -> list[str] | None:
         """None if something is being removed just now."""
-        if self._engine.catalog.leaving:
+        if self._engine.leaving:
             return None
         found = list(self.backend.check())
         if self._engine.nonpersistent is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..core.changes import Branch, Send, Table
+from ..core.changes import AT_ONCE, SEQ_MAX, Branch, Send, Table
 from ..core.place import ORDER, OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from .memory_limit import MemoryLimit, nothing
@@ -49,7 +49,7 @@ class MemoryTable(Table):
             memory.unfinished()
         chunks: list[Chunk] = []
         others = 0
-        for state in list(catalog.destinations.values()):
+        for state in catalog.held():
             count = size = 0
             messages: DestinationMessages | None = state.own
             if messages is not None:
@@ -60,7 +60,7 @@ class MemoryTable(Table):
                     known.count = sum(messages.pending(known, chunk).bit_count() for chunk in of)
                 others += messages.cost
                 chunks += of
-            state.count, state.bytes = count, size
+            state.count, state.bytes = (count, size) if state.feed not in catalog.leaving else (0, 0)
         catalog.recount()
         memory.prepared = sum(self.prepared.values())
         memory.recount(chunks, others)
@@ -284,10 +284,44 @@ class MemoryTable(Table):
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         messages: DestinationMessages | None = state.own
-        if messages is not None:
-            for lane in list(messages.lanes.values()):
-                for chunk in lane.between(first, last):
-                    self._done(messages, chunk, chunk.between(first, last), number)
+        if messages is None:
+            return
+        chunks = [chunk for lane in list(messages.lanes.values()) for chunk in lane.between(first, last)]
+        if state.feed in self._catalog.leaving:
+            self._drop_removed(messages, chunks, last == SEQ_MAX)
+        elif number and number not in messages.subscriptions:
+            for chunk in chunks:
+                self._drop_ended(messages, chunk, number)
+            if last == SEQ_MAX:
+                for feed in [feed for feed in self._catalog.leaving if feed.number == number]:
+                    self._catalog.leaving.pop(feed)
+        else:
+            for chunk in chunks:
+                self._done(messages, chunk, chunk.between(first, last), number)
+
+    def _drop_removed(self, messages: DestinationMessages, chunks: Sequence[Chunk], is_last: bool) -> None:
+        """Of a destination that is no more: nothing of it is counted, but its memory."""
+        memory = self._memory
+        memory.unfinished = nothing
+        for chunk in chunks:
+            chunk.dead |= chunk.live  # for who is browsing it
+            self._drop(chunk)
+        if is_last:
+            memory.used -= messages.cost
+            messages.state.own = None
+            self._catalog.leaving.pop(messages.state.feed, None)
+        memory.unfinished = None
+
+    def _drop_ended(self, messages: DestinationMessages, chunk: Chunk, number: int) -> None:
+        """Of a chunk what was only for a subscription that has ended."""
+        self._memory.unfinished = chunk.mend
+        self._kill(messages, chunk, chunk.live & ~messages.wanted(chunk))
+        chunk.acked.pop(number, None)
+        for key in [key for key in chunk.counts if key[0] == number]:
+            chunk.counts.pop(key, None)
+        if not self._is_dropped(chunk):
+            self._memory.count(chunk)
+        self._memory.unfinished = None
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         messages: DestinationMessages | None = state.own
@@ -315,15 +349,15 @@ class MemoryTable(Table):
         messages: DestinationMessages | None = state.own
         if messages is None:
             return
-        memory = self._memory
-        memory.unfinished = nothing
+        at_once = state.count <= AT_ONCE  # also where it is done again
+        self._memory.unfinished = nothing
         for chunk in messages.chunks():
-            chunk.dead |= chunk.live  # for who is browsing it
-            self._drop(chunk)
-        memory.used -= messages.cost
-        state.own = None
+            self.expiring.pop(chunk, None)
+        self._catalog.leaving[state.feed] = None
         self._catalog.count(state, -state.count, -state.bytes)
-        memory.unfinished = None
+        self._memory.unfinished = None
+        if at_once:
+            self.ack_range(state, 0, SEQ_MAX, 0)
 
     def subscribe(self, known: SubscriptionState) -> None:
         messages: DestinationMessages = known.topic.own
@@ -336,17 +370,16 @@ class MemoryTable(Table):
 
     def unsubscribe(self, known: SubscriptionState) -> None:
         messages: DestinationMessages | None = known.topic.own
-        if messages is None or known.number not in messages.subscriptions:
+        if messages is None:
             return
-        for chunk in messages.chunks():
-            self._done(messages, chunk, messages.pending(known, chunk), known.number)
-        self._memory.unfinished = nothing
-        for chunk in messages.chunks():
-            chunk.acked.pop(known.number, None)
-            self._memory.count(chunk)
-        messages.subscriptions.pop(known.number, None)
-        self._memory.used -= SUBSCRIPTION_COST
-        self._memory.unfinished = None
+        if known.number in messages.subscriptions:
+            self._memory.unfinished = nothing
+            self._catalog.leaving[known.feed] = None
+            messages.subscriptions.pop(known.number, None)
+            self._memory.used -= SUBSCRIPTION_COST
+            self._memory.unfinished = None
+        if known.feed in self._catalog.leaving and known.topic.count <= AT_ONCE:
+            self.ack_range(known.topic, 0, SEQ_MAX, known.number)
 
     def prepare(self, branch: Branch) -> None:
         self.prepared[branch.transaction] = memory_of_branch(branch)

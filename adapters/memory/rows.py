@@ -58,7 +58,7 @@ class MemoryRows:
 
     def let_go(self, clean: bool) -> None:
         """All is gone, the swap files too if `clean`: else the files there may be another's."""
-        for state in list(self._catalog.destinations.values()):
+        for state in self._catalog.held():
             for chunk in state.own.chunks() if state.own is not None else ():
                 chunk.dead |= chunk.live
                 chunk.records.clear()  # the caller may keep the store, or a message

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.base import Store, Subscription
+from queue import SimpleQueue
 
-from .disk import A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
+import pytest
+
+from anabranch.adapters.base import Message, Outgoing, Store, Subscription
+from anabranch.policies.errors import UnknownMessageError
+
+from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
 
 MANY = 9000
 """More than any store removes in one go."""
@@ -75,4 +80,61 @@ class RemovingContract:
         assert message.body == b"new"
         message.ack()
         assert store.depth(A) == 0
+        assert_whole(store)
+
+    def test_a_listener_at_a_deleted_queue_hears_what_comes_to_the_new_one(self, store: Store) -> None:
+        heard: SimpleQueue[Message] = SimpleQueue()
+        listener = store.listen(A, heard.put, credit=10)
+        for persistent in (True, False, True):
+            store.send(A, b"old", persistent=persistent)
+            old = heard.get(timeout=PATIENCE)
+            assert store.delete(A) == 1
+            with pytest.raises(UnknownMessageError):
+                old.ack()
+            store.send(A, b"new", persistent=persistent)
+            message = heard.get(timeout=PATIENCE)
+            assert message.body == b"new"
+            message.ack()
+        listener.close()
+        store.send(A, b"later")
+        assert (drain(store), heard.empty()) == ([b"later"], True)
+
+    def test_delete_of_many_that_are_persistent_or_not(self, disk: Disk, store: Store, place: str) -> None:
+        """Leased ones too. The name is in use again at once, and its ids are new there."""
+        store.send_many(A, [Outgoing(b"x", message_id=str(n), persistent=bool(n % 2)) for n in range(MANY)])
+        store.send(B, b"b", persistent=False)
+        leased = [take(store) for _ in range(4)]
+        leased.pop().release()
+        assert store.delete(A) == MANY
+        assert (store.receive(A), store.depth(A), list(store.destinations())) == (None, 0, [B])
+        for message in leased:
+            with pytest.raises(UnknownMessageError):
+                message.ack()
+        receipts = store.send_many(A, [Outgoing(b"%d" % n, message_id=str(n), persistent=n < 2) for n in range(4)])
+        assert not any(receipt.duplicate for receipt in receipts)
+        assert (bodies(store), store.depth(A), store.stats().messages) == ([b"0", b"1", b"2", b"3"], 4, 5)
+        assert_whole(store)
+        kept = [b"0", b"1", b"2", b"3"] if store.volatile or place == "here" else [b"0", b"1"]
+        store = disk.later(store, place)
+        assert (bodies(store), store.depth(A)) == (kept, len(kept))
+        assert store.delete(A) == len(kept)
+        assert store.receive(A) is None
+        assert_whole(store)
+
+    def test_delete_of_a_topic_with_many_that_are_persistent_or_not(self, store: Store) -> None:
+        for subscription in (DESK, BOOK):
+            store.subscribe(subscription)
+        store.send_many(T, [Outgoing(b"x", persistent=bool(n % 2)) for n in range(MANY)])
+        for _ in range(2):
+            take(store, T, 0, DESK.key).ack()
+            take(store, T, 0, BOOK.key)
+        assert store.unsubscribe(T, DESK.key) == MANY - 2
+        assert (store.subscribe(DESK), store.depth(T), store.depth(T, BOOK.key)) == (True, MANY, MANY)
+        assert store.delete(T) == MANY
+        assert (list(store.destinations()), list(store.subscriptions())) == ([], [])
+        store.subscribe(DESK)
+        store.send(T, b"new", persistent=False)
+        store.send(T, b"newer")
+        assert drain(store, T, DESK.key) == [b"new", b"newer"]
+        assert (store.depth(T), store.stats().messages) == (0, 0)
         assert_whole(store)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from anabranch.adapters.base import Change, Subscription
+from anabranch.adapters.core import purging
 from anabranch.adapters.core.purging import PAGE, PAGES, purge
 
-from ..contract.disk import A, B
+from ..contract.disk import A, B, T, assert_whole, bodies, eventually, take
+from ..journal.disk import JournalDisk
+from ..memory.disk import MemoryDisk
+from ..sql.disk import SqliteDisk
 from .made import onefile
+
+Disk = JournalDisk | SqliteDisk | MemoryDisk
 
 
 def test_others_get_their_turn_in_between() -> None:
@@ -44,3 +54,120 @@ def test_what_somebody_holds_stays() -> None:
         held[1].release()
         assert store.purge(A) == 8
         assert [message.body for message in store.browse(A)] == [b"0", b"2"]
+
+
+class StruckError(BaseException):
+    """Stands for Ctrl-C."""
+
+
+MANY = 3 * PAGE * PAGES + 5
+DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
+
+
+@pytest.fixture(params=[JournalDisk, SqliteDisk, MemoryDisk])
+def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """Of each kind that removes in pages."""
+    monkeypatch.setattr("anabranch.adapters.core.store.DROP_SECONDS", 3600.0)
+    with request.param(tmp_path) as disk:
+        yield disk
+
+
+def between_pages(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> list[object]:
+    """Called after each page; returns what it did."""
+    done: list[object] = []
+    monkeypatch.setattr(purging, "sleep", lambda seconds: done.append(call()))
+    return done
+
+
+def test_while_a_queue_is_deleted_others_go_on(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the deleted one nothing is seen any more, and a new one of its name is there at once."""
+    store = disk.create()
+    store.send_many(A, [b"x"] * MANY)
+
+    def others() -> int:
+        assert not store._engine.lock._is_owned()  # type: ignore[attr-defined]
+        assert B not in store.destinations() or store.depth(B) == 0
+        store.send(B, b"y")
+        take(store, B).ack()
+        new = [message.body for message in store.browse(A)]
+        assert new == [b"new"] * store.depth(A) == [b"new"] * len(new)
+        store.send(A, b"new")
+        return store.stats().messages
+
+    done = between_pages(monkeypatch, others)
+    assert store.delete(A) == MANY
+    assert done == [1, 2, 3]
+    assert (bodies(store), store.depth(A)) == ([b"new"] * 3, 3)
+    for view in disk.views(store):
+        assert bodies(view) == [b"new"] * 3
+        assert_whole(view)
+
+
+def test_while_a_subscription_ends_others_go_on(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = disk.create()
+    for subscription in (DESK, BOOK):
+        store.subscribe(subscription)
+    store.send_many(T, [b"x"] * MANY)
+
+    def others() -> object:
+        assert list(store.subscriptions()) in ([BOOK], [BOOK, DESK], [DESK, BOOK])
+        take(store, T, 0, BOOK.key).ack()
+        if store.subscribe(DESK):
+            store.send(T, b"new")
+        return len(list(store.browse(T, None, 0, DESK.key)))
+
+    done = between_pages(monkeypatch, others)
+    assert store.unsubscribe(T, DESK.key) == MANY
+    assert done == [1, 1, 1]
+    for view in disk.views(store):
+        assert (bodies(view, T, DESK.key), view.depth(T, BOOK.key)) == ([b"new"], MANY - 2)
+        assert view.depth(T) == MANY - 2
+        assert_whole(view)
+
+
+@pytest.mark.parametrize("what", ["delete", "unsubscribe", "delete a topic"])
+@pytest.mark.parametrize("page", range(3))
+def test_what_is_interrupted_is_removed_all_the_same(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, what: str, page: int
+) -> None:
+    """Nothing comes back, whether the process goes on, is closed or dies."""
+    store = disk.create()
+    destination = A if what == "delete" else T
+    if destination is T:
+        store.subscribe(DESK)
+    store.send_many(destination, [b"x"] * MANY)
+    store.send(B, b"stays")
+    pages = iter(range(3))
+
+    def strike() -> None:
+        if next(pages) == page:
+            raise StruckError
+
+    between_pages(monkeypatch, strike)
+    with pytest.raises(StruckError):
+        store.unsubscribe(T, DESK.key) if what == "unsubscribe" else store.delete(destination)
+    assert store._engine.catalog.leaving
+    for view in [*([] if disk.volatile else [disk.crash(store)]), store]:
+        assert bodies(view, B) == [b"stays"]
+        assert list(view.subscriptions()) == []
+        if destination is T:
+            assert view.subscribe(DESK)
+        view.send(destination, b"new")
+        assert_whole(view)
+        assert not view._engine.catalog.leaving
+        assert (bodies(view, destination), view.depth(destination), view.stats().messages) == ([b"new"], 1, 2)
+    if not disk.volatile:
+        again = disk.reopen(store)
+        assert (bodies(again, destination), again.stats().messages) == ([b"new"], 2)
+        assert_whole(again)
+
+
+def test_the_background_goes_on_where_nobody_else_does(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.adapters.core.store.DROP_SECONDS", 0.001)
+    store = disk.create()
+    store.subscribe(DESK)
+    store.send_many(T, [b"x"] * MANY)
+    store.commit([], [], None, [Change(DESK, False)])
+    eventually(lambda: store.depth(T) == 0)
+    eventually(lambda: not store._engine.catalog.leaving)
+    assert_whole(store)
