@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -22,7 +22,7 @@ from .changes import Ack, Change, Commit, Forget, Prepare, Rollback, Send
 from .delivery import CLAIMED, LEAVING, Delivery, Feed
 from .nonpersistent import Nonpersistent
 from .plan import Plan, Sequencer
-from .states import Catalog
+from .states import Catalog, DestinationState, SubscriptionState
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class Engine:
         """Called when there may be something in `Catalog.leaving`."""
         self.writing_out = False
         """The backend holds the lock for long: who only wants to help does not wait for it."""
+        self.counts_stand = False
+        """Likewise, and it changes none of the counts: who asks for no more does not wait for it either."""
         self.written: Plan | None = None
         """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
@@ -375,6 +377,49 @@ class Engine:
         with self.lock:
             self.current()
             return question()
+
+    def counted(self, question: Callable[[], T]) -> T:
+        """The same for who asks for counts alone, and adds `pending_counts`: at once also while the backend holds the
+        lock since its disk hangs."""
+        while self.counts_stand:
+            self.ensure_usable()
+            applied = self._applied
+            answer = question()
+            if self.counts_stand and self._applied == applied:
+                return answer
+        return self.asked(question)
+
+    def pending_counts(self) -> Mapping[DestinationState | SubscriptionState, int]:
+        """How many messages more there will be once all is applied that has returned. Of a topic none is dead before:
+        whether all have acked it is not known."""
+        more: dict[DestinationState | SubscriptionState, int] = {}
+        for plan in list(self._pending):
+            if plan.number > self._applied:
+                for change in plan.changes:
+                    self._count(change, more)
+                for one in list(plan.volatile):
+                    self._count(one.change, more, one.change.state.subscriptions.values())
+        return more
+
+    def _count(
+        self,
+        change: Change,
+        more: dict[DestinationState | SubscriptionState, int],
+        subscribed: Iterable[SubscriptionState] = (),
+    ) -> None:
+        """`subscribed`: whom a message is for, if it does not say so."""
+        if type(change) is Send:
+            entitled = list(change.entitled or subscribed)
+            if entitled or not change.state.is_topic:
+                more[change.state] = more.get(change.state, 0) + 1
+                for known in entitled:
+                    more[known] = more.get(known, 0) + 1
+        elif type(change) is Ack:
+            acked: DestinationState | SubscriptionState | None = change.state
+            if change.state.is_topic:
+                acked = self.catalog.subscriptions.get(change.number)
+            if acked is not None:
+                more[acked] = more.get(acked, 0) - 1
 
     def is_gone(self, feed: Feed) -> bool:
         """Whether its subscription has ended."""

@@ -517,7 +517,9 @@ class Nonpersistent(Rows):
 
     @property
     def memory_bytes(self) -> int:
-        """Of memory that they take."""
+        """Of memory that they take. Without the lock: as it was counted last."""
+        if not self._engine.lock._is_owned():  # type: ignore[attr-defined]
+            return self._kept.counted_bytes
         self._free()
         return self._kept.memory_bytes
 

@@ -57,6 +57,7 @@ from .receiving import Receiving
 from .records import decode
 from .sending import Sending
 from .settling import Settling
+from .states import DestinationState, SubscriptionState
 from .subscriptions import require_same, require_unclaimed, shown, unknown
 from .transactions import Transactions
 from .writers import Direct, Threaded, Writer
@@ -528,21 +529,26 @@ class CoreStore:
 
     def destinations(self) -> Sequence[Destination]:
         catalog = self._engine.catalog
-        return self._engine.asked(lambda: [state.destination for state in catalog.declared()])
+        return self._engine.counted(lambda: [state.destination for state in catalog.declared()])
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         if subscription is not None:
             known = self._receiving.subscription(destination, subscription)
-            return self._engine.asked(lambda: known.total)
+            return self._engine.counted(lambda: self._count(known))
         state = self._engine.catalog.destinations.get(destination)
-        return self._engine.asked(lambda: state.total if state is not None else 0)
+        return self._engine.counted(lambda: self._count(state) if state is not None else 0)
+
+    def _count(self, state: DestinationState | SubscriptionState) -> int:
+        return state.total + self._engine.pending_counts().get(state, 0)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
         if subscription is not None:
             known = self._receiving.subscription(destination, subscription)
-            return self._engine.asked(lambda: _counts(known.total, (known.feed,)))
+            return self._engine.counted(lambda: _counts(self._count(known), (known.feed,)))
         state = self._engine.catalog.destinations.get(destination)
-        return self._engine.asked(lambda: _counts(state.total, state.feeds()) if state is not None else Counts(0, 0))
+        return self._engine.counted(
+            lambda: _counts(self._count(state), state.feeds()) if state is not None else Counts(0, 0)
+        )
 
     def find(self, destination: Destination, message_id: str) -> Message | None:
         engine, state = self._engine, self._engine.catalog.destinations.get(destination)
@@ -562,7 +568,7 @@ class CoreStore:
         engine = self._engine
         if engine.failed is None:
             try:
-                return engine.asked(self._stats)
+                return engine.counted(self._stats)
             except StoreFailedError:
                 pass  # it has just failed
         with engine.lock:
@@ -570,14 +576,15 @@ class CoreStore:
 
     def _stats(self) -> StoreStats:
         engine = self._engine
-        states = list(engine.catalog.declared())
+        more = engine.pending_counts()
+        counts = {state: state.total + more.get(state, 0) for state in engine.catalog.declared()}
         backend = self.backend.stats()
         volatile = engine.nonpersistent
         return StoreStats(
             name=self.name,
             kind=self.backend.kind,
-            messages=sum(state.total for state in states),
-            destinations={state.destination: state.total for state in states},
+            messages=sum(counts.values()),
+            destinations={state.destination: count for state, count in counts.items()},
             leased=sum(len(feed.held) for feed in engine.catalog.feeds()),
             sends=engine.sends,
             acks=engine.acks,
@@ -590,7 +597,9 @@ class CoreStore:
             live_percent=backend.live_percent,
             failed=str(engine.failed) if engine.failed is not None else None,
             subscriptions={
-                known.subscription: known.total for state in states for known in state.subscriptions.values()
+                known.subscription: known.total + more.get(known, 0)
+                for state in counts
+                for known in state.subscriptions.values()
             },
             memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
             swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),

@@ -158,7 +158,10 @@ class Applier:
             log.debug("%s: no checkpoint: %s", self._log.name, error)
 
     def checkpoint(self) -> None:
-        """Write the index out, if there is anything new in it. Any thread, without the lock."""
+        """Write the index out, if there is anything new in it. Any thread, without the lock: what waits for the log's
+        disk does so before it takes it."""
+        if self._index.operations:
+            self._log.sync()
         self._engine.asked(lambda: self._write_checkpoint(clean=False) if self._index.operations else None)
 
     def _checkpoint_late(self) -> None:
@@ -176,8 +179,8 @@ class Applier:
         """`dropped` segments leave the index; `table` is without them."""
         self._require_owned()
         engine, index, (_, tail) = self._engine, self._index, self._applied
-        engine.writing_out = True
         try:
+            engine.writing_out = engine.counts_stand = True
             self._log.sync()
             files = self._checksum_files()
             engine.interrupted = True
@@ -188,12 +191,14 @@ class Applier:
                 if not is_for_room(error, index.path) or index.checkpointed is None:
                     raise
                 log.debug("%s: the index is written out step by step: %s", self._log.name, error)
+                engine.counts_stand = False
                 self._write_in_steps()
                 index.drop_segments(dropped)
                 files = self._checksum_files()
                 index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).segments, files)
             engine.interrupted = False
         except (lmdb.Error, OSError) as error:
+            engine.counts_stand = False
             # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which
             # comes once LMDB has committed.
             if isinstance(error, lmdb.Error) and is_for_room(error, index.path):
@@ -204,7 +209,7 @@ class Applier:
             self._fail(error)
             raise StoreFailedError(f"{self._log.name}: the index cannot be written: {error}") from error
         finally:
-            engine.writing_out = False
+            engine.writing_out = engine.counts_stand = False
 
     def _checksum_files(self) -> Files | None:
         try:
@@ -314,6 +319,7 @@ class Applier:
 
         The table loses them last: until the checkpoint is on disk a restored index is replayed over them.
         """
+        self._log.sync()
         self._engine.asked(lambda: self._forget(numbers))
 
     def _forget(self, numbers: set[int]) -> None:

@@ -253,6 +253,11 @@ class MemoryRows:
     def memory_bytes(self) -> int:
         """Of memory that all of it takes."""
         self.finish_all()
+        return self.counted_bytes
+
+    @property
+    def counted_bytes(self) -> int:
+        """The same as it was counted last. Any thread, without the lock."""
         return self._memory.used + self._memory.prepared
 
     @property

@@ -1,0 +1,79 @@
+"""A disk that hangs while the index is written out: who asks how much there is gets an answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.base import Counts, Subscription
+
+from ..contract.disk import PATIENCE, A, B, Parallel, T, assert_whole, take
+from .disk import JournalDisk
+
+DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
+
+
+class Hang:
+    """A call that hangs until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def around(self, real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            self.begun.set()
+            assert self.over.wait(PATIENCE)
+            return real(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[JournalDisk]:
+    with JournalDisk(tmp_path, sync="never", **JournalDisk.idle) as disk:
+        yield disk
+
+
+@pytest.mark.parametrize("where", ["journal", "index"])
+def test_counts_and_statistics_are_told_while_a_checkpoint_hangs(
+    disk: JournalDisk, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """With all that has returned, before the checkpoint or since."""
+    store = disk.create()
+    for subscription in (DESK, BOOK):
+        store.subscribe(subscription)
+    store.send_many(A, [b"x"] * 10)
+    store.send_many(T, [b"x"] * 3)
+    leased, held = [take(store) for _ in range(4)], take(store, T, 0, DESK.key)
+    hang = Hang()
+    if where == "journal":
+        monkeypatch.setattr(os, "fdatasync", hang.around(os.fdatasync))
+    else:
+        index = store.backend._index
+        monkeypatch.setattr(index, "commit_partial", hang.around(index.commit_partial))
+    with Parallel(store.checkpoint) as checkpoint:
+        assert hang.begun.wait(PATIENCE)
+        store.send_many(A, [b"y"] * 5)
+        store.send(B, b"new")
+        store.send(T, b"y")
+        store.ack(leased[:2])
+        held.ack()
+        assert (store.depth(A), store.depth(B), store.depth(T)) == (13, 1, 4)
+        assert (store.depth(T, DESK.key), store.depth(T, BOOK.key)) == (3, 4)
+        ready = store.counts(A)
+        assert ready.ready + ready.leased == 13
+        stats = store.stats()
+        assert (stats.messages, stats.destinations) == (18, {A: 13, T: 4, B: 1})
+        assert stats.subscriptions == {DESK: 3, BOOK: 4}
+        assert set(store.destinations()) == {A, B, T}
+        if where == "journal":
+            assert_whole(store)
+        hang.over.set()
+        checkpoint.result()
+    assert (store.depth(A), store.depth(T), store.counts(A)) == (13, 4, Counts(11, 2))
+    assert store.stats().messages == 18
+    assert_whole(store)
