@@ -190,6 +190,7 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
     """One file, no lock file: the directory's lock is the owner's. Raises OSError if no file can be opened any more,
     which says nothing about this one; lmdb.Error."""
     try:
+        _map_blocks_from(LMDB_LIST_BYTES)
         return lmdb.open(
             str(path), map_size=map_bytes, subdir=False, lock=False, max_dbs=max_dbs, readahead=False,
             lib_version=LMDB_ENGINE, mode=FILE_MODE,
@@ -199,6 +200,8 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
             if os.strerror(number) in str(error):
                 raise OSError(number, os.strerror(number), str(path)) from error
         raise
+    finally:
+        _map_blocks_from(MAPPED_BYTES)
 
 
 def fill_lmdb(env: Any, path: Path, pages_ahead: int) -> None:
@@ -264,6 +267,31 @@ def _let_lmdb_begin(path: Path, map_bytes: int) -> None:
 _empty_lmdb: Final[dict[int, bytes]] = {}
 """What LMDB has written into a new file, by the size of the map: always the same, some KiB. LMDB itself is asked once
 alone, since each environment that is opened and closed again leaves 2 MiB of memory that it has touched."""
+
+
+LMDB_LIST_BYTES: Final = 1 << 20
+"""LMDB takes a list of 2 MiB for each environment, cleared, and uses a few KiB of it; and another of 1 MiB."""
+MAPPED_BYTES: Final = 32 << 20
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def _map_blocks_from(size: int) -> None:
+    """Have the C library take blocks of so many bytes and more from the system, and give them back once they are freed.
+
+    A list that LMDB gets from the system takes only the memory that is used of it; one that lies where another was
+    freed is cleared, and takes all: 2 MiB for each store that is opened after others were closed. Bodies shall not be
+    taken from the system one by one, so else the size is the highest that glibc itself would come to. Does nothing
+    where it is another library, or where the environment says what the size shall be."""
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune is not None and not _ALLOCATION_IS_GIVEN:
+        tune(_M_MMAP_THRESHOLD, size)
+        tune(_M_TRIM_THRESHOLD, 2 * MAPPED_BYTES)
+
+
+_ALLOCATION_IS_GIVEN: Final = any(
+    name.startswith("MALLOC_") or (name == "GLIBC_TUNABLES" and "malloc" in value) for name, value in os.environ.items()
+)
 
 
 def give_memory_back() -> None:
