@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -97,7 +98,8 @@ class CoreStore:
         self._engine: Engine = Engine(self.name, self.backend)
         engine = self._engine
         engine.owner = owner
-        engine.on_leaving = self._drop_later
+        drop_later = weakref.WeakMethod(self._drop_later)  # nothing that works for the engine keeps the store alive
+        engine.on_leaving = lambda: (call := drop_later()) and call()
         self._drop_due = False
         self._dropping = threading.Lock()
         """Held by who removes what something has left behind: two would do it twice."""
