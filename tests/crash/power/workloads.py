@@ -14,8 +14,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import anabranch
+from anabranch.adapters.core import purging
+from anabranch.adapters.journal import index
 
 from ..ledger import Marks
 from .cross import CROSS, killed_across, opened
@@ -130,13 +133,17 @@ def reopening(directory: Path, workload: Workload) -> None:
 
 
 def removing(directory: Path, workload: Workload) -> None:
-    """Queues are purged, deleted and used again."""
-    with anabranch.open(config(directory, workload.options)) as router:
+    """Queues are purged, deleted in pages of one message each, and used again."""
+    with anabranch.open(config(directory, workload.options)) as router, patch.object(index, "AT_ONCE", 1):
         worker = Worker(router, Marks(), "x")
         for turn in range(8):
             worker.send("gone", 3000, count=3)
             worker.send("stays", 3000)
-            worker.empty("gone", delete=turn % 2 == 0)
+            if turn % 2 == 0:
+                with patch.object(purging, "PAGE", 1), patch.object(purging, "PAGES", 1):
+                    worker.empty("gone", delete=True)
+            else:
+                worker.empty("gone", delete=False)
             if turn == 5:
                 worker.empty("stays", delete=False)
             if turn % 3 == 2:
