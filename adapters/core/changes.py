@@ -455,7 +455,7 @@ class Branch:
     @property
     def outcome_size(self) -> int:
         """At most so many bytes its outcome takes when it is written."""
-        return sum(change.size for change in self.changes) + SMALL_BYTES
+        return sum([change.size for change in self.changes]) + SMALL_BYTES
 
 
 class Prepare:

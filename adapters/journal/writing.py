@@ -136,8 +136,14 @@ class JournalEncoder:
 
     def _promise(self, plan: Plan) -> None:
         prepared = self._sequencer.prepared
-        self.promised += sum(branch.promise for branch in plan.prepared if branch.transaction not in prepared)
-        self.promised -= sum(branch.promise for branch in plan.settled if branch.transaction in prepared)
+        change = 0
+        for branch in plan.prepared:
+            if branch.transaction not in prepared:
+                change += branch.promise
+        for branch in plan.settled:
+            if branch.transaction in prepared:
+                change -= branch.promise
+        self.promised += change
 
     def deliver(self, batch: JournalBatch) -> None:
         plan, engine = batch.plan, self._engine

@@ -200,7 +200,7 @@ class Log(GroupCommit):
 
     def _promised(self, tickets: list[Ticket]) -> int:
         """Bytes that are promised once this batch is written (rule J10)."""
-        return self._encoder.promised + sum(ticket.promise for ticket in tickets)
+        return self._encoder.promised + sum([ticket.promise for ticket in tickets])
 
     def _make_room(self, tickets: list[Ticket], size: int, promised: int) -> bool:
         """See that the batch fits into the segment and its space is allocated, with the reserve behind it that it has

@@ -10,6 +10,8 @@ from google_crc32c import extend as crc32c
 from . import format as f
 from .ticket import GROWS, OWED, SHRINKS, Tail, Ticket, WriteBatch
 
+_RECORD_BYTES = f.RECORD_HEADER.size
+
 RecordOf = tuple[int, bytes, Any]
 """Kind, payload, and what it says, for whoever it is delivered to."""
 
@@ -23,7 +25,7 @@ class RecordTicket(Ticket):
 
 def record_ticket(records: Sequence[RecordOf], sync: bool = False, shrinks: bool = False) -> Ticket:
     """A ticket for a log with a RecordEncoder."""
-    ticket = RecordTicket(records, sum(f.RECORD_HEADER.size + len(payload) for _, payload, _ in records), sync)
+    ticket = RecordTicket(records, sum([_RECORD_BYTES + len(payload) for _, payload, _ in records]), sync)
     ticket.shrinks = shrinks
     return ticket
 
@@ -64,14 +66,23 @@ class RecordEncoder:
         """What is read of it is kept in memory."""
 
     def encode(self, tail: Tail, tickets: list[Ticket], watermark: int) -> RecordBatch:
-        records = [record for ticket in tickets for record in ticket.content]
+        if len(tickets) == 1:  # the commonest
+            (ticket,) = tickets
+            records, sync, unsynced = ticket.content, ticket.sync, ticket.unsynced
+        else:
+            records = [record for ticket in tickets for record in ticket.content]
+            sync = not tickets or any(ticket.sync for ticket in tickets)
+            unsynced = bool(tickets) and all(ticket.unsynced for ticket in tickets)
         data, end = b"", tail
         if records or not tickets:
             data, end = encode_records(tail, records, watermark)
-        batch = RecordBatch(tail, end, tickets, data, not tickets or any(ticket.sync for ticket in tickets))
+        batch = RecordBatch(tail, end, tickets, data, sync)
         batch.records = records
-        batch.unsynced = bool(tickets) and all(ticket.unsynced for ticket in tickets)
-        batch.changes = any(record[0] == f.SNAPSHOT for record in records)
+        if unsynced:
+            batch.unsynced = True
+        for kind, _, _ in records:
+            if kind == f.SNAPSHOT:
+                batch.changes = True
         return batch
 
     def written(self, batch: RecordBatch) -> None:
@@ -89,4 +100,4 @@ def encode_records(tail: Tail, records: Sequence[RecordOf], watermark: int) -> t
         offset += len(record) + f.CRC.size
     length = offset - tail.offset - f.BATCH_HEADER.size
     parts[0] = f.encode_batch_header(seed, tail.offset, length, len(records), tail.lsn + 1, watermark)
-    return b"".join(parts), tail._replace(offset=offset, lsn=lsn)
+    return b"".join(parts), Tail(tail.segment, offset, lsn, tail.counter)

@@ -264,10 +264,10 @@ class Coordinator:
                 participant.room = participant.call(self._places, partial(_reserve, participant))
             steps: list[Pending[None]] = []
             for participant in participants:
-                if steps:
-                    steps[-1].proceed()
                 steps.append(participant.call(self._places, partial(_prepare_in, participant, transaction, self._sync)))
                 participant.room = None
+            for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
+                step.proceed()
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
                 step.wait()
         except Exception as error:
