@@ -73,6 +73,13 @@ class Participant:
         if self.acks and self.store is not None:
             unclaim(self.store, self.acks)
 
+    def let_go(self) -> None:
+        """Of all that it did, once it is done and its receipts are given."""
+        self.receipts = ()
+        self.sends.clear()
+        self.acks.clear()
+        self.changes.clear()
+
 
 def unclaim(store: Store, messages: Sequence[Message]) -> None:
     """Free those of these messages that are claimed still."""

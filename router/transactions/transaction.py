@@ -35,7 +35,7 @@ from ..xid import Xid
 from .coordinator import Coordinator
 from .global_transaction import GlobalTransaction
 from .participant import Participant, unclaim
-from .states import ACTIVE, PREPARING, TransactionState
+from .states import ACTIVE, DONE, PREPARING, TransactionState
 
 if TYPE_CHECKING:
     from ..store_registry import StoreRegistry
@@ -454,6 +454,9 @@ class Transaction:
             for participant, place in self._order
             if place >= 0
         ]
+        if self._global.state is DONE:  # it is in the table until its decision is forgotten; its messages need not be
+            for participant in participants:
+                participant.let_go()
 
     def prepare(self) -> None:
         """The first phase of an external transaction: durable, unseen, held until its manager says

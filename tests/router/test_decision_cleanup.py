@@ -61,3 +61,20 @@ def test_what_was_decided_by_hand_stays(tmp_path: Path) -> None:
         (known,) = coordinator.table.all()
         assert (known.by_hand, known.outcome) == (True, "commit")
         assert known.id in coordinator.log.decisions
+
+
+def test_what_is_done_keeps_no_message_until_it_is_forgotten(tmp_path: Path) -> None:
+    """A thousand large transactions may wait to be forgotten together."""
+    with anabranch.open(config(tmp_path)) as router:
+        coordinator = router.coordinator
+        coordinator.cleanup.closed = True  # nothing in the background
+        router.queue("a.x").send(b"1")
+        message = router.queue("a.x").receive()
+        assert message is not None
+        with router.transaction() as tx:
+            tx.ack(message)
+            tx.send("b.x", b"2")
+        assert [(receipt.destination.name, receipt.seq > 0) for receipt in tx.receipts] == [("b.x", True)]
+        (done,) = coordinator.table.all()
+        assert [(p.sends, p.acks) for p in done.participants.values()] == [([], []), ([], [])]
+        assert bodies(router, "a.x", "b.x") == [[], [b"2"]]
