@@ -44,7 +44,7 @@ def main(directory: str, url: str | None = None) -> None:
             curse = router.queue("orders.new").receive()
             assert curse is not None
             curse.release()
-        router.put_aside()  # happens by itself each second
+        router.sweep()  # happens by itself each second
         print("dead:", [(m.body.decode(), m.headers["dead_letter_reason"]) for m in router.queue("dead").browse()])
     with anabranch.open(config) as router:  # a journal and a database remember, memory does not
         audit = router.topic("orders.done").subscribe("audit")

@@ -20,10 +20,10 @@ T = TypeVar("T")
 class Consumer:
     """Any thread may use it. What each call promises: adapters/base.py, Store."""
 
-    __slots__ = ("_destination", "_places", "_subscription")
+    __slots__ = ("_destination", "_registry", "_subscription")
 
-    def __init__(self, places: StoreRegistry, destination: Destination, subscription: SubscriptionKey | None) -> None:
-        self._places, self._destination, self._subscription = places, destination, subscription
+    def __init__(self, registry: StoreRegistry, destination: Destination, subscription: SubscriptionKey | None) -> None:
+        self._registry, self._destination, self._subscription = registry, destination, subscription
 
     def receive(self, timeout: float | None) -> Message | None:
         """As Store.receive. Raises TypeError and ValueError for what is no time to wait."""
@@ -39,16 +39,16 @@ class Consumer:
         return self._for_store(receive)
 
     def _receive_now(self) -> Message | None:
-        places, destination = self._places, self._destination
-        while (store := places.store_of(destination)) is not None:
+        registry, destination = self._registry, self._destination
+        while (store := registry.store_of(destination)) is not None:
             try:
                 return store.receive(destination, 0, self._subscription)
             except ClosedError:
-                places.forget_closed(destination, store)
+                registry.forget_closed(destination, store)
         return None
 
     def _is_there(self) -> bool:
-        return self._places.store_of(self._destination) is not None
+        return self._registry.store_of(self._destination) is not None
 
     def browse(self, limit: int | None, after: int | Message) -> Iterator[Message]:
         """As Store.browse. It may take its time: a store that is closed for being idle meanwhile is opened again."""
@@ -60,7 +60,7 @@ class Consumer:
 
     def _browse(self, left: int | None, after: int | Message) -> Iterator[Message]:
         while left is None or left > 0:
-            store = self._places.store_for(self._destination)
+            store = self._registry.store_for(self._destination)
             try:
                 for message in store.browse(self._destination, left, after, self._subscription):
                     after = message
@@ -68,7 +68,7 @@ class Consumer:
                     yield message
                 return
             except ClosedError:
-                self._places.forget_closed(self._destination, store)
+                self._registry.forget_closed(self._destination, store)
 
     def listen(
         self,
@@ -83,7 +83,7 @@ class Consumer:
 
     def counts(self) -> Counts:
         """As Store.counts."""
-        if self._places.store_of(self._destination) is None:
+        if self._registry.store_of(self._destination) is None:
             return Counts(0, 0)
         return self._for_store(lambda store: store.counts(self._destination, self._subscription))
 
@@ -101,7 +101,7 @@ class Consumer:
         return self._for_store(call)
 
     def _for_store(self, call: Callable[[Store], T]) -> T:
-        return self._places.for_store(self._destination, call)
+        return self._registry.for_store(self._destination, call)
 
 
 def _require_timeout(timeout: object) -> None:

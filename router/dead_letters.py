@@ -43,8 +43,8 @@ class DeadLetterSweeper:
     """Threads: all; of each store one at a time puts messages aside, so that one whose disk hangs holds up no other.
     `_lock` guards the fields."""
 
-    def __init__(self, places: StoreRegistry, begin: Callable[[], Transaction]) -> None:
-        self._places, self._begin = places, begin
+    def __init__(self, registry: StoreRegistry, begin: Callable[[], Transaction]) -> None:
+        self._registry, self._begin = registry, begin
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._locks: dict[bytes, threading.RLock] = {}
         """Of each store, held while its messages are dead-lettered. Likewise: to close the router, say."""
@@ -84,7 +84,9 @@ class DeadLetterSweeper:
             raise TypeError(f"a reason is a str, not {type(reason).__name__}: {reason!r}")
         require_leased(message)
         store = message._store
-        kept = self._put_aside(store, self._places.dead_letter_of(store), [Undelivered(message, reason)], rejected=True)
+        kept = self._dead_letter(
+            store, self._registry.dead_letter_of(store), [Undelivered(message, reason)], rejected=True
+        )
         with self._lock:
             self.dead_lettered += kept
             self.dropped += 1 - kept
@@ -114,7 +116,7 @@ class DeadLetterSweeper:
     def _forget_locks(self) -> None:
         """Of stores that are closed, or gone, if there are many."""
         with self._lock:
-            opened = {store.store_id for store in self._places.open_stores()}
+            opened = {store.store_id for store in self._registry.open_stores()}
             if len(self._locks) > 2 * len(opened) + LOCKS_KEPT:
                 kept = opened | self._under_way
                 self._locks = {store_id: lock for store_id, lock in self._locks.items() if store_id in kept}
@@ -126,7 +128,7 @@ class DeadLetterSweeper:
 
     def _run(self, sweep: Callable[[Store], int]) -> int:
         count = 0
-        for store, done, error in shared().for_each(self._places.open_stores(), sweep):
+        for store, done, error in shared().for_each(self._registry.open_stores(), sweep):
             count += done or 0
             if isinstance(error, AnabranchError):
                 log.debug("store %s: nothing is dead-lettered: %s", store.name, error)
@@ -159,7 +161,7 @@ class DeadLetterSweeper:
                     found = len(waiting)
                     if not found:
                         return count
-                    refused = self._put_all_aside(store, waiting, alone)
+                    refused = self._dead_letter_all(store, waiting, alone)
                 finally:
                     left = len(waiting)
                     self._let_go(store, waiting)
@@ -169,11 +171,11 @@ class DeadLetterSweeper:
                 return count
             alone = refused
 
-    def _put_all_aside(self, store: Store, waiting: list[Undelivered], alone: bool) -> bool:
+    def _dead_letter_all(self, store: Store, waiting: list[Undelivered], alone: bool) -> bool:
         """In transactions of a bounded size, or each `alone`; those that are dead-lettered leave `waiting`. Returns
         whether one was refused for what it is: it must not hold up the others."""
         refused = False
-        pattern = self._places.dead_letter_of(store)
+        pattern = self._registry.dead_letter_of(store)
         now = time.monotonic()
         with self._lock:
             while self._refused and next(iter(self._refused.values())) <= now:
@@ -181,7 +183,7 @@ class DeadLetterSweeper:
         to_do = [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
         for some in _groups(to_do, 0 if alone else SWEEP_BYTES):
             try:
-                kept = self._put_aside(store, pattern, some)
+                kept = self._dead_letter(store, pattern, some)
             except _REFUSED as error:
                 refused = True
                 if not alone:
@@ -207,7 +209,7 @@ class DeadLetterSweeper:
                 self.dropped += len(some) - kept
         return refused
 
-    def _put_aside(
+    def _dead_letter(
         self, store: Store, pattern: str | None, found: Sequence[Undelivered], rejected: bool = False
     ) -> int:
         """In one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then nothing was

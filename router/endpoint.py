@@ -30,10 +30,10 @@ class Endpoint:
     """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. What each call
     promises: adapters/base.py, Store."""
 
-    __slots__ = ("_places", "destination")
+    __slots__ = ("_registry", "destination")
 
-    def __init__(self, places: StoreRegistry, destination: Destination) -> None:
-        self._places = places
+    def __init__(self, registry: StoreRegistry, destination: Destination) -> None:
+        self._registry = registry
         self.destination = destination
 
     def __repr__(self) -> str:
@@ -62,17 +62,17 @@ class Endpoint:
         the same `message_id`).
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        places, destination = self._places, self.destination
+        registry, destination = self._registry, self.destination
         while True:
-            removals = places.removals
-            store = places.store_for(destination)
+            removals = registry.removals
+            store = registry.store_for(destination)
             try:
                 receipt = store.send(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent)
             except ClosedError:
-                places.forget_closed(destination, store)
+                registry.forget_closed(destination, store)
                 continue
-            if places.removals != removals:
-                places.record_again(destination)
+            if registry.removals != removals:
+                registry.record_again(destination)
             return receipt
 
     def send_many(self, messages: Iterable[Outgoing | bytes], sync: bool | None = None) -> list[Receipt]:
@@ -95,30 +95,30 @@ class Endpoint:
         """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
         is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well."""
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        places, destination = self._places, self.destination
-        removals = places.removals
-        store = places.found(destination)
+        registry, destination = self._registry, self.destination
+        removals = registry.removals
+        store = registry.found(destination)
         if store is not None:
             try:
                 future = store.send_nowait(
                     destination, body, headers, message_id, sync, priority, expires_at_ms, persistent
                 )
             except ClosedError:
-                places.require_open()
+                registry.require_open()
             else:
-                if places.removals != removals:
-                    places.record_again(destination)
+                if registry.removals != removals:
+                    registry.record_again(destination)
                 return future
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
-        return places.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
+        return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
 
     def delete(self) -> int:
         """Remove it with all its messages, leased ones too, and its durable subscriptions; returns how many messages
         there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits there."""
-        return self._places.delete(self.destination)
+        return self._registry.delete(self.destination)
 
     def _for_store(self, call: Callable[[Store], T]) -> T:
-        return self._places.for_store(self.destination, call)
+        return self._registry.for_store(self.destination, call)
 
 
 def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Future[Receipt]:

@@ -65,10 +65,10 @@ class OpenStores:
     """
 
     def __init__(
-        self, layout: StoreDirectories, owner: object = None, require_lock: Callable[[], None] = lambda: None
+        self, directories: StoreDirectories, owner: object = None, require_lock: Callable[[], None] = lambda: None
     ) -> None:
         """As of StoreRegistry."""
-        self._layout, self._owner, self._require_lock = layout, owner, require_lock
+        self._directories, self._owner, self._require_lock = directories, owner, require_lock
         self._lock = threading.RLock()  # re-entrant, for signal handlers: another router's call may come here too
         self._open: dict[str, Store] = {}
         self._loaded: dict[str, Store] = {}
@@ -201,8 +201,8 @@ class OpenStores:
     def load(self, row: StoreRow) -> Store:
         """A store by its row, opened for the caller, who has it exclusively and has to `unload` it."""
         self.unload(row.path)
-        config, path = self._layout.options_of(row), self._layout.path(row)
-        store = self.adapter(row.kind)(row.name, path, self._layout.options(config), config.index_directory)
+        config, path = self._directories.options_of(row), self._directories.path(row)
+        store = self.adapter(row.kind)(row.name, path, self._directories.options(config), config.index_directory)
         store.owner = self._owner
         self._loaded[row.path] = store
         try:

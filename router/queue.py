@@ -19,9 +19,9 @@ class Queue(Endpoint):
 
     __slots__ = ("_consumer",)
 
-    def __init__(self, places: StoreRegistry, destination: Destination) -> None:
-        super().__init__(places, destination)
-        self._consumer = Consumer(places, destination, None)
+    def __init__(self, registry: StoreRegistry, destination: Destination) -> None:
+        super().__init__(registry, destination)
+        self._consumer = Consumer(registry, destination, None)
 
     def receive(self, timeout: float | None = 0) -> Message | None:
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
@@ -68,7 +68,7 @@ class Queue(Endpoint):
     def find(self, message_id: str) -> Message | None:
         """Look at the message of that id without taking it, and without a scan; None if it is not there, or its id not
         in the duplicate window of its store any more. Raises TypeError and ValueError for what is no id."""
-        if self._places.store_of(self.destination) is None:
+        if self._registry.store_of(self.destination) is None:
             encoded_id(message_id)
             return None
         return self._for_store(lambda store: store.find(self.destination, message_id))

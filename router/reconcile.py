@@ -49,14 +49,14 @@ class Reconciler:
 
     def __init__(
         self,
-        layout: StoreDirectories,
+        directories: StoreDirectories,
         routes: RouteTable[StoreConfig],
-        placement: DestinationsTable,
+        table: DestinationsTable,
         stores: OpenStores,
     ) -> None:
-        self._layout = layout
+        self._directories = directories
         self._routes = routes
-        self._placement = placement
+        self._table = table
         self._stores = stores
 
     def run(self) -> None:
@@ -64,50 +64,50 @@ class Reconciler:
         self._locate()
         unknown = self._record_unknown()
         if unknown:
-            raise _refusal(_UNKNOWN, unknown, self._layout)
+            raise _refusal(_UNKNOWN, unknown, self._directories)
         misplaced = self._misplaced()
         if misplaced:
-            raise _refusal(_MISPLACED, misplaced, self._layout)
+            raise _refusal(_MISPLACED, misplaced, self._directories)
 
     # 1. Recorded stores
 
     def _locate(self) -> None:
         by_id: dict[bytes, Path] | None = None
-        for row in list(self._placement.stores.values()):
-            path = self._layout.path(row)
+        for row in list(self._table.stores.values()):
+            path = self._directories.path(row)
             found = self._stores.adapter(row.kind).identify(path)
             if found != row.store_id:
                 if by_id is None:
-                    by_id = {known[1]: p.path for p in self._layout.places() if (known := self._identify(p))}
+                    by_id = {known[1]: p.path for p in self._directories.places() if (known := self._identify(p))}
                 if row.store_id in by_id:
                     path = by_id[row.store_id]
                     log.info("store %s has moved to %s", row.name, path)
                 elif found is None and getattr(self._stores.adapter(row.kind), "volatile", False):
                     self._forget_volatile(row, path)
                     continue
-                elif not any(d.store_id == row.store_id for d in self._placement.destinations.values()):
-                    self._placement.forget_store(row.store_id)  # nothing was ever in it, or all has moved out (D1)
+                elif not any(d.store_id == row.store_id for d in self._table.destinations.values()):
+                    self._table.forget_store(row.store_id)  # nothing was ever in it, or all has moved out (D1)
                     continue
                 else:
                     held = dict.fromkeys(map(str, self._stores.recorded_in(row)))
                     raise PlacementError(f"{_missing(row, path, found)}; {shown_held(held, 'it')}")
-            now = StoreRow(row.store_id, self._layout.recorded(path), row.kind, self._name_now(row, path))
+            now = StoreRow(row.store_id, self._directories.recorded(path), row.kind, self._name_now(row, path))
             if now != row:
-                self._placement.record_store(now)
+                self._table.record_store(now)
 
     def _forget_volatile(self, row: StoreRow, path: Path) -> None:
         """The directory of a store that keeps nothing is gone, or is empty: nothing is lost with it, so it is made anew
         when it is needed."""
-        for held in [held for held in self._placement.destinations.values() if held.store_id == row.store_id]:
-            self._placement.forget_destination(held.destination)
-        self._placement.forget_store(row.store_id)
+        for held in [held for held in self._table.destinations.values() if held.store_id == row.store_id]:
+            self._table.forget_destination(held.destination)
+        self._table.forget_store(row.store_id)
         with suppress(OSError):
             path.rmdir()  # an empty one, which would be in the way
         log.info("store %s, which keeps nothing, is not in %s any more and is made anew", row.name, path)
 
     def _name_now(self, row: StoreRow, path: Path) -> str:
         """What the configuration calls the store in this directory; it may have been renamed there."""
-        config = self._layout.config_at(path)
+        config = self._directories.config_at(path)
         if config is None:
             return row.name
         of = row.name.partition(":")[2]
@@ -118,7 +118,7 @@ class Reconciler:
         if place.config is not None:
             kinds = {place.config.kind}
         else:
-            kinds = {DEFAULT_KIND, *(store.kind for store in self._layout.config.stores)}
+            kinds = {DEFAULT_KIND, *(store.kind for store in self._directories.config.stores)}
         for kind in sorted(kinds):
             store_id = self._stores.adapter(kind).identify(place.path)
             if store_id is not None:
@@ -128,14 +128,14 @@ class Reconciler:
     # 2. Stores that are not recorded
 
     def _record_unknown(self) -> list[Misplaced]:
-        recorded = {self._layout.path(row) for row in self._placement.stores.values()}
+        recorded = {self._directories.path(row) for row in self._table.stores.values()}
         strays: list[Misplaced] = []
-        for place in self._layout.places():
+        for place in self._directories.places():
             found = self._identify(place) if place.path not in recorded else None
-            if found is None or found[1] in self._placement.stores:
+            if found is None or found[1] in self._table.stores:
                 continue
             name = place.config.name if place.config is not None else place.path.name
-            row = StoreRow(found[1], self._layout.recorded(place.path), found[0], name)
+            row = StoreRow(found[1], self._directories.recorded(place.path), found[0], name)
             try:
                 strays += self._record_if_all_belong(row)
             except StoreLockedError as error:
@@ -147,7 +147,7 @@ class Reconciler:
         crash came after it was made, and the first send records it.
 
         Whoever made it may have been killed before its name was on disk, so that is done first (rule D2)."""
-        sync_directory(self._layout.path(row).parent)
+        sync_directory(self._directories.path(row).parent)
         store = self._stores.load(row)
         try:
             held = {d: count for d in store.destinations() if (count := store.depth(d))}
@@ -157,18 +157,18 @@ class Reconciler:
         strays, rows, name = [], [], row.name
         for destination, count in held.items():
             match = self._routes.route(destination)
-            known = self._placement.destinations.get(destination)
-            other = self._placement.stores[known.store_id] if known is not None else None
+            known = self._table.destinations.get(destination)
+            other = self._table.stores[known.store_id] if known is not None else None
             if match is None or not self._lies_at(row, match, destination) or other is not None:
                 strays.append(Misplaced(destination, count, row, match, other))
                 continue
-            name = self._layout.name(match.target, destination)
+            name = self._directories.name(match.target, destination)
             rows.append(DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text))
         if (rows or prepared) and not strays:
-            self._placement.record_store(StoreRow(row.store_id, row.path, row.kind, name), rows)
+            self._table.record_store(StoreRow(row.store_id, row.path, row.kind, name), rows)
             log.warning(
                 "store %s in %s was not in the placement record; it is recorded again, with %d destination(s)",
-                name, self._layout.path(row), len(rows),
+                name, self._directories.path(row), len(rows),
             )  # fmt: skip
         return strays
 
@@ -181,26 +181,27 @@ class Reconciler:
                 f"{path} exists and is no store (its store.id is missing or damaged); nothing was changed. If it held "
                 f"one, restore it from a backup; else empty the place, or give store {name!r} another directory"
             )
-        copied = self._placement.stores.get(store_id)
+        copied = self._table.stores.get(store_id)
         if copied is not None:
             raise PlacementError(
-                f"{path} is a copy of store {copied.name!r} in {self._layout.path(copied)}; nothing was changed. Give "
+                f"{path} is a copy of store {copied.name!r} in {self._directories.path(copied)}; nothing was changed. "
+                "Give "
                 f"store {name!r} another directory, or put the copy elsewhere"
             )
-        row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
+        row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
         strays = self._record_if_all_belong(row)
         if strays:
-            raise _refusal(_UNKNOWN, strays, self._layout)
-        if store_id not in self._placement.stores:
-            self._placement.record_store(row)
-        return self._placement.stores[store_id]
+            raise _refusal(_UNKNOWN, strays, self._directories)
+        if store_id not in self._table.stores:
+            self._table.record_store(row)
+        return self._table.stores[store_id]
 
     # 3. Destinations
 
     def _misplaced(self) -> list[Misplaced]:
         misplaced: list[Misplaced] = []
-        for known in list(self._placement.destinations.values()):
-            row, destination = self._placement.stores[known.store_id], known.destination
+        for known in list(self._table.destinations.values()):
+            row, destination = self._table.stores[known.store_id], known.destination
             match = self._routes.route(destination)
             if match is not None and self._lies_at(row, match, destination):
                 continue
@@ -209,11 +210,11 @@ class Reconciler:
             if count or prepared:
                 misplaced.append(Misplaced(destination, count, row, match, prepared=prepared))
             else:
-                self._placement.forget_destination(destination)
+                self._table.forget_destination(destination)
         return misplaced
 
     def _lies_at(self, row: StoreRow, match: Match[StoreConfig], destination: Destination) -> bool:
-        return self._layout.expected(match.target, destination) == self._layout.path(row)
+        return self._directories.expected(match.target, destination) == self._directories.path(row)
 
 
 # What the refusals say -----------------------------------------------------------------------------------------------
@@ -230,8 +231,8 @@ _UNKNOWN: Final = (
 )
 
 
-def _refusal(text: str, found: Sequence[Misplaced], layout: StoreDirectories) -> PlacementError:
-    return PlacementError("\n".join([text.format(count=len(found)), *_lines(found, layout)]))
+def _refusal(text: str, found: Sequence[Misplaced], directories: StoreDirectories) -> PlacementError:
+    return PlacementError("\n".join([text.format(count=len(found)), *_lines(found, directories)]))
 
 
 def _missing(row: StoreRow, path: Path, found: bytes | None) -> str:
@@ -248,26 +249,30 @@ def _missing(row: StoreRow, path: Path, found: bytes | None) -> str:
     )
 
 
-def _lines(found: Sequence[Misplaced], layout: StoreDirectories) -> list[str]:
+def _lines(found: Sequence[Misplaced], directories: StoreDirectories) -> list[str]:
     """Every destination, how many messages, from where, to where, and the way out; and the way out for each store
     that has left the configuration."""
     lines = []
     for item in found[:SHOWN_MAX]:
-        config = layout.config_at(layout.path(item.row))
+        config = directories.config_at(directories.path(item.row))
         target = f"store {item.match.target.name!r}" if item.match is not None else "no store"
         held = f"{item.messages} message(s)"
         if item.prepared:
             held += f" and {item.prepared} prepared transaction(s)"
         line = f"  {item.destination}: {held} in store {item.row.name!r}, routed to {target}"
         if item.other is not None:
-            line += f", and recorded in store {item.other.name!r}, {layout.path(item.other)}"
+            line += f", and recorded in store {item.other.name!r}, {directories.path(item.other)}"
         elif config is not None:
             pattern = f"{item.destination.kind.scheme}{escape(item.destination.name)}"
             line += f'; to leave it there add "{pattern}" to the match of store {config.name!r}'
         lines.append(line)
     if len(found) > SHOWN_MAX:
         lines.append(f"  and {len(found) - SHOWN_MAX} more")
-    gone = {_left(item.row, layout): None for item in found if layout.config_at(layout.path(item.row)) is None}
+    gone = {
+        _left(item.row, directories): None
+        for item in found
+        if directories.config_at(directories.path(item.row)) is None
+    }
     for name, directory in gone:
         lines.append(
             f"  store {name!r} is not in the configuration. If it was renamed, name it {name!r} again, or keep the new "
@@ -276,8 +281,8 @@ def _lines(found: Sequence[Misplaced], layout: StoreDirectories) -> list[str]:
     return lines
 
 
-def _left(row: StoreRow, layout: StoreDirectories) -> tuple[str, Path]:
+def _left(row: StoreRow, directories: StoreDirectories) -> tuple[str, Path]:
     """Name and directory, as the configuration had them, of a store that it has no more."""
     name, separator, _ = row.name.partition(":")
-    path = layout.path(row)
+    path = directories.path(row)
     return name, path.parent if separator else path

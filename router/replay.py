@@ -54,7 +54,7 @@ class _Replayer:
             return
         by_store: dict[bytes, list[UsageEvent]] = {}
         for event in events:
-            store = self._router.places.store_for(Destination.parse(event.destination))
+            store = self._router.registry.store_for(Destination.parse(event.destination))
             by_store.setdefault(store.store_id, []).append(event)
         self.split += len(by_store) > 1
         for some in by_store.values():

@@ -87,8 +87,8 @@ class _Letter(NamedTuple):
 class _Checker:
     """Reads where dead letters come from. Of one call: what it has looked up it remembers."""
 
-    def __init__(self, places: StoreRegistry) -> None:
-        self._places = places
+    def __init__(self, registry: StoreRegistry) -> None:
+        self._registry = registry
         self._subscriptions: dict[Destination, set[SubscriptionKey]] = {}
 
     def letter(self, message: Message) -> _Letter:
@@ -99,7 +99,7 @@ class _Checker:
                 f"{message!r}"
             )
         require_leased(message)
-        self._places.require_own(message)
+        self._registry.require_own(message)
         source = self._source(message)
         if source.kind is Kind.TOPIC:
             self._require_subscription(message, source)
@@ -119,7 +119,7 @@ class _Checker:
             )
         try:
             source = Destination.restored(name)
-            self._places.route(source)
+            self._registry.route(source)
         except AnabranchError as error:
             raise DeadLetterError(f"{message!r} cannot go back to {name}: {error}") from error
         if source == message.destination:
@@ -132,7 +132,7 @@ class _Checker:
         """Somebody there has it then: without any subscription it would be gone."""
         known = self._subscriptions.get(topic)
         if known is None:
-            found = self._places.for_store(topic, lambda store: store.subscriptions())
+            found = self._registry.for_store(topic, lambda store: store.subscriptions())
             known = self._subscriptions[topic] = {some.key for some in found if some.topic == topic}
         name = message.headers.get(SUBSCRIPTION)
         if name is None and not known:
@@ -147,10 +147,10 @@ class _Checker:
             )
 
 
-def requeue(places: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message]) -> int:
+def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message]) -> int:
     """Put these leased dead letters back, all of them in one transaction; returns how many. Raises what _Checker.letter
     and a commit raise."""
-    checker = _Checker(places)
+    checker = _Checker(registry)
     letters = [checker.letter(message) for message in messages]
     _put_back(begin, letters)
     return len(letters)
@@ -178,7 +178,7 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter]) -> N
             transaction.ack(letter.message)
 
 
-def requeue_all(places: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
+def requeue_all(registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
     """Put back the dead letters of a queue, at most `limit`, in order, batch by batch, each in one transaction; returns
     how many. Those that come meanwhile may be left.
 
@@ -188,7 +188,7 @@ def requeue_all(places: StoreRegistry, begin: Callable[[], Transaction], queue: 
     count = 0
     try:
         while left > 0:
-            done, wrong = _requeue_batch(places, begin, queue, min(left, BATCH_MESSAGES))
+            done, wrong = _requeue_batch(registry, begin, queue, min(left, BATCH_MESSAGES))
             count += done
             left -= done
             if wrong is not None:
@@ -202,10 +202,10 @@ def requeue_all(places: StoreRegistry, begin: Callable[[], Transaction], queue: 
 
 
 def _requeue_batch(
-    places: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, most: int
+    registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, most: int
 ) -> tuple[int, DeadLetterError | None]:
     """Put back the first of them, up to one that cannot go back; returns how many, and what is wrong with that one."""
-    checker = _Checker(places)
+    checker = _Checker(registry)
     taken: list[Message] = []
     letters: list[_Letter] = []
     wrong: DeadLetterError | None = None

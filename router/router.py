@@ -94,17 +94,17 @@ class Router:
         self._directory_lock = DirectoryLock(
             config.directory / "router.lock", "the router", config.file_mode, self._lose
         )
-        self.places = StoreRegistry(config, self, self._directory_lock.require)
+        self.registry = StoreRegistry(config, self, self._directory_lock.require)
         """Where destinations live. For what users hold, which goes through it; not for users."""
         self.coordinator = Coordinator(
-            config.directory / "decisions", config.transactions, self.places, config.file_mode
+            config.directory / "decisions", config.transactions, self.registry, config.file_mode
         )
         """Of transactions over several stores; likewise."""
-        self.places.on_open(self.coordinator.resolver.recover)
-        self._outcomes = Outcomes(self.coordinator, self.places)
-        self.sweeper = DeadLetterSweeper(self.places, self._unlimited)
+        self.registry.on_open(self.coordinator.resolver.recover)
+        self._outcomes = Outcomes(self.coordinator, self.registry)
+        self.sweeper = DeadLetterSweeper(self.registry, self._unlimited)
         """Of messages that are not delivered any more; likewise."""
-        self._tokens = TokenSettler(self.places, self.sweeper.reject)
+        self._tokens = TokenSettler(self.registry, self.sweeper.reject)
 
     # Opening and closing
 
@@ -132,11 +132,11 @@ class Router:
             try:
                 with disk_errors(f"the stores of {directory} cannot be looked at"):
                     self.coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
-                    self.places.open(progress)
-                    self.places.reconcile()
-                    self.coordinator.require_participants(self.places.store_ids())
+                    self.registry.open(progress)
+                    self.registry.reconcile()
+                    self.coordinator.require_participants(self.registry.store_ids())
                 self._directory_lock.require()
-                self.places.opened = True
+                self.registry.opened = True
                 self.coordinator.resolver.resolve_all()
                 self.sweeper.open()
             except BaseException:
@@ -154,18 +154,18 @@ class Router:
         """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
         log.error("the router has stopped: %s", error)
         self.sweeper.closed = True
-        self.places.stop(error)
+        self.registry.stop(error)
 
     def close(self) -> None:
         """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all."""
-        if self.places.forked:
-            self.places.opened = False  # all of it belongs to the parent
+        if self.registry.forked:
+            self.registry.opened = False  # all of it belongs to the parent
             return
         with self._lock:
             self.sweeper.close()
             self.coordinator.close()
             try:
-                self.places.close_stores(self.sweeper.finish)
+                self.registry.close_stores(self.sweeper.finish)
                 self.coordinator.log.close()
             except (AnabranchError, OSError):
                 self._let_go()
@@ -176,11 +176,11 @@ class Router:
         try:
             self.coordinator.log.close()
         finally:
-            self.places.let_go()
+            self.registry.let_go()
             self._directory_lock.release()
 
     def __enter__(self) -> Router:
-        return self if self.places.opened else self.open()
+        return self if self.registry.opened else self.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -192,17 +192,17 @@ class Router:
     def queue(self, name: Address) -> Queue:
         """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
         send. Raises DestinationError, NoRouteError, and TypeError for what names no destination."""
-        self.places.require_open()
+        self.registry.require_open()
         destination = queue_of(name)
-        self.places.route(destination)
-        return Queue(self.places, destination)
+        self.registry.route(destination)
+        return Queue(self.registry, destination)
 
     def topic(self, name: Address) -> Topic:
         """The topic of that name (`prices.eu` or `topic://prices.eu`); likewise."""
-        self.places.require_open()
+        self.registry.require_open()
         destination = topic_of(name)
-        self.places.route(destination)
-        return Topic(self.places, destination)
+        self.registry.route(destination)
+        return Topic(self.registry, destination)
 
     def send(
         self,
@@ -220,13 +220,13 @@ class Router:
 
     def subscriptions(self) -> list[Subscription]:
         """All durable subscriptions, in order of topic, client and name."""
-        self.places.require_open()
-        return sorted(self.places.subscriptions(), key=lambda s: (s.topic.name, *s.key))
+        self.registry.require_open()
+        return sorted(self.registry.subscriptions(), key=lambda s: (s.topic.name, *s.key))
 
-    def put_aside(self) -> int:
+    def sweep(self) -> int:
         """Move what is not delivered any more (expired, or at the delivery limit) to its dead-letter queue, or drop it,
         now; returns how many messages. Happens by itself each second."""
-        self.places.require_open()
+        self.registry.require_open()
         return self.sweeper.run()
 
     def requeue(self, letters: Message | Iterable[Message] | Address, limit: int | None = None) -> int:
@@ -242,13 +242,13 @@ class Router:
         queue with all behind it; the rest as Transaction.commit, whose messages are then free again. A note of the
         error says how many of a queue had been put back.
         """
-        self.places.require_open()
+        self.registry.require_open()
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
         if limit is not None and limit < 0:
             raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit}")
         if isinstance(letters, str | Destination | Endpoint):
-            return requeue.requeue_all(self.places, self._unlimited, self.queue(letters), limit)
+            return requeue.requeue_all(self.registry, self._unlimited, self.queue(letters), limit)
         if limit is not None:
             raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
         if isinstance(letters, Message):
@@ -258,20 +258,20 @@ class Router:
                 "requeue takes messages that were received, or their queue as text, as a Destination or a Queue, "
                 f"not {type(letters).__name__}: {letters!r}"
             )
-        return requeue.requeue(self.places, self._unlimited, letters)
+        return requeue.requeue(self.registry, self._unlimited, letters)
 
     # Transactions
 
     def transaction(self, xid: Xid | None = None) -> Transaction:
         """Begin a transaction over any stores; see transactions/. With an `xid` it is an external one, which can be
         prepared. Raises TransactionError for an xid that is in use, and at the limit of open transactions."""
-        self.places.require_open()
-        return Transaction(self.coordinator, self.places, xid if xid is None else as_xid(xid))
+        self.registry.require_open()
+        return Transaction(self.coordinator, self.registry, xid if xid is None else as_xid(xid))
 
     def _unlimited(self) -> Transaction:
         """One of our own, which holds what it must."""
-        self.places.require_open()
-        return Transaction(self.coordinator, self.places, limited=False)
+        self.registry.require_open()
+        return Transaction(self.coordinator, self.registry, limited=False)
 
     def join(self, manager: Any = None, xid: Xid | None = None) -> DataManager:
         """Take part in the current transaction of the `transaction` package, of its thread's manager or of the one
@@ -288,12 +288,12 @@ class Router:
             raise MissingExtraError(
                 "the transaction package is not installed; install it with: pip install 'anabranch[transaction]'"
             ) from error
-        self.places.require_open()
+        self.registry.require_open()
         return data_manager.join(self, manager, xid)
 
     def connection(self) -> Connection:
         """Transactions under the names of Python's DB-API (PEP 249); see dbapi.py."""
-        self.places.require_open()
+        self.registry.require_open()
         return Connection(self)
 
     def commit(self, xid: Xid, one_phase: bool = False) -> None:
@@ -303,7 +303,7 @@ class Router:
         Raises TransactionError for one that is not prepared here, which one that has ended is once all its stores have
         it on disk, or that was rolled back; and TransactionInDoubt.
         """
-        self.places.require_open()
+        self.registry.require_open()
         opened = self.coordinator.table.user_of(as_xid(xid))
         if opened is None:
             self._outcomes.end(as_xid(xid), commit=True)
@@ -314,7 +314,7 @@ class Router:
 
     def rollback(self, xid: Xid) -> None:
         """Roll back an external transaction, prepared or open. Else as commit."""
-        self.places.require_open()
+        self.registry.require_open()
         opened = self.coordinator.table.user_of(as_xid(xid))
         if opened is None:
             self._outcomes.end(as_xid(xid), commit=False)
@@ -324,36 +324,36 @@ class Router:
     def recover(self) -> list[Xid]:
         """The external transactions that are prepared and wait for commit or rollback, oldest first. Raises
         StoreFailedError if the decision log cannot be read."""
-        self.places.require_open()
+        self.registry.require_open()
         return self._outcomes.held()
 
     def in_doubt(self) -> list[InDoubt]:
         """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
         for an outcome from you. All stores are opened for it."""
-        self.places.require_open()
+        self.registry.require_open()
         return self._outcomes.in_doubt()
 
     def resolve(self, transaction: str, outcome: Outcome) -> None:
         """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
         outcome. That is recorded, and kept until forget(). Raises TransactionError."""
-        self.places.require_open()
+        self.registry.require_open()
         if outcome not in (COMMIT, ROLLBACK):
             raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
         self._outcomes.resolve(_transaction_id(transaction), outcome == COMMIT)
 
     def heuristics(self) -> list[Heuristic]:
         """The outcomes that were decided by hand and not forgotten since, oldest first."""
-        self.places.require_open()
+        self.registry.require_open()
         return self._outcomes.heuristics()
 
     def forget(self, transaction: str) -> None:
         """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
-        self.places.require_open()
+        self.registry.require_open()
         self._outcomes.forget(_transaction_id(transaction))
 
     def reopen_decisions(self) -> None:
         """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
-        self.places.require_open()
+        self.registry.require_open()
         self.coordinator.reopen()
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
@@ -380,7 +380,7 @@ class Router:
 
     def reject(self, message: Message, reason: str = REJECTED) -> None:
         """Put a leased message into its store's dead-letter queue, as Message.reject."""
-        self.places.require_open()
+        self.registry.require_open()
         self.sweeper.reject(message, reason)
 
     @overload
@@ -400,7 +400,7 @@ class Router:
         UnknownMessageError names a token that is none, whose store this router has not or has closed since, and one
         whose message is not leased any more. Raises TypeError for what is no text or no Settlement.
         """
-        self.places.require_open()
+        self.registry.require_open()
         listed = _tokens(tokens, how)
         results = self._tokens.settle(listed, how, reason)
         if not isinstance(tokens, str):
@@ -413,31 +413,31 @@ class Router:
         self, tokens: str | Iterable[str], how: Settlement, reason: str = REJECTED
     ) -> Future[list[AnabranchError | None]]:
         """`settle` without waiting: the future resolves on a thread of ours; of one token, too, with a list."""
-        self.places.require_open()
+        self.registry.require_open()
         return self._tokens.settle_nowait(_tokens(tokens, how), how, reason)
 
     def destinations(self, prefix: str = "") -> list[Destination]:
         """All that have been sent to or subscribed to and not deleted, in order of their text; with a prefix those
         whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had just
         been deleted, until its store is opened."""
-        self.places.require_open()
-        return sorted((d for d in self.places.destinations() if str(d).startswith(prefix)), key=str)
+        self.registry.require_open()
+        return sorted((d for d in self.registry.destinations() if str(d).startswith(prefix)), key=str)
 
     def exists(self, destination: Address) -> bool:
         """Whether it has been sent to or subscribed to and not deleted. No store is asked, as by `destinations`."""
-        self.places.require_open()
-        return self.places.is_recorded(resolve(destination))
+        self.registry.require_open()
+        return self.registry.is_recorded(resolve(destination))
 
     def delete(self, destination: Address) -> int:
         """Remove a destination and its messages; returns how many."""
-        self.places.require_open()
-        return Endpoint(self.places, resolve(destination)).delete()
+        self.registry.require_open()
+        return Endpoint(self.registry, resolve(destination)).delete()
 
     def stats(self) -> RouterStats:
         """Of every store that exists; those that are not open are opened for it. One that is open and does not answer
         within a second is named in `unresponsive`; what it said last stands for it, if anything does."""
-        self.places.require_open()
-        stores, unresponsive = self.places.stats()
+        self.registry.require_open()
+        stores, unresponsive = self.registry.stats()
         dropped = self.sweeper.dropped + sum(store.dropped for store in stores.values())
         return RouterStats(stores, self.coordinator.log.syncs, self.sweeper.dead_lettered, dropped, unresponsive)
 
@@ -446,9 +446,9 @@ class Router:
 
         Raises the first error of a store after trying all.
         """
-        self.places.require_open()
-        found = shared().for_each(self.places.open_stores(), lambda store: store.reclaim())
-        self.places.require_open()
+        self.registry.require_open()
+        found = shared().for_each(self.registry.open_stores(), lambda store: store.reclaim())
+        self.registry.require_open()
         for _, _, error in found:
             if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle
                 raise error
@@ -456,8 +456,8 @@ class Router:
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""
-        self.places.require_open()
-        self.places.reopen(name)
+        self.registry.require_open()
+        self.registry.reopen(name)
 
 
 def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:

@@ -75,22 +75,22 @@ def in_background(call: Callable[[], Results]) -> Future[Results]:
 class TokenSettler:
     """Of one router. Threads: all."""
 
-    def __init__(self, places: StoreRegistry, reject: Callable[[Message, str], None]) -> None:
-        self._places, self._reject = places, reject
+    def __init__(self, registry: StoreRegistry, reject: Callable[[Message, str], None]) -> None:
+        self._registry, self._reject = registry, reject
 
     def settle(self, tokens: Sequence[str], how: Settlement, reason: str) -> Results:
         """Settle each; those of one store together, but each rejected one on its own."""
         results: Results = [None] * len(tokens)
-        for store, places in self._by_store(tokens, results):
+        for store, registry in self._by_store(tokens, results):
             if how is Settlement.REJECT:
-                for place in places:
+                for place in registry:
                     results[place] = self._rejected(store, tokens[place], reason)
                 continue
             try:
-                found = store.settle([tokens[place] for place in places], how)
+                found = store.settle([tokens[place] for place in registry], how)
             except AnabranchError as error:
-                found = [error] * len(places)
-            for place, wrong in zip(places, found, strict=True):
+                found = [error] * len(registry)
+            for place, wrong in zip(registry, found, strict=True):
                 results[place] = wrong
         return results
 
@@ -100,14 +100,14 @@ class TokenSettler:
             return in_background(lambda: self.settle(tokens, how, reason))
         results: Results = [None] * len(tokens)
         futures: list[Future[None]] = []
-        for store, places in self._by_store(tokens, results):
+        for store, registry in self._by_store(tokens, results):
             try:
-                future = store.settle_nowait([tokens[place] for place in places], how)
+                future = store.settle_nowait([tokens[place] for place in registry], how)
             except AnabranchError as error:
-                for place in places:
+                for place in registry:
                     results[place] = error
                 continue
-            futures.append(_noted(future, places, results))
+            futures.append(_noted(future, registry, results))
         return _all(futures, lambda: results)
 
     def _by_store(self, tokens: Sequence[str], results: Results) -> list[tuple[Store, list[int]]]:
@@ -133,15 +133,15 @@ class TokenSettler:
             store_id = b""
         if 2 * len(store_id) != _STORE_ID_DIGITS:
             raise UnknownMessageError(f"{token!r} is no token of a message: message.token says it")
-        if not self._places.is_store(store_id):
+        if not self._registry.is_store(store_id):
             raise UnknownMessageError(
                 f"token {token} is of store {store_id.hex()}, which this router has not; settle it where its message "
                 "was received"
             )
-        store = self._places.open_store(store_id)
+        store = self._registry.open_store(store_id)
         if store is None:
             raise UnknownMessageError(
-                f"token {token} is of store {self._places.name_of(store_id)!r}, which was closed since: what was "
+                f"token {token} is of store {self._registry.name_of(store_id)!r}, which was closed since: what was "
                 "leased there is free, receive it again"
             )
         return store
@@ -154,7 +154,7 @@ class TokenSettler:
         return None
 
 
-def _noted(future: Future[Results], places: Sequence[int], results: Results) -> Future[None]:
+def _noted(future: Future[Results], registry: Sequence[int], results: Results) -> Future[None]:
     """Resolves once what became of these tokens is in `results`."""
     noted: Future[None] = Future()
 
@@ -163,7 +163,7 @@ def _noted(future: Future[Results], places: Sequence[int], results: Results) -> 
         if error is not None and not isinstance(error, AnabranchError):
             noted.set_exception(error)
             return
-        for at, place in enumerate(places):
+        for at, place in enumerate(registry):
             results[place] = error if error is not None else done.result()[at]
         noted.set_result(None)
 

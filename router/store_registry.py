@@ -51,12 +51,12 @@ class StoreRegistry:
         self._owner = owner
         self._config = config
         self._routes = config.routes()
-        self._layout = StoreDirectories(config)
-        self._placement = DestinationsTable(config.directory / "placement.mdb", config.file_mode, require_lock)
-        self._stores = OpenStores(self._layout, owner, require_lock)
+        self._directories = StoreDirectories(config)
+        self._table = DestinationsTable(config.directory / "placement.mdb", config.file_mode, require_lock)
+        self._stores = OpenStores(self._directories, owner, require_lock)
         self._stores.recorded_in = self._recorded_in
         self._by_destination = self._stores.by_destination
-        self._reconciler = Reconciler(self._layout, self._routes, self._placement, self._stores)
+        self._reconciler = Reconciler(self._directories, self._routes, self._table, self._stores)
         self._generation = locking.generation
         self.opened = False
         """Set by the router, once all is compared: whether users may come."""
@@ -88,14 +88,14 @@ class StoreRegistry:
         known = set(store.destinations())
         self.removals += 1  # first: who found one of these rows looks again
         for destination in recorded:
-            held = self._placement.destinations.get(destination)
+            held = self._table.destinations.get(destination)
             if destination not in known and held is not None and held.store_id == store.store_id:
-                self._placement.let_go(destination)
-        row = self._placement.stores[store.store_id]
+                self._table.let_go(destination)
+        row = self._table.stores[store.store_id]
         subscribed = {subscription.topic for subscription in store.subscriptions()}
         lost = [
             name
-            for name in known.difference(self._placement.destinations)
+            for name in known.difference(self._table.destinations)
             if (name in subscribed or store.depth(name)) and self._routes.route(name) is not None
         ]
         if lost:
@@ -109,9 +109,9 @@ class StoreRegistry:
         self._generation = locking.generation
         self._stopped = None
         self._sweep()
-        self._placement.open()
-        self._unchecked = {store_id: [] for store_id in self._placement.stores}
-        for destination, held in self._placement.destinations.items():
+        self._table.open()
+        self._unchecked = {store_id: [] for store_id in self._table.stores}
+        for destination, held in self._table.destinations.items():
             self._unchecked[held.store_id].append(destination)
         self._stores.progress, self._stores.accepting = progress, True
 
@@ -144,7 +144,7 @@ class StoreRegistry:
 
     def let_go(self) -> None:
         """Close the record. Idempotent."""
-        self._placement.close()
+        self._table.close()
 
     @property
     def forked(self) -> bool:
@@ -191,15 +191,15 @@ class StoreRegistry:
         without looking from now on, unless the router has stopped meanwhile, or sends to it are deferred."""
         self._deferred.wait(destination)
         while True:
-            known = self._placement.destinations.get(destination)
-            row = self._placement.stores.get(known.store_id) if known is not None else None
+            known = self._table.destinations.get(destination)
+            row = self._table.stores.get(known.store_id) if known is not None else None
             if row is None:
                 return None
             with self._stores.removing(row.path):
-                if self._placement.destinations.get(destination) is not known:
+                if self._table.destinations.get(destination) is not known:
                     continue
                 store = self._stores.open(row)
-                if self._placement.destinations.get(destination) is not known:
+                if self._table.destinations.get(destination) is not known:
                     continue  # the store was opened for the first time, and knew nothing of it
                 with self._deferred.lock:
                     if not self._deferred.holds(destination):
@@ -211,8 +211,8 @@ class StoreRegistry:
     def _unrecorded(self, destination: Destination, match: Match[StoreConfig]) -> Store | None:
         """A destination without a row has nothing, unless the record was restored from an old backup: then its
         messages are in the store that it is routed to, and it is recorded again."""
-        path = self._layout.expected(match.target, destination)
-        row = self._placement.store_at(self._layout.recorded(path))
+        path = self._directories.expected(match.target, destination)
+        row = self._table.store_at(self._directories.recorded(path))
         if row is None or not self.with_row(row, lambda store: store.depth(destination)):
             return None
         return self.store_for(destination)
@@ -234,7 +234,9 @@ class StoreRegistry:
         store = self.store_of(destination)
         if store is None:
             match = self.route(destination)
-            row = self._placement.store_at(self._layout.recorded(self._layout.expected(match.target, destination)))
+            row = self._table.store_at(
+                self._directories.recorded(self._directories.expected(match.target, destination))
+            )
             if row is None or match.target.per_destination:
                 return self.store_for(destination)
             self._records_late = True
@@ -244,19 +246,19 @@ class StoreRegistry:
     def _place(self, destination: Destination, match: Match[StoreConfig]) -> None:
         """Record a destination in the store that it is routed to; the store is made if need be (rules D1, D2)."""
         config = match.target
-        path, name = self._layout.expected(config, destination), self._layout.name(config, destination)
+        path, name = self._directories.expected(config, destination), self._directories.name(config, destination)
         with disk_errors(f"{destination} cannot be given a place in {path}"):
-            with self._stores.exclusive(self._layout.recorded(path)):
+            with self._stores.exclusive(self._directories.recorded(path)):
                 self.require_open()
-                row = self._placement.store_at(self._layout.recorded(path))
+                row = self._table.store_at(self._directories.recorded(path))
                 if row is None and path.exists() and (self._config.may_create(config) or not is_empty(path)):
                     row = self._reconciler.adopt(config, name, path)
                 elif row is None:
                     self._require_directory(config)
-                    adapter, options = self._stores.adapter(config.kind), self._layout.options(config)
+                    adapter, options = self._stores.adapter(config.kind), self._directories.options(config)
                     store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
-                    row = StoreRow(store_id, self._layout.recorded(path), config.kind, name)
-                    self._placement.record_store(row)
+                    row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
+                    self._table.record_store(row)
                 if config.per_destination:  # else the store could be removed before
                     self._record([destination], row)
             if not config.per_destination:  # outside: what several threads declare at once is one commit
@@ -266,7 +268,7 @@ class StoreRegistry:
         """Record destinations in a store, durably."""
         rows = [_row(destination, row, self.route(destination)) for destination in destinations]
         with disk_errors(f"{', '.join(map(str, destinations))} cannot be recorded in store {row.name!r}"):
-            self._placement.record_destinations(rows)
+            self._table.record_destinations(rows)
 
     def _require_directory(self, config: StoreConfig) -> None:
         """Raise ConfigError if the store's directory must be there and is not: since the router was opened, its disk
@@ -320,21 +322,21 @@ class StoreRegistry:
 
     def _record_again(self, destination: Destination) -> None:
         if destination not in self._by_destination and self._recorded_store(destination) is None:
-            path = self._layout.recorded(self._layout.expected(self.route(destination).target, destination))
-            row = self._placement.store_at(path)
+            path = self._directories.recorded(self._directories.expected(self.route(destination).target, destination))
+            row = self._table.store_at(path)
             if row is not None and destination in self.with_row(row, lambda store: store.destinations()):
                 with self._stores.exclusive(row.path):
-                    if self._placement.stores.get(row.store_id) is row:
+                    if self._table.stores.get(row.store_id) is row:
                         self._record([destination], row)
 
     def delete(self, destination: Destination) -> int:
         """Remove a destination with all that it has; returns how many messages there were. Its row goes once that is
         durable, and its store, if that was its own."""
         while (store := self.store_of(destination)) is not None:
-            row = self._placement.stores.get(store.store_id)
+            row = self._table.stores.get(store.store_id)
             if row is not None:
                 with self._stores.removing(row.path):
-                    if destination in self._placement.destinations:
+                    if destination in self._table.destinations:
                         return self._delete(destination, row)
                     self._stores.forget(destination, row)
         return 0
@@ -348,7 +350,7 @@ class StoreRegistry:
         count = self.with_row(row, lambda store: store.delete(destination))
         if prepared or self.with_row(row, lambda store: store.recover_prepared()):
             return count  # these may send there: only what has a row is never lost sight of
-        self._placement.let_go(destination)
+        self._table.let_go(destination)
         if row.name.partition(":")[2] == str(destination):
             self._remove_store(row, destination)
         return count
@@ -358,12 +360,12 @@ class StoreRegistry:
         and where its directory is not all that it has."""
 
         def remove() -> None:
-            if destination not in self._placement.destinations:  # else somebody has sent there meanwhile
-                self._placement.flush()  # first: a store that has a destination and no directory is refused at open
-                remove_directory(self._layout.path(row), row.store_id)
-                self._placement.let_go(row.store_id)
+            if destination not in self._table.destinations:  # else somebody has sent there meanwhile
+                self._table.flush()  # first: a store that has a destination and no directory is refused at open
+                remove_directory(self._directories.path(row), row.store_id)
+                self._table.let_go(row.store_id)
 
-        config = self._layout.options_of(row)
+        config = self._directories.options_of(row)
         contained = getattr(self._stores.adapter(row.kind), "is_contained", None)
         if contained is None or config.index_directory is not None or not contained(config.options):
             return
@@ -385,14 +387,14 @@ class StoreRegistry:
         """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
         ClosedError if the router is closed too."""
         self.require_open()
-        self._stores.forget_closed(destination, self._placement.stores.get(store.store_id), store)
+        self._stores.forget_closed(destination, self._table.stores.get(store.store_id), store)
 
     def destinations(self) -> list[Destination]:
         """All that are recorded."""
-        return list(self._placement.destinations)
+        return list(self._table.destinations)
 
     def is_recorded(self, destination: Destination) -> bool:
-        return destination in self._placement.destinations
+        return destination in self._table.destinations
 
     # Durable subscriptions
 
@@ -407,8 +409,8 @@ class StoreRegistry:
 
     def dead_letter_of(self, store: Store) -> str | None:
         """Where a store's undelivered messages go: the pattern of a name. None: away."""
-        row = self._placement.stores.get(store.store_id)
-        return getattr(self._layout.options_of(row).options, "dead_letter", None) if row is not None else None
+        row = self._table.stores.get(store.store_id)
+        return getattr(self._directories.options_of(row).options, "dead_letter", None) if row is not None else None
 
     # By id, by name, all
 
@@ -421,23 +423,23 @@ class StoreRegistry:
         return self.with_row(self._row_by_id(store_id), call)
 
     def _row_by_id(self, store_id: bytes) -> StoreRow:
-        row = self._placement.stores.get(store_id)
+        row = self._table.stores.get(store_id)
         if row is None:
             raise PlacementError(f"no store {store_id.hex()} is recorded in {self._config.directory}")
         return row
 
     def is_store(self, store_id: bytes) -> bool:
         """Whether a store of that id is recorded."""
-        return store_id in self._placement.stores
+        return store_id in self._table.stores
 
     def open_store(self, store_id: bytes) -> Store | None:
         """The store of that id if it is open. Never waits."""
-        row = self._placement.stores.get(store_id)
+        row = self._table.stores.get(store_id)
         return self._stores.get(row) if row is not None else None
 
     def name_of(self, store_id: bytes) -> str:
         """A store's name, or its id where it has none."""
-        row = self._placement.stores.get(store_id)
+        row = self._table.stores.get(store_id)
         return row.name if row is not None else store_id.hex()
 
     def open_stores(self) -> list[Store]:
@@ -452,7 +454,7 @@ class StoreRegistry:
             try:
                 return self._ask(rows)
             except PlacementError:
-                if all(row.store_id in self._placement.stores for row in rows.values()):
+                if all(row.store_id in self._table.stores for row in rows.values()):
                     raise  # else a store was removed meanwhile
 
     def _ask(self, rows: Mapping[str, StoreRow]) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
@@ -466,10 +468,10 @@ class StoreRegistry:
 
     def subscriptions(self) -> set[Subscription]:
         """Of all stores; those that are not open are opened."""
-        rows = list(self._placement.stores.values())
+        rows = list(self._table.stores.values())
         found = shared().for_each(rows, lambda row: self.with_row(row, lambda store: list(store.stats().subscriptions)))
         for row, _, error in found:
-            if error is not None and row.store_id in self._placement.stores:  # else it was removed meanwhile
+            if error is not None and row.store_id in self._table.stores:  # else it was removed meanwhile
                 raise error
         return {subscription for _, known, _ in found for subscription in known or ()}
 
@@ -492,30 +494,28 @@ class StoreRegistry:
     def _record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
         missing = [name for name in destinations if name not in self._by_destination]
         if missing:
-            row = self._placement.stores.get(store.store_id)
+            row = self._table.stores.get(store.store_id)
             if row is None:
                 raise ClosedError(f"store {store.name!r} was removed")
             with self._stores.removing(row.path):
-                missing = [name for name in missing if name not in self._placement.destinations]
+                missing = [name for name in missing if name not in self._table.destinations]
                 if missing:
                     with self._stores.exclusive(row.path):
-                        if self._placement.stores.get(row.store_id) is not row:
+                        if self._table.stores.get(row.store_id) is not row:
                             raise ClosedError(f"store {row.name!r} was removed")
                         self._record(missing, row)
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
-        if message._store.store_id not in self._placement.stores:
+        if message._store.store_id not in self._table.stores:
             raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
 
     def store_ids(self) -> list[bytes]:
         """Of all recorded stores."""
-        return list(self._placement.stores)
+        return list(self._table.stores)
 
     def _recorded_in(self, row: StoreRow) -> list[Destination]:
-        return [
-            held.destination for held in list(self._placement.destinations.values()) if held.store_id == row.store_id
-        ]
+        return [held.destination for held in list(self._table.destinations.values()) if held.store_id == row.store_id]
 
     def all_stores(self) -> list[Store]:
         """Every store that can be opened."""
@@ -542,7 +542,7 @@ class StoreRegistry:
     def rows_by_name(self) -> dict[str, StoreRow]:
         """All recorded stores. One whose name another has been given since is told apart by its directory."""
         rows: dict[str, StoreRow] = {}
-        for row in sorted(self._placement.stores.values(), key=lambda row: (row.name, row.path)):
+        for row in sorted(self._table.stores.values(), key=lambda row: (row.name, row.path)):
             rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
         return rows
 

@@ -28,12 +28,12 @@ class Subscriber:
     """A durable subscription as its user holds it. Cheap to make and keep; any thread may use it, and several may
     receive for one: each message goes to one of them."""
 
-    __slots__ = ("_consumer", "_places", "subscription")
+    __slots__ = ("_consumer", "_registry", "subscription")
 
-    def __init__(self, places: StoreRegistry, subscription: Subscription) -> None:
-        self._places = places
+    def __init__(self, registry: StoreRegistry, subscription: Subscription) -> None:
+        self._registry = registry
         self.subscription = subscription
-        self._consumer = Consumer(places, subscription.topic, subscription.key)
+        self._consumer = Consumer(registry, subscription.topic, subscription.key)
 
     def __repr__(self) -> str:
         client = f" of client {self.subscription.client_id!r}" if self.subscription.client_id else ""
@@ -74,7 +74,7 @@ class Subscriber:
     def unsubscribe(self) -> int:
         """End it; returns how many messages it had yet to ack. Raises UnknownSubscriptionError, and TransactionError
         while a transaction has claimed one of them."""
-        return self._places.unsubscribe(self.subscription)
+        return self._registry.unsubscribe(self.subscription)
 
 
 class Topic(Endpoint):
@@ -96,16 +96,16 @@ class Topic(Endpoint):
         SubscriptionError if it is there with another `selector` or `no_local`: unsubscribe first.
         """
         subscription = Subscription(self.destination, name, client_id, selector, no_local)
-        self._places.subscribe(subscription, retroactive)
-        return Subscriber(self._places, subscription)
+        self._registry.subscribe(subscription, retroactive)
+        return Subscriber(self._registry, subscription)
 
     def subscriptions(self) -> list[Subscriber]:
         """Its durable subscriptions, in order of client and name."""
-        if self._places.store_of(self.destination) is None:
+        if self._registry.store_of(self.destination) is None:
             return []
         known = self._for_store(lambda store: store.subscriptions())
         mine = sorted((s for s in known if s.topic == self.destination), key=lambda s: s.key)
-        return [Subscriber(self._places, subscription) for subscription in mine]
+        return [Subscriber(self._registry, subscription) for subscription in mine]
 
     def receive(self, timeout: float | None = 0) -> NoReturn:
         """Nobody receives from a topic as such, whose messages go to its subscriptions. Raises DestinationError, which
@@ -126,8 +126,8 @@ class Topic(Endpoint):
 
     def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
         """Look at all messages that some subscription has yet to ack; as Queue.browse."""
-        return Consumer(self._places, self.destination, None).browse(limit, after)
+        return Consumer(self._registry, self.destination, None).browse(limit, after)
 
     def depth(self) -> int:
         """Messages that some subscription has yet to ack, each counted once."""
-        return Consumer(self._places, self.destination, None).depth()
+        return Consumer(self._registry, self.destination, None).depth()

@@ -57,10 +57,10 @@ class Table(Protocol):
         again. Its messages, if there are more than AT_ONCE, may stay: then it is put into `Catalog.leaving`, and is
         told by `ack_range` which of them go, until one reaches to SEQ_MAX; or the next opening removes them."""
 
-    def subscribe(self, known: SubscriptionState) -> None:
-        """A subscription begins: all that its topic holds behind `known.start` is for it as well."""
+    def subscribe(self, subscriber: SubscriptionState) -> None:
+        """A subscription begins: all that its topic holds behind `subscriber.start` is for it as well."""
 
-    def unsubscribe(self, known: SubscriptionState) -> None:
+    def unsubscribe(self, subscriber: SubscriptionState) -> None:
         """A subscription ends: it has acked all, so to speak. If its topic holds more than AT_ONCE messages, it may do
         so by pages, likewise."""
 
@@ -340,11 +340,11 @@ class Remove:
 class Subscribe:
     """A durable subscription begins, unless it is there."""
 
-    __slots__ = ("known", "number", "retroactive", "state", "subscription")
+    __slots__ = ("number", "retroactive", "state", "subscriber", "subscription")
 
     def __init__(self, state: DestinationState, number: int, subscription: Subscription, retroactive: bool) -> None:
         self.state, self.number, self.subscription, self.retroactive = state, number, subscription, retroactive
-        self.known: SubscriptionState | None = None
+        self.subscriber: SubscriptionState | None = None
         """Set by the plan: that which begins."""
 
     @property
@@ -355,23 +355,23 @@ class Subscribe:
         """The subscription, and whether it was there already."""
         if plan.removed or not self.state.declared:
             self.state = plan.current(self.state)
-        known = plan.subscriptions(self.state).get(self.subscription.key)
-        if known is not None:
-            return known, True
+        subscriber = plan.subscriptions(self.state).get(self.subscription.key)
+        if subscriber is not None:
+            return subscriber, True
         plan.declare(self.state)
         start = 0 if self.retroactive else plan.last_seq
-        self.known = known = SubscriptionState(self.number, self.state, self.subscription, start)
-        plan.subscribe(known)
+        self.subscriber = subscriber = SubscriptionState(self.number, self.state, self.subscription, start)
+        plan.subscribe(subscriber)
         plan.changes.append(self)
-        return known, False
+        return subscriber, False
 
     def apply(self, table: Table) -> None:
-        assert self.known is not None
-        table.subscribe(self.known)
+        assert self.subscriber is not None
+        table.subscribe(self.subscriber)
 
     def settle(self, delivery: Delivery) -> None:
-        assert self.known is not None
-        self.state.join(self.known)
+        assert self.subscriber is not None
+        self.state.join(self.subscriber)
 
     def states(self) -> Iterable[DestinationState]:
         return (self.state,)
@@ -380,33 +380,33 @@ class Subscribe:
 class Unsubscribe:
     """A durable subscription ends, if it is there."""
 
-    __slots__ = ("key", "known", "state")
+    __slots__ = ("key", "state", "subscriber")
 
     size: int = SMALL_BYTES
 
     def __init__(self, state: DestinationState, key: SubscriptionKey) -> None:
         self.state, self.key = state, key
-        self.known: SubscriptionState | None = None
+        self.subscriber: SubscriptionState | None = None
         """Set by the plan: that which ends."""
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
         """The subscription, if it was there."""
         self.state = plan.find(self.state)
-        self.known = known = plan.subscriptions(self.state).get(self.key)
-        if known is None:
+        self.subscriber = subscriber = plan.subscriptions(self.state).get(self.key)
+        if subscriber is None:
             return None, False
-        plan.unsubscribe(known)
+        plan.unsubscribe(subscriber)
         plan.changes.append(self)
-        return known, True
+        return subscriber, True
 
     def apply(self, table: Table) -> None:
-        assert self.known is not None
-        table.unsubscribe(self.known)
+        assert self.subscriber is not None
+        table.unsubscribe(self.subscriber)
 
     def settle(self, delivery: Delivery) -> None:
-        assert self.known is not None
-        self.state.leave(self.known)
-        delivery.gone(self.known.feed)
+        assert self.subscriber is not None
+        self.state.leave(self.subscriber)
+        delivery.gone(self.subscriber.feed)
 
     def states(self) -> Iterable[DestinationState]:
         return (self.state,)

@@ -296,7 +296,9 @@ class Delivery:
             self.may_be_expired(send.state, (send.order, send.seq, send.expires_at_ms, 0, None))
         if not self._priorities:
             return
-        for feed in (send.state.feed,) if not send.state.is_topic else [known.feed for known in send.entitled]:
+        for feed in (
+            (send.state.feed,) if not send.state.is_topic else [subscriber.feed for subscriber in send.entitled]
+        ):
             if feed.lanes is not None:
                 feed.lanes.add(send.order, send.seq)
 
@@ -459,7 +461,7 @@ class Delivery:
         feed.first.remove(first, last)
         if feed.lanes is not None:
             feed.lanes.remove(first, last)
-        feed.returned = [known for known in feed.returned if not first <= known[1] <= last]
+        feed.returned = [one for one in feed.returned if not first <= one[1] <= last]
         heapq.heapify(feed.returned)
         for seq in [seq for seq in feed.returned_places if first <= seq <= last]:
             feed.returned_places.pop(seq, None)

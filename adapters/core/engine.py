@@ -412,8 +412,8 @@ class Engine:
             entitled = list(change.entitled or subscribed)
             if entitled or not change.state.is_topic:
                 more[change.state] = more.get(change.state, 0) + 1
-                for known in entitled:
-                    more[known] = more.get(known, 0) + 1
+                for subscriber in entitled:
+                    more[subscriber] = more.get(subscriber, 0) + 1
         elif type(change) is Ack:
             acked: DestinationState | SubscriptionState | None = change.state
             if change.state.is_topic:
@@ -423,5 +423,5 @@ class Engine:
 
     def is_gone(self, feed: Feed) -> bool:
         """Whether its subscription has ended."""
-        known = feed.subscription
-        return known is not None and feed.state.subscriptions.get(known.subscription.key) is not known
+        subscriber = feed.subscription
+        return subscriber is not None and feed.state.subscriptions.get(subscriber.subscription.key) is not subscriber

@@ -173,8 +173,8 @@ class Lanes:
         """A lane is about to be fetched from. Of the others the most urgent ones keep what they hold."""
         fetched = self._fetched
         if len(fetched) >= FETCHED_MAX and order not in fetched:
-            for known in [known for known, other in fetched.items() if not other.ready]:
-                fetched.pop(known, None)
+            for used_up in [used_up for used_up, other in fetched.items() if not other.ready]:
+                fetched.pop(used_up, None)
             if len(fetched) >= FETCHED_MAX:
                 least = max(fetched)
                 fetched[least].unfetch()

@@ -284,15 +284,19 @@ class Nonpersistent(Rows):
         self._kept.finish_all()  # what an interrupted send has written ahead is nobody's
         if type(change) is Remove:
             self._remove(change.state)
-        elif type(change) is Subscribe and change.known is not None:
+        elif type(change) is Subscribe and change.subscriber is not None:
             if change.state.volatile is not None:
-                self._subscribe(change.state.volatile, change.known)
+                self._subscribe(change.state.volatile, change.subscriber)
                 if not change.retroactive:  # what is there is not for it
-                    self._kept.apply_changes([AckRange(change.state.volatile, 0, SEQ_MAX, change.known.number)])
-        elif type(change) is Unsubscribe and change.known is not None and change.known.topic.volatile is not None:
-            shadow = change.known.topic.volatile
-            ended = shadow.subscriptions.get(change.known.subscription.key)
-            if ended is not None and ended.number == change.known.number:
+                    self._kept.apply_changes([AckRange(change.state.volatile, 0, SEQ_MAX, change.subscriber.number)])
+        elif (
+            type(change) is Unsubscribe
+            and change.subscriber is not None
+            and change.subscriber.topic.volatile is not None
+        ):
+            shadow = change.subscriber.topic.volatile
+            ended = shadow.subscriptions.get(change.subscriber.subscription.key)
+            if ended is not None and ended.number == change.subscriber.number:
                 self._end(shadow, ended)
 
     def set_back(self, send: Send) -> None:
@@ -300,7 +304,7 @@ class Nonpersistent(Rows):
         self._set_back(send, send.order)
 
     def _set_back(self, send: Send, order: int) -> None:
-        feeds = [known.feed for known in send.entitled] if send.state.is_topic else [send.state.feed]
+        feeds = [subscriber.feed for subscriber in send.entitled] if send.state.is_topic else [send.state.feed]
         for feed in feeds:
             self._engine.delivery.set_back(feed, order, send.seq)
 
@@ -315,19 +319,19 @@ class Nonpersistent(Rows):
             shadow.declared = True
             self._catalog.add(shadow)
         self._kept.declare(shadow)
-        for known in state.subscriptions.values():
-            self._subscribe(shadow, known)
+        for subscriber in state.subscriptions.values():
+            self._subscribe(shadow, subscriber)
         state.volatile = shadow
         return shadow
 
-    def _subscribe(self, shadow: DestinationState, known: SubscriptionState) -> None:
-        same = shadow.own.subscriptions.get(known.number)
+    def _subscribe(self, shadow: DestinationState, subscriber: SubscriptionState) -> None:
+        same = shadow.own.subscriptions.get(subscriber.number)
         if same is None:
-            same = SubscriptionState(known.number, shadow, known.subscription, 0)
-            same.feed = known.feed
+            same = SubscriptionState(subscriber.number, shadow, subscriber.subscription, 0)
+            same.feed = subscriber.feed
             self._kept.subscribe(same)
         shadow.join(same)
-        known.volatile = same
+        subscriber.volatile = same
 
     def _end(self, shadow: DestinationState, ended: SubscriptionState) -> None:
         if ended.feed.state is not shadow:

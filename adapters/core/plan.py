@@ -80,10 +80,10 @@ class Plan:
 
     def seq_of(self, key: Key) -> int | None:
         """Of the message that has been sent with this id."""
-        known = self.ids.get(key)
-        if known is None and not any(state.number == key[0] for state in self.removed):
-            known = self._sequencer.window.get(key)
-        return known
+        first = self.ids.get(key)
+        if first is None and not any(state.number == key[0] for state in self.removed):
+            first = self._sequencer.window.get(key)
+        return first
 
     def volatile_seq_of(self, send: Send) -> int | None:
         """The same of one that is not persistent, which is a duplicate of either kind; one that is persistent, of its
@@ -147,22 +147,22 @@ class Plan:
 
     def subscriptions(self, state: DestinationState) -> Subscribed:
         """Those of a topic by then."""
-        known = self.subscribed.get(state.number)
-        return self._sequencer.subscribed.get(state.number, {}) if known is None else known
+        changed = self.subscribed.get(state.number)
+        return self._sequencer.subscribed.get(state.number, {}) if changed is None else changed
 
-    def subscribe(self, known: SubscriptionState) -> None:
+    def subscribe(self, subscriber: SubscriptionState) -> None:
         """One more."""
-        topic = known.topic
+        topic = subscriber.topic
         self.is_more = True
-        those = {**self.subscriptions(topic), known.subscription.key: known}
+        those = {**self.subscriptions(topic), subscriber.subscription.key: subscriber}
         self.subscribed = {**self.subscribed, topic.number: those}
 
-    def unsubscribe(self, known: SubscriptionState) -> None:
+    def unsubscribe(self, subscriber: SubscriptionState) -> None:
         """One less."""
-        others = self.subscriptions(known.topic).items()
+        others = self.subscriptions(subscriber.topic).items()
         self.is_more = True
-        those = {key: other for key, other in others if other is not known}
-        self.subscribed = {**self.subscribed, known.topic.number: those}
+        those = {key: other for key, other in others if other is not subscriber}
+        self.subscribed = {**self.subscribed, subscriber.topic.number: those}
 
     def expire(self) -> None:
         """A message that expires."""
@@ -281,14 +281,14 @@ class Sequencer:
             self.window.forget(state.number)
         if plan.ids:
             self.window.add(plan.ids)
-        for number, known in plan.subscribed.items():
-            for one in known.values():
+        for number, subscriptions in plan.subscribed.items():
+            for one in subscriptions.values():
                 self.catalog.subscriptions[one.number] = one
             for one in self.subscribed.get(number, {}).values():
-                if known.get(one.subscription.key) is not one:
+                if subscriptions.get(one.subscription.key) is not one:
                     self.catalog.subscriptions.pop(one.number, None)
-            self.subscribed[number] = known
-            if not known:
+            self.subscribed[number] = subscriptions
+            if not subscriptions:
                 del self.subscribed[number]
         for branch in plan.prepared:
             self.prepared[branch.transaction] = branch

@@ -185,12 +185,12 @@ class Receiving:
         require_topic(topic)
         engine = self.engine
         state = engine.catalog.destinations.get(topic)
-        known = state.subscriptions.get(key) if state is not None and not engine.unsubscribing else None
-        if known is None:
-            known = engine.asked(lambda: self._subscription(topic, key))
-        if known is None:
+        subscriber = state.subscriptions.get(key) if state is not None and not engine.unsubscribing else None
+        if subscriber is None:
+            subscriber = engine.asked(lambda: self._subscription(topic, key))
+        if subscriber is None:
             raise unknown(topic, key)
-        return known
+        return subscriber
 
     def _subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState | None:
         state = self.engine.catalog.destinations.get(topic)
@@ -292,20 +292,20 @@ class Receiving:
     ) -> Iterator[Message]:
         engine = self.engine
         engine.ensure_usable()
-        known = None if key is None else self.subscription(destination, key)
+        subscriber = None if key is None else self.subscription(destination, key)
         state = engine.catalog.destinations.get(destination)
         left = limit if limit is not None else -1
         while state is not None and after is not None and left != 0:
             engine.check()
             with engine.lock:
                 engine.current()
-                if state.removed or (known is not None and engine.is_gone(known.feed)):
+                if state.removed or (subscriber is not None and engine.is_gone(subscriber.feed)):
                     return
-                places, after = self._page(state, known, after, PAGE if left < 0 else min(PAGE, left))
+                places, after = self._page(state, subscriber, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 continue
             for place, record in zip(places, engine.rows.bodies(state, places), strict=True):
-                if record is None or (known is not None and not self._lives(state, known, place)):
+                if record is None or (subscriber is not None and not self._lives(state, subscriber, place)):
                     continue
                 message = decode(self._store, destination, place, record, None)
                 message.subscription = key
@@ -313,31 +313,31 @@ class Receiving:
                 left -= 1
 
     def _page(
-        self, state: DestinationState, known: SubscriptionState | None, after: Position, count: int
+        self, state: DestinationState, subscriber: SubscriptionState | None, after: Position, count: int
     ) -> tuple[Sequence[Place], Position | None]:
         """The next messages in order, and the position to go on behind; None at the end."""
         rows = self.engine.rows
         if not self.engine.backend.settings.priorities:
-            found = rows.rows(state, known, 0, after[1], count)
+            found = rows.rows(state, subscriber, 0, after[1], count)
             return found, found[-1][:2] if found else None
         places: list[Place] = []
         for _ in range(PAGE):  # orders, of which there may be many with nothing for this subscription
-            order = rows.next_order(state, known, after[0]) if after[0] <= ORDER_MAX else None
+            order = rows.next_order(state, subscriber, after[0]) if after[0] <= ORDER_MAX else None
             if order is None:
                 return places, places[-1][:2] if places else None
-            places += rows.rows(state, known, order, after[1] if order == after[0] else 0, count - len(places))
+            places += rows.rows(state, subscriber, order, after[1] if order == after[0] else 0, count - len(places))
             if len(places) == count:
                 return places, places[-1][:2]
             after = (order + 1, 0)
         return places, after
 
-    def _lives(self, state: DestinationState, known: SubscriptionState, place: Place) -> bool:
+    def _lives(self, state: DestinationState, subscriber: SubscriptionState, place: Place) -> bool:
         """Whether the subscription has yet to ack it, with all that has returned."""
         engine = self.engine
         engine.check()
         with engine.lock:
             engine.current()
-            return engine.rows.row(state, known, place[SEQ], place[ORDER]) is not None
+            return engine.rows.row(state, subscriber, place[SEQ], place[ORDER]) is not None
 
     @staticmethod
     def is_damage(error: BaseException) -> bool:

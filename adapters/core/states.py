@@ -76,21 +76,21 @@ class DestinationState:
 
     def entitled(self, seq: int) -> list[SubscriptionState]:
         """The subscriptions that a message of this seq is for."""
-        return [known for known in self.subscriptions.values() if known.start < seq]
+        return [subscriber for subscriber in self.subscriptions.values() if subscriber.start < seq]
 
     def feeds(self, number: int = 0) -> tuple[Feed, ...]:
         """A queue's; of a topic those of all its subscriptions, or of the one with this number."""
         if not self.is_topic:
             return (self.feed,)
-        return tuple(known.feed for known in self.subscriptions.values() if number in (0, known.number))
+        return tuple(subscriber.feed for subscriber in self.subscriptions.values() if number in (0, subscriber.number))
 
-    def join(self, known: SubscriptionState) -> None:
+    def join(self, subscriber: SubscriptionState) -> None:
         """One more subscription. Idempotent."""
-        self.subscriptions = {**self.subscriptions, known.subscription.key: known}
+        self.subscriptions = {**self.subscriptions, subscriber.subscription.key: subscriber}
 
-    def leave(self, known: SubscriptionState) -> None:
+    def leave(self, subscriber: SubscriptionState) -> None:
         """One less. Idempotent."""
-        self.subscriptions = {key: other for key, other in self.subscriptions.items() if other is not known}
+        self.subscriptions = {key: other for key, other in self.subscriptions.items() if other is not subscriber}
 
 
 class Catalog:
@@ -189,8 +189,8 @@ class Catalog:
 
     def declared(self) -> Iterator[DestinationState]:
         """Those that the store says it has, also empty ones."""
-        known = list(self.destinations.values())
-        return (state for state in known if state.declared or state.count or state.volatile is not None)
+        states = list(self.destinations.values())
+        return (state for state in states if state.declared or state.count or state.volatile is not None)
 
     def load(self, number: int, destination: Destination) -> DestinationState:
         """At open: a destination that the backend holds."""
@@ -204,15 +204,15 @@ class Catalog:
         self, number: int, topic: DestinationState, subscription: Subscription, start: int
     ) -> SubscriptionState:
         """At open: a subscription that the backend holds."""
-        known = SubscriptionState(number, topic, subscription, start)
-        topic.join(known)
-        self.subscriptions[number] = known
+        subscriber = SubscriptionState(number, topic, subscription, start)
+        topic.join(subscriber)
+        self.subscriptions[number] = subscriber
         self.last_number = max(self.last_number, number)
-        return known
+        return subscriber
 
     def feeds(self) -> Iterator[Feed]:
         """All that messages are received from."""
         for state in list(self.by_number.values()):
             yield state.feed
-            for known in state.subscriptions.values():
-                yield known.feed
+            for subscriber in state.subscriptions.values():
+                yield subscriber.feed

@@ -341,18 +341,18 @@ class CoreStore:
         engine = self._engine
         engine.ensure_usable()
         change = self._sending.change(Change(subscription, True, bool(retroactive)))
-        ((known, there),) = self._sending.write([change])
+        ((subscriber, there),) = self._sending.write([change])
         engine.asked(lambda: None)  # at once, so that who receives need not look for it
         if there:
-            require_same(known.subscription, subscription)
+            require_same(subscriber.subscription, subscription)
         return not there
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
         engine = self._engine
-        known = self._receiving.subscription(topic, subscription)
-        held, count = engine.asked(lambda: (claimed(known.feed), known.total))
+        subscriber = self._receiving.subscription(topic, subscription)
+        held, count = engine.asked(lambda: (claimed(subscriber.feed), subscriber.total))
         require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)
-        ((ended, _),) = self._sending.write([Unsubscribe(known.topic, subscription)])
+        ((ended, _),) = self._sending.write([Unsubscribe(subscriber.topic, subscription)])
         engine.asked(lambda: None)
         if ended is None:
             raise unknown(topic, subscription)
@@ -363,7 +363,9 @@ class CoreStore:
         catalog = self._engine.catalog
         return self._engine.asked(
             lambda: [
-                known.subscription for state in catalog.destinations.values() for known in state.subscriptions.values()
+                subscriber.subscription
+                for state in catalog.destinations.values()
+                for subscriber in state.subscriptions.values()
             ]
         )
 
@@ -430,8 +432,8 @@ class CoreStore:
     def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         engine = self._engine
         if subscription is not None:
-            known = self._receiving.subscription(destination, subscription)
-            return purge(engine, known.topic, (known.feed,), self._sending.write)[0]
+            subscriber = self._receiving.subscription(destination, subscription)
+            return purge(engine, subscriber.topic, (subscriber.feed,), self._sending.write)[0]
         state = engine.catalog.destinations.get(destination)
         if state is None:
             engine.ensure_usable()
@@ -535,8 +537,8 @@ class CoreStore:
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         if subscription is not None:
-            known = self._receiving.subscription(destination, subscription)
-            return self._engine.counted(lambda: self._count(known))
+            subscriber = self._receiving.subscription(destination, subscription)
+            return self._engine.counted(lambda: self._count(subscriber))
         state = self._engine.catalog.destinations.get(destination)
         return self._engine.counted(lambda: self._count(state) if state is not None else 0)
 
@@ -545,8 +547,8 @@ class CoreStore:
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
         if subscription is not None:
-            known = self._receiving.subscription(destination, subscription)
-            return self._engine.counted(lambda: _counts(self._count(known), (known.feed,)))
+            subscriber = self._receiving.subscription(destination, subscription)
+            return self._engine.counted(lambda: _counts(self._count(subscriber), (subscriber.feed,)))
         state = self._engine.catalog.destinations.get(destination)
         return self._engine.counted(
             lambda: _counts(self._count(state), state.feeds()) if state is not None else Counts(0, 0)
@@ -599,9 +601,9 @@ class CoreStore:
             live_percent=backend.live_percent,
             failed=str(engine.failed) if engine.failed is not None else None,
             subscriptions={
-                known.subscription: known.total + more.get(known, 0)
+                subscriber.subscription: subscriber.total + more.get(subscriber, 0)
                 for state in counts
-                for known in state.subscriptions.values()
+                for subscriber in state.subscriptions.values()
             },
             memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
             swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),

@@ -228,9 +228,9 @@ class Transactions:
         return [branch.summary for branch in sorted(branches, key=lambda branch: branch.transaction)]
 
     def forget(self, transactions: Sequence[bytes]) -> None:
-        known = self._engine.asked(lambda: [one for one in transactions if one in self._engine.committed])
-        if known:
-            self._sending.write([Forget(known)], unsynced=True)
+        remembered = self._engine.asked(lambda: [one for one in transactions if one in self._engine.committed])
+        if remembered:
+            self._sending.write([Forget(remembered)], unsynced=True)
 
 
 def _receipts(sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any]) -> list[Receipt]:

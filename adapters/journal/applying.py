@@ -304,8 +304,8 @@ class Applier:
         """Keep room for what the index will need once so many bytes more are in the log. The log's leader calls it,
         without the lock. Raises OSError."""
         index = self._index
-        known = index.checkpointed.seq if index.checkpointed is not None else 0
-        sends = self._engine.sequencer.last_seq - known + size // snapshot.RECORD_MIN
+        applied = index.checkpointed.seq if index.checkpointed is not None else 0
+        sends = self._engine.sequencer.last_seq - applied + size // snapshot.RECORD_MIN
         index.reserve(sends, len(self._log.table.segments), self._dead_bytes)
         self._counted = index.rows.counted
 

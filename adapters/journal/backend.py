@@ -157,9 +157,9 @@ class JournalBackend(Backend):
             if state.own.named:
                 state.declared = True
                 catalog.add(state)
-                for known in state.own.subscriptions.values():
-                    state.join(known)
-                    catalog.subscriptions[known.number] = known
+                for subscriber in state.own.subscriptions.values():
+                    state.join(subscriber)
+                    catalog.subscriptions[subscriber.number] = subscriber
         catalog.last_number = self._index.last_number
         catalog.recount()
 

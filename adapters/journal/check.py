@@ -134,10 +134,10 @@ def _subscriptions(index: Index, counted: _Counted) -> Iterator[str]:
         for pending, count in held.items():
             if pending & ~state.own.mask or bool(pending) != state.is_topic:
                 yield f"C6 {count} messages of {state.destination} are for {pending:b}; there are {state.own.mask:b}"
-        for known in state.own.subscriptions.values():
-            found = sum(count for pending, count in held.items() if pending & known.own.bit)
-            if known.count != found:
-                yield f"C6 {known.subscription} counts {known.count} messages; the index holds {found}"
+        for subscriber in state.own.subscriptions.values():
+            found = sum(count for pending, count in held.items() if pending & subscriber.own.bit)
+            if subscriber.count != found:
+                yield f"C6 {subscriber.subscription} counts {subscriber.count} messages; the index holds {found}"
 
 
 def _rows(index: Index, counted: _Counted) -> Iterator[str]:
@@ -157,8 +157,8 @@ def _rows(index: Index, counted: _Counted) -> Iterator[str]:
     for seq, number, _, destination in rows.all_deliveries():
         deliveries += 1
         state = index.states[destination]
-        known = state.own.subscriptions.get(number)
-        if state.is_topic != (known is not None) or rows.row(state, known, seq) is None:
+        subscriber = state.own.subscriptions.get(number)
+        if state.is_topic != (subscriber is not None) or rows.row(state, subscriber, seq) is None:
             yield f"C7 message {seq} of destination {destination} has come back to {number}, which has it not"
     if deliveries != rows.counted:
         yield f"C7 {deliveries} messages were given back; {rows.counted} are counted"

@@ -85,7 +85,7 @@ ACK_RECORD = struct.Struct("<IQBBHIIQ")
 assert ACK_RECORD.size == w.RECORD_REST.size + ACK_PAYLOAD.size
 
 
-class Known(Protocol):
+class Numbers(Protocol):
     """What a record's numbers mean to who reads it: the index, as far as it was filled."""
 
     priorities: bool
@@ -99,7 +99,7 @@ class Codec(NamedTuple):
     kind: int
     encode: Callable[[Any], bytes]
     """The payload of its record."""
-    decode: Callable[[Record, Known], Change | None]
+    decode: Callable[[Record, Numbers], Change | None]
     """None for what concerns a destination or a subscription that was removed. Raises KeyError for a message of a
     destination that is not declared."""
 
@@ -108,14 +108,14 @@ def _encode_send(change: Send) -> bytes:
     return SEND_START.pack(change.state.number, change.seq) + change.record
 
 
-def decode_send(record: Record, known: Known) -> Send:
+def decode_send(record: Record, numbers: Numbers) -> Send:
     payload = record.payload
     number, seq = SEND_START.unpack_from(payload)
     priority, _, id_bytes, _, _, expires_at_ms = HEAD.unpack_from(payload, SEND_START.size)
     name_at = SEND_START.size + HEAD.size
     name = payload[name_at : name_at + id_bytes] if id_bytes else None
-    order = order_of(priority, known.priorities)
-    change = Send(known.states[number], payload[SEND_START.size :], name, order, expires_at_ms)
+    order = order_of(priority, numbers.priorities)
+    change = Send(numbers.states[number], payload[SEND_START.size :], name, order, expires_at_ms)
     change.seq, change.own = seq, own_of(record)
     return change
 
@@ -125,16 +125,16 @@ def own_of(record: Record) -> Own:
     return record.lsn, record.offset, record.length
 
 
-def _state(record: Record, known: Known) -> DestinationState | None:
-    return known.states.get(NUMBER.unpack_from(record.payload)[0])
+def _state(record: Record, numbers: Numbers) -> DestinationState | None:
+    return numbers.states.get(NUMBER.unpack_from(record.payload)[0])
 
 
 def _encode_ack(change: Ack) -> bytes:
     return ACK_PAYLOAD.pack(change.state.number, change.number, change.seq)
 
 
-def _decode_ack(record: Record, known: Known) -> Ack | None:
-    state = _state(record, known)
+def _decode_ack(record: Record, numbers: Numbers) -> Ack | None:
+    state = _state(record, numbers)
     _, number, seq = ACK_PAYLOAD.unpack(record.payload)
     return Ack(state, seq, number) if state is not None else None
 
@@ -143,8 +143,8 @@ def _encode_range(change: AckRange) -> bytes:
     return RANGE_PAYLOAD.pack(change.state.number, change.number, change.first, change.last)
 
 
-def _decode_range(record: Record, known: Known) -> AckRange | None:
-    state = _state(record, known)
+def _decode_range(record: Record, numbers: Numbers) -> AckRange | None:
+    state = _state(record, numbers)
     _, number, first, last = RANGE_PAYLOAD.unpack(record.payload)
     return AckRange(state, first, last, number) if state is not None else None
 
@@ -153,8 +153,8 @@ def _encode_returned(change: Returned) -> bytes:
     return RETURNED_PAYLOAD.pack(change.state.number, change.number, change.seq, min(change.count, DELIVERIES_MAX))
 
 
-def _decode_returned(record: Record, known: Known) -> Returned | None:
-    state = _state(record, known)
+def _decode_returned(record: Record, numbers: Numbers) -> Returned | None:
+    state = _state(record, numbers)
     _, number, seq, count = RETURNED_PAYLOAD.unpack(record.payload)
     return Returned(state, seq, number, count) if state is not None else None
 
@@ -164,9 +164,9 @@ def _encode_declare(change: Declare) -> bytes:
     return DECLARE_START.pack(change.state.number, destination.kind.value) + destination.name.encode()
 
 
-def _decode_declare(record: Record, known: Known) -> Declare:
+def _decode_declare(record: Record, numbers: Numbers) -> Declare:
     number, kind = DECLARE_START.unpack_from(record.payload)
-    state = known.states.get(number)
+    state = numbers.states.get(number)
     if state is None:
         name = record.payload[DECLARE_START.size :].decode()
         state = DestinationState(number, Destination(Kind(kind), name))
@@ -177,13 +177,13 @@ def _encode_remove(change: Remove) -> bytes:
     return NUMBER.pack(change.state.number)
 
 
-def _decode_remove(record: Record, known: Known) -> Remove | None:
-    state = _state(record, known)
+def _decode_remove(record: Record, numbers: Numbers) -> Remove | None:
+    state = _state(record, numbers)
     return Remove(state) if state is not None else None
 
 
 def _encode_subscribe(change: Subscribe) -> bytes:
-    begun = change.known
+    begun = change.subscriber
     if begun is None:
         raise AssertionError(f"{change.subscription} was not planned")
     _, name, client, selector, no_local = begun.subscription
@@ -193,12 +193,12 @@ def _encode_subscribe(change: Subscribe) -> bytes:
     return start + b"".join(texts)
 
 
-def _decode_subscribe(record: Record, known: Known) -> Subscribe | None:
-    state, payload = _state(record, known), record.payload
+def _decode_subscribe(record: Record, numbers: Numbers) -> Subscribe | None:
+    state, payload = _state(record, numbers), record.payload
     if state is None:
         return None
     _, number, start, flags, client_bytes, name_bytes, _ = SUBSCRIBE_START.unpack_from(payload)
-    begun = known.subscriptions.get(number)
+    begun = numbers.subscriptions.get(number)
     if begun is None:
         name_at = SUBSCRIBE_START.size + client_bytes
         client = payload[SUBSCRIBE_START.size : name_at].decode()
@@ -207,23 +207,23 @@ def _decode_subscribe(record: Record, known: Known) -> Subscribe | None:
         subscription = Subscription(state.destination, name, client, selector, bool(flags & NO_LOCAL))
         begun = SubscriptionState(number, state, subscription, start)
     change = Subscribe(state, number, begun.subscription, retroactive=False)
-    change.known = begun
+    change.subscriber = begun
     return change
 
 
 def _encode_unsubscribe(change: Unsubscribe) -> bytes:
-    if change.known is None:
+    if change.subscriber is None:
         raise AssertionError(f"the end of {change.key} was not planned")
-    return UNSUBSCRIBE_PAYLOAD.pack(change.state.number, change.known.number)
+    return UNSUBSCRIBE_PAYLOAD.pack(change.state.number, change.subscriber.number)
 
 
-def _decode_unsubscribe(record: Record, known: Known) -> Unsubscribe | None:
-    state = _state(record, known)
-    ended = known.subscriptions.get(UNSUBSCRIBE_PAYLOAD.unpack(record.payload)[1])
+def _decode_unsubscribe(record: Record, numbers: Numbers) -> Unsubscribe | None:
+    state = _state(record, numbers)
+    ended = numbers.subscriptions.get(UNSUBSCRIBE_PAYLOAD.unpack(record.payload)[1])
     if state is None or ended is None:
         return None
     change = Unsubscribe(state, ended.subscription.key)
-    change.known = ended
+    change.subscriber = ended
     return change
 
 
@@ -231,7 +231,7 @@ def _encode_prepare(change: Prepare) -> bytes:
     return change.branch.transaction + change.branch.payload
 
 
-def decode_prepare(record: Record, known: Known) -> Prepare:
+def decode_prepare(record: Record, numbers: Numbers) -> Prepare:
     branch = Branch(record.payload[:TRANSACTION_BYTES], (), ())
     branch.payload, branch.own = record.payload[TRANSACTION_BYTES:], own_of(record)
     return Prepare(branch)
@@ -241,11 +241,11 @@ def _encode_outcome(change: Commit | Rollback) -> bytes:
     return change.branch.transaction
 
 
-def _decode_commit(record: Record, known: Known) -> Commit:
+def _decode_commit(record: Record, numbers: Numbers) -> Commit:
     return Commit(Branch(record.payload, (), ()))
 
 
-def _decode_rollback(record: Record, known: Known) -> Rollback:
+def _decode_rollback(record: Record, numbers: Numbers) -> Rollback:
     return Rollback(Branch(record.payload, (), ()))
 
 
@@ -253,7 +253,7 @@ def _encode_forget(change: Forget) -> bytes:
     return b"".join(change.transactions)
 
 
-def _decode_forget(record: Record, known: Known) -> Forget:
+def _decode_forget(record: Record, numbers: Numbers) -> Forget:
     payload = record.payload
     return Forget([payload[at : at + TRANSACTION_BYTES] for at in range(0, len(payload), TRANSACTION_BYTES)])
 
@@ -262,7 +262,7 @@ def _encode_snapshot(change: WriteSnapshot) -> bytes:
     return change.payload
 
 
-def _decode_snapshot(record: Record, known: Known) -> None:
+def _decode_snapshot(record: Record, numbers: Numbers) -> None:
     """It says again what was said before it."""
 
 

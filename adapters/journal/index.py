@@ -280,15 +280,15 @@ class Index:
     ) -> None:  # fmt: skip
         """The same object as before: what is held for it is not the index's."""
         state = self.states[topic]
-        known = self.subscriptions.get(number)
-        if known is None:
+        subscriber = self.subscriptions.get(number)
+        if subscriber is None:
             subscription = Subscription(state.destination, name, client, selector, no_local)
-            known = self.subscriptions[number] = SubscriptionState(number, state, subscription, start)
-        known.count, known.own = count, IndexedSubscription(1 << slot, ended)
-        self._ended.pop(known, None)
+            subscriber = self.subscriptions[number] = SubscriptionState(number, state, subscription, start)
+        subscriber.count, subscriber.own = count, IndexedSubscription(1 << slot, ended)
+        self._ended.pop(subscriber, None)
         if ended:
-            self._catalog.leaving[known.feed] = None
-        state.own.join(known)
+            self._catalog.leaving[subscriber.feed] = None
+        state.own.join(subscriber)
 
     def _state(self, number: int, destination: Destination) -> DestinationState:
         state = self.states.get(number)
@@ -361,14 +361,14 @@ class Index:
 
     def _complete(self, state: DestinationState, number: int) -> None:
         """Nothing is left of a destination that was removed, or for a subscription that has ended."""
-        known = state.own.subscriptions.get(number)
+        subscriber = state.own.subscriptions.get(number)
         if state.own.leaving and not number:
             state.own.leaving = False
             self._gone[state] = None
             self._txn.delete(ID.pack(state.number), db=self._destinations_db)
             self._catalog.leaving.pop(state.feed, None)
-        elif known is not None and known.own.ended:
-            self._drop(known)
+        elif subscriber is not None and subscriber.own.ended:
+            self._drop(subscriber)
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         self.rows.returned(state, seq, number, count, place)
@@ -386,8 +386,8 @@ class Index:
             return
         at_once = state.count <= AT_ONCE
         self._catalog.count(state, -state.count, -state.bytes)
-        for known in list(own.subscriptions.values()):
-            self._drop(known)
+        for subscriber in list(own.subscriptions.values()):
+            self._drop(subscriber)
         self._forget_duplicates(state.number)
         own.named, own.leaving, state.removed = False, True, True
         self.rows.changed[state] = None
@@ -395,37 +395,37 @@ class Index:
         if at_once:
             self.ack_range(state, 0, SEQ_MAX, 0)
 
-    def subscribe(self, known: SubscriptionState) -> None:
-        own = known.topic.own
-        known.count, known.own = 0, IndexedSubscription(1 << own.free_slot())
-        self.subscriptions[known.number] = known
-        self._ended.pop(known, None)
-        own.join(known)
-        self.rows.changed_subscriptions[known] = None
-        self.rows.begin(known)
-        self.last_number = max(self.last_number, known.number)
+    def subscribe(self, subscriber: SubscriptionState) -> None:
+        own = subscriber.topic.own
+        subscriber.count, subscriber.own = 0, IndexedSubscription(1 << own.free_slot())
+        self.subscriptions[subscriber.number] = subscriber
+        self._ended.pop(subscriber, None)
+        own.join(subscriber)
+        self.rows.changed_subscriptions[subscriber] = None
+        self.rows.begin(subscriber)
+        self.last_number = max(self.last_number, subscriber.number)
 
-    def unsubscribe(self, known: SubscriptionState) -> None:
-        own = indexed(known.topic)
-        there = own.subscriptions.get(known.number)
+    def unsubscribe(self, subscriber: SubscriptionState) -> None:
+        own = indexed(subscriber.topic)
+        there = own.subscriptions.get(subscriber.number)
         if there is None:
             return
         own.end(there)
         self.rows.changed_subscriptions[there] = None
         self._catalog.leaving[there.feed] = None
-        if known.topic.count <= AT_ONCE:
-            self.ack_range(known.topic, 0, SEQ_MAX, known.number)
+        if subscriber.topic.count <= AT_ONCE:
+            self.ack_range(subscriber.topic, 0, SEQ_MAX, subscriber.number)
 
     def complete_removals(self) -> None:
         """Nothing is left of what was removed, and for what has ended: at once, while nobody else is there."""
         for feed in list(self._catalog.leaving):
             self.ack_range(feed.state, 0, SEQ_MAX, feed.number)
 
-    def _drop(self, known: SubscriptionState) -> None:
-        self._ended[known] = None
-        self._catalog.leaving.pop(known.feed, None)
-        known.topic.own.leave(known)
-        self._txn.delete(ID.pack(known.number), db=self._subscriptions_db)
+    def _drop(self, subscriber: SubscriptionState) -> None:
+        self._ended[subscriber] = None
+        self._catalog.leaving.pop(subscriber.feed, None)
+        subscriber.topic.own.leave(subscriber)
+        self._txn.delete(ID.pack(subscriber.number), db=self._subscriptions_db)
 
     def prepare(self, branch: Branch) -> None:
         """The record of a prepared branch retains its segment as a live message does."""
@@ -434,9 +434,9 @@ class Index:
         if segment is None:
             raise AssertionError(f"index: the prepared transaction {branch.transaction.hex()} lies in no segment")
         # A rebuild may know from the snapshot that it is committed before it comes to the PREPARE.
-        known = self._txn.replace(branch.transaction, WHERE.pack(*branch.own), db=self._transactions_db)
-        self.transactions += known is None
-        self._committed -= known == b""
+        replaced = self._txn.replace(branch.transaction, WHERE.pack(*branch.own), db=self._transactions_db)
+        self.transactions += replaced is None
+        self._committed -= replaced == b""
         segment.add_live(length)
 
     def settled(self, branch: Branch, committed: bool) -> None:
@@ -522,9 +522,9 @@ class Index:
         for state in self.rows.changed:
             if state not in self._gone:
                 txn.put(ID.pack(state.number), _destination_row(state), db=self._destinations_db)
-        for known in self.rows.changed_subscriptions:
-            if known not in self._ended:
-                txn.put(ID.pack(known.number), _subscription_row(known), db=self._subscriptions_db)
+        for subscriber in self.rows.changed_subscriptions:
+            if subscriber not in self._ended:
+                txn.put(ID.pack(subscriber.number), _subscription_row(subscriber), db=self._subscriptions_db)
         self.rows.changed.clear()
         self.rows.changed_subscriptions.clear()
         txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)
@@ -539,9 +539,9 @@ class Index:
         for state in self._gone:
             if self.states.get(state.number) is state:
                 del self.states[state.number]
-        for known in self._ended:
-            if self.subscriptions.get(known.number) is known:
-                del self.subscriptions[known.number]
+        for subscriber in self._ended:
+            if self.subscriptions.get(subscriber.number) is subscriber:
+                del self.subscriptions[subscriber.number]
         self._gone.clear()
         self._ended.clear()
 
@@ -573,7 +573,7 @@ class Index:
         if self._gone:
             states = [state for state in states if state not in self._gone]
         if self._ended:
-            subscriptions = [known for known in subscriptions if known not in self._ended]
+            subscriptions = [subscriber for subscriber in subscriptions if subscriber not in self._ended]
         return states, subscriptions
 
 
@@ -589,11 +589,21 @@ def _destination_row(state: DestinationState) -> bytes:
     return msgspec.msgpack.encode((kind, name, state.count, state.bytes, state.own.leaving))
 
 
-def _subscription_row(known: SubscriptionState) -> bytes:
-    _, name, client, selector, no_local = known.subscription
-    slot = known.own.bit.bit_length() - 1
+def _subscription_row(subscriber: SubscriptionState) -> bytes:
+    _, name, client, selector, no_local = subscriber.subscription
+    slot = subscriber.own.bit.bit_length() - 1
     return msgspec.msgpack.encode(
-        (known.topic.number, client, name, selector, no_local, known.start, slot, known.count, known.own.ended)
+        (
+            subscriber.topic.number,
+            client,
+            name,
+            selector,
+            no_local,
+            subscriber.start,
+            slot,
+            subscriber.count,
+            subscriber.own.ended,
+        )
     )
 
 

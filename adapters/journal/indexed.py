@@ -33,27 +33,27 @@ class IndexedDestination:
         """The bits of those whom a message of that seq is for. Of one that takes effect now: all."""
         if seq > self.newest:
             return self.mask
-        bits: int = sum(known.own.bit for known in self.subscriptions.values() if known.start < seq)
+        bits: int = sum(subscriber.own.bit for subscriber in self.subscriptions.values() if subscriber.start < seq)
         return bits & self.mask
 
-    def join(self, known: SubscriptionState) -> None:
+    def join(self, subscriber: SubscriptionState) -> None:
         """One more subscription; its bit is set."""
-        self.subscriptions[known.number] = known
-        self.taken |= known.own.bit
-        if not known.own.ended:
-            self.mask |= known.own.bit
-        self.newest = max(self.newest, known.start)
+        self.subscriptions[subscriber.number] = subscriber
+        self.taken |= subscriber.own.bit
+        if not subscriber.own.ended:
+            self.mask |= subscriber.own.bit
+        self.newest = max(self.newest, subscriber.start)
 
-    def end(self, known: SubscriptionState) -> None:
+    def end(self, subscriber: SubscriptionState) -> None:
         """No new message is for it. Its bit is in messages still."""
-        known.own.ended = True
-        self.mask &= ~known.own.bit
+        subscriber.own.ended = True
+        self.mask &= ~subscriber.own.bit
 
-    def leave(self, known: SubscriptionState) -> None:
+    def leave(self, subscriber: SubscriptionState) -> None:
         """One less. Its bit is in no message any more, and may be another's."""
-        self.subscriptions.pop(known.number, None)
-        self.mask &= ~known.own.bit
-        self.taken &= ~known.own.bit
+        self.subscriptions.pop(subscriber.number, None)
+        self.mask &= ~subscriber.own.bit
+        self.taken &= ~subscriber.own.bit
 
     def free_slot(self) -> int:
         """The number of a bit that is no subscription's."""

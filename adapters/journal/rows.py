@@ -217,10 +217,10 @@ class MessageRows:
             pending = own.entitled(send.seq)
             if not pending:
                 return None
-            for known in own.subscriptions.values():
-                if known.own.bit & pending:
-                    known.count += 1
-                    self.changed_subscriptions[known] = None
+            for subscriber in own.subscriptions.values():
+                if subscriber.own.bit & pending:
+                    subscriber.count += 1
+                    self.changed_subscriptions[subscriber] = None
         if self._priorities:
             self._txn.put(LANE_KEY.pack(state.number, send.order, send.seq), b"", db=self._lanes_db)
         if send.expires_at_ms:
@@ -242,10 +242,10 @@ class MessageRows:
             if expires:
                 self._txn.delete(EXPIRY_KEY.pack(expires, seq), db=self._expiries_db)
             if pending:
-                for known in state.own.subscriptions.values():
-                    if known.own.bit & pending:
-                        known.count -= 1
-                        self.changed_subscriptions[known] = None
+                for subscriber in state.own.subscriptions.values():
+                    if subscriber.own.bit & pending:
+                        subscriber.count -= 1
+                        self.changed_subscriptions[subscriber] = None
         if self.counted:
             self._forget_deliveries(seq)
         self._remove_live(lsn, length, state.destination)
@@ -255,11 +255,11 @@ class MessageRows:
 
     def ack_for(self, state: DestinationState, seq: int, number: int) -> None:
         """It is dead for one subscription."""
-        known = state.own.subscriptions.get(number)
+        subscriber = state.own.subscriptions.get(number)
         key = KEY.pack(state.number, seq)
         value = self._txn.get(key, db=self._messages_db)
-        if known is not None and value is not None:
-            self._ack_rows(state, known, ((key, value),))
+        if subscriber is not None and value is not None:
+            self._ack_rows(state, subscriber, ((key, value),))
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> int:
         """All between two seqs are dead, for one subscription or (number 0) for all. Returns how many rows were looked
@@ -267,19 +267,21 @@ class MessageRows:
         if not number:
             return self._remove_range(state, first, last)
         count = 0
-        known = state.own.subscriptions.get(number)
-        while known is not None and first <= last:
+        subscriber = state.own.subscriptions.get(number)
+        while subscriber is not None and first <= last:
             rows = self._raw(self._messages_db, KEY.pack(state.number, first), PREFIX_BYTES, PAGE)
-            self._ack_rows(state, known, [row for row in rows if KEY_SEQ.unpack(row[0])[0] <= last])
+            self._ack_rows(state, subscriber, [row for row in rows if KEY_SEQ.unpack(row[0])[0] <= last])
             count += len(rows)
             if len(rows) < PAGE:
                 break
             first = KEY_SEQ.unpack(rows[-1][0])[0] + 1
         return count
 
-    def _ack_rows(self, state: DestinationState, known: SubscriptionState, rows: Sequence[tuple[bytes, bytes]]) -> None:
+    def _ack_rows(
+        self, state: DestinationState, subscriber: SubscriptionState, rows: Sequence[tuple[bytes, bytes]]
+    ) -> None:
         """These are dead for a subscription."""
-        bit, kept = known.own.bit, 0
+        bit, kept = subscriber.own.bit, 0
         for key, value in rows:
             pending = int.from_bytes(value[MORE_AT:], "little")
             if not pending & bit:
@@ -290,10 +292,10 @@ class MessageRows:
                 continue
             self._txn.put(key, with_pending(value, pending & ~bit), db=self._messages_db)
             kept += 1
-            if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, known.number), db=self._deliveries_db):
+            if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, subscriber.number), db=self._deliveries_db):
                 self.counted -= 1
-        known.count -= kept
-        self.changed_subscriptions[known] = None
+        subscriber.count -= kept
+        self.changed_subscriptions[subscriber] = None
 
     def _remove_range(self, state: DestinationState, first: int, last: int) -> int:
         count = 0
@@ -317,8 +319,8 @@ class MessageRows:
         self.counted += self._txn.replace(key, value, db=self._deliveries_db) is None
 
     def _is_pending(self, state: DestinationState, number: int, pending: int) -> bool:
-        known = state.own.subscriptions.get(number)
-        return known is not None and not known.own.ended and bool(known.own.bit & pending)
+        subscriber = state.own.subscriptions.get(number)
+        return subscriber is not None and not subscriber.own.ended and bool(subscriber.own.bit & pending)
 
     def _forget_deliveries(self, seq: int) -> None:
         with self._txn.cursor(db=self._deliveries_db) as cursor:
@@ -327,14 +329,14 @@ class MessageRows:
                 self.counted -= 1
                 found = cursor.delete() and bool(cursor.key())
 
-    def begin(self, known: SubscriptionState) -> None:
+    def begin(self, subscriber: SubscriptionState) -> None:
         """All that the topic holds from its start on is for it: of a retroactive one everything."""
-        after, state, bit = known.start, known.topic, known.own.bit
+        after, state, bit = subscriber.start, subscriber.topic, subscriber.own.bit
         while rows := self._raw(self._messages_db, KEY.pack(state.number, after + 1), PREFIX_BYTES, PAGE):
             for key, value in rows:
                 pending = read_row(0, value)[1]
                 self._txn.put(key, with_pending(value, pending | bit), db=self._messages_db)
-                known.count += not pending & bit
+                subscriber.count += not pending & bit
             after = KEY_SEQ.unpack(rows[-1][0])[0]
 
     # Asking
@@ -459,7 +461,7 @@ class MessageRows:
         if row is None or state.own is None:
             return []
         pending = row[1] & state.own.mask
-        return [known.feed for known in state.own.subscriptions.values() if known.own.bit & pending]
+        return [subscriber.feed for subscriber in state.own.subscriptions.values() if subscriber.own.bit & pending]
 
     def expired(self, start: bytes, now: int) -> tuple[list[tuple[DestinationState, Place]], bytes | None]:
         """A page of those that have expired, from this key of `expiries` on, and the key to go on from; None at the

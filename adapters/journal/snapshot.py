@@ -154,8 +154,8 @@ def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot
     """The rest. Called without the lock, which `ask` takes for each page."""
     tail, states, subscriptions = begun.tail, begun.states, begun.subscriptions
     bits: dict[DestinationState, list[tuple[int, int]]] = {}
-    for known in subscriptions:
-        bits.setdefault(known.topic, []).append((known.number, known.own.bit))
+    for subscriber in subscriptions:
+        bits.setdefault(subscriber.topic, []).append((subscriber.number, subscriber.own.bit))
     return Snapshot(
         lsn=tail.lsn,
         seq=sequencer.last_seq,
@@ -164,7 +164,7 @@ def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot
         kept=[KeptSegment(s.number, s.nonce, s.base_lsn, s.last_lsn, s.end or 0, _deflate(d)) for s, d in begun.kept],
         first_dead=zlib.compress(begun.first_dead, 1),
         destinations=[(state.number, state.destination.kind.value, state.destination.name) for state in states],
-        subscriptions=[_subscription(known) for known in subscriptions],
+        subscriptions=[_subscription(subscriber) for subscriber in subscriptions],
         acked=[acked for topic, some in bits.items() for acked in _acked(topic, some, tail.counter, index.rows, ask)],
         deliveries=[row for row in index.rows.all_deliveries(ask) if row[0] <= tail.counter],
         duplicates=[(key[0], seq, key[1]) for key, seq in sequencer.window.items()],
@@ -174,9 +174,9 @@ def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot
     )
 
 
-def _subscription(known: SubscriptionState) -> tuple[int, int, str, str, str | None, bool, int]:
-    _, name, client, selector, no_local = known.subscription
-    return known.number, known.topic.number, client, name, selector, no_local, known.start
+def _subscription(subscriber: SubscriptionState) -> tuple[int, int, str, str, str | None, bool, int]:
+    _, name, client, selector, no_local = subscriber.subscription
+    return subscriber.number, subscriber.topic.number, client, name, selector, no_local, subscriber.start
 
 
 def _acked(

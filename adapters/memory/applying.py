@@ -56,8 +56,8 @@ class MemoryTable(Table):
                 of = [chunk for chunk in messages.chunks() if not self._is_dropped(chunk)]
                 count = sum(chunk.live.bit_count() for chunk in of)
                 size = sum(chunk.bytes_of(chunk.live) for chunk in of)
-                for known in messages.subscriptions.values():
-                    known.count = sum(messages.pending(known, chunk).bit_count() for chunk in of)
+                for subscriber in messages.subscriptions.values():
+                    subscriber.count = sum(messages.pending(subscriber, chunk).bit_count() for chunk in of)
                 others += messages.cost
                 chunks += of
             state.count, state.bytes = (count, size) if state.feed not in catalog.leaving else (0, 0)
@@ -118,8 +118,8 @@ class MemoryTable(Table):
         chunk.charge += more
         memory.used += more
         self._catalog.count(state, 1, len(record))
-        for known in send.entitled:
-            known.count += 1
+        for subscriber in send.entitled:
+            subscriber.count += 1
         memory.unfinished = None
         return True
 
@@ -198,8 +198,8 @@ class MemoryTable(Table):
         self._catalog.count(state, len(sends), sum([len(send.record) for send in sends]))
         if state.is_topic:
             for send in sends:
-                for known in send.entitled:
-                    known.count += 1
+                for subscriber in send.entitled:
+                    subscriber.count += 1
 
     def _seal(self, chunk: Chunk) -> None:
         """Nothing more comes into it."""
@@ -243,18 +243,18 @@ class MemoryTable(Table):
 
     def _done(self, messages: DestinationMessages, chunk: Chunk, mask: int, number: int) -> None:
         """Some messages of a chunk are dead for a subscription, or for all."""
-        known = messages.subscriptions.get(number) if number else None
-        if number and known is None:
+        subscriber = messages.subscriptions.get(number) if number else None
+        if number and subscriber is None:
             return  # it has ended
-        mask &= messages.pending(known, chunk)
+        mask &= messages.pending(subscriber, chunk)
         if not mask:
             return
         self._memory.unfinished = chunk.mend
-        kept = mask & messages.wanted(chunk, known) if known is not None else 0
+        kept = mask & messages.wanted(chunk, subscriber) if subscriber is not None else 0
         if kept:
-            assert known is not None
+            assert subscriber is not None
             chunk.acked[number] = chunk.acked.get(number, 0) | kept
-            known.count -= kept.bit_count()
+            subscriber.count -= kept.bit_count()
             for key in [key for key in chunk.counts if key[0] == number and kept >> key[1] & 1]:
                 chunk.counts.pop(key, None)
         self._kill(messages, chunk, mask & ~kept)
@@ -266,8 +266,8 @@ class MemoryTable(Table):
         """Some messages of a chunk that live are dead for all."""
         if not mask:
             return
-        for known in messages.subscriptions.values():
-            known.count -= (messages.pending(known, chunk) & mask).bit_count()
+        for subscriber in messages.subscriptions.values():
+            subscriber.count -= (messages.pending(subscriber, chunk) & mask).bit_count()
         chunk.dead |= mask
         for index in indexes(mask >> chunk.out):
             chunk.records[index] = None
@@ -330,8 +330,8 @@ class MemoryTable(Table):
         if messages is None or spot is None:
             return
         chunk, index = spot
-        known = messages.subscriptions.get(number) if number else None
-        if (number and known is None) or not messages.pending(known, chunk) >> index & 1:
+        subscriber = messages.subscriptions.get(number) if number else None
+        if (number and subscriber is None) or not messages.pending(subscriber, chunk) >> index & 1:
             return
         self._memory.unfinished = nothing
         chunk.counts[number, index] = count
@@ -359,27 +359,27 @@ class MemoryTable(Table):
         if at_once:
             self.ack_range(state, 0, SEQ_MAX, 0)
 
-    def subscribe(self, known: SubscriptionState) -> None:
-        messages: DestinationMessages = known.topic.own
-        if known.number not in messages.subscriptions:
+    def subscribe(self, subscriber: SubscriptionState) -> None:
+        messages: DestinationMessages = subscriber.topic.own
+        if subscriber.number not in messages.subscriptions:
             self._memory.unfinished = nothing
-            messages.subscriptions[known.number] = known
-            known.count = sum(messages.pending(known, chunk).bit_count() for chunk in messages.chunks())
+            messages.subscriptions[subscriber.number] = subscriber
+            subscriber.count = sum(messages.pending(subscriber, chunk).bit_count() for chunk in messages.chunks())
             self._memory.used += SUBSCRIPTION_COST
             self._memory.unfinished = None
 
-    def unsubscribe(self, known: SubscriptionState) -> None:
-        messages: DestinationMessages | None = known.topic.own
+    def unsubscribe(self, subscriber: SubscriptionState) -> None:
+        messages: DestinationMessages | None = subscriber.topic.own
         if messages is None:
             return
-        if known.number in messages.subscriptions:
+        if subscriber.number in messages.subscriptions:
             self._memory.unfinished = nothing
-            self._catalog.leaving[known.feed] = None
-            messages.subscriptions.pop(known.number, None)
+            self._catalog.leaving[subscriber.feed] = None
+            messages.subscriptions.pop(subscriber.number, None)
             self._memory.used -= SUBSCRIPTION_COST
             self._memory.unfinished = None
-        if known.feed in self._catalog.leaving and known.topic.count <= AT_ONCE:
-            self.ack_range(known.topic, 0, SEQ_MAX, known.number)
+        if subscriber.feed in self._catalog.leaving and subscriber.topic.count <= AT_ONCE:
+            self.ack_range(subscriber.topic, 0, SEQ_MAX, subscriber.number)
 
     def prepare(self, branch: Branch) -> None:
         self.prepared[branch.transaction] = memory_of_branch(branch)

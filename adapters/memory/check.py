@@ -73,10 +73,10 @@ def _counts(messages: DestinationMessages, memory: MemoryLimit) -> Iterator[str]
         )
     if set(messages.subscriptions.values()) != set(state.subscriptions.values()):
         yield f"M3 {state.destination} has other subscriptions than its messages are kept for"
-    for known in messages.subscriptions.values():
-        pending = sum(messages.pending(known, chunk).bit_count() for chunk in messages.chunks())
-        if pending != known.count:
-            yield f"M3 {known.subscription} counts {known.count} messages, its topic has {pending} for it"
+    for subscriber in messages.subscriptions.values():
+        pending = sum(messages.pending(subscriber, chunk).bit_count() for chunk in messages.chunks())
+        if pending != subscriber.count:
+            yield f"M3 {subscriber.subscription} counts {subscriber.count} messages, its topic has {pending} for it"
 
 
 def _readable(state: DestinationState, chunk: Chunk, memory: MemoryLimit) -> Iterator[str]:
@@ -96,10 +96,10 @@ def _readable(state: DestinationState, chunk: Chunk, memory: MemoryLimit) -> Ite
 
 
 def _entries(chunks: Sequence[Chunk], swap: SwapFiles) -> Iterator[str]:
-    known = {(address.file, address.offset) for chunk in chunks for address in chunk.addresses}
+    wanted = {(address.file, address.offset) for chunk in chunks for address in chunk.addresses}
     there = {(address.file, address.offset) for address in swap.entries}
-    if known != there:
-        yield f"M5 {len(known)} entries of the swap belong to chunks, {len(there)} are kept"
+    if wanted != there:
+        yield f"M5 {len(wanted)} entries of the swap belong to chunks, {len(there)} are kept"
 
 
 def _memory(chunks: Sequence[Chunk], others: int, memory: MemoryLimit) -> Iterator[str]:

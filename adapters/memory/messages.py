@@ -75,30 +75,30 @@ class DestinationMessages:
     def find(self, seq: int, order: int | None = None) -> Spot | None:
         """A message, dead or not. `order`: its order, if that is known."""
         if order is not None:
-            known = self.lanes.get(order)
-            return known.find(seq) if known is not None else None
+            lane = self.lanes.get(order)
+            return lane.find(seq) if lane is not None else None
         for lane in self.lanes.values():
             found = lane.find(seq)
             if found is not None:
                 return found
         return None
 
-    def pending(self, known: SubscriptionState | None, chunk: Chunk) -> int:
+    def pending(self, subscriber: SubscriptionState | None, chunk: Chunk) -> int:
         """A bit for each message of a chunk that lives and that the subscription, if it is about one, has yet to
         ack."""
-        if known is None:
+        if subscriber is None:
             return chunk.live
-        mask = chunk.live & ~chunk.acked.get(known.number, 0)
-        if known.start >= chunk.first:
-            mask &= -1 << bisect_right(chunk.offsets, known.start - chunk.first)
+        mask = chunk.live & ~chunk.acked.get(subscriber.number, 0)
+        if subscriber.start >= chunk.first:
+            mask &= -1 << bisect_right(chunk.offsets, subscriber.start - chunk.first)
         return mask
 
     def wanted(self, chunk: Chunk, but: SubscriptionState | None = None) -> int:
         """A bit for each message of a topic's chunk that any subscription, `but` one, has yet to ack."""
         mask = 0
-        for known in self.subscriptions.values():
-            if known is not but:
-                mask |= self.pending(known, chunk)
+        for subscriber in self.subscriptions.values():
+            if subscriber is not but:
+                mask |= self.pending(subscriber, chunk)
         return mask
 
     def feeds(self, spot: Spot) -> list[Feed]:
@@ -107,34 +107,36 @@ class DestinationMessages:
             return [self.state.feed]
         chunk, index = spot
         return [
-            known.feed for known in self.subscriptions.values() if self.pending(known, chunk) >> index & 1
-        ]  # fmt: skip
+            subscriber.feed
+            for subscriber in self.subscriptions.values()
+            if self.pending(subscriber, chunk) >> index & 1
+        ]
 
     # Places, as the core knows them
 
-    def rows(self, known: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
+    def rows(self, subscriber: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
         """As of Rows (adapters/core/delivery.py)."""
         if order is not None:
             lane = self.lanes.get(order)
-            return self._rows(known, lane, after, limit) if lane is not None else []
+            return self._rows(subscriber, lane, after, limit) if lane is not None else []
         if len(self.lanes) == 1:
             (lane,) = self.lanes.values()
-            return self._rows(known, lane, after, limit)
-        by_seq = heapq.merge(*(self._all(known, lane, after) for lane in self.lanes.values()), key=itemgetter(SEQ))
+            return self._rows(subscriber, lane, after, limit)
+        by_seq = heapq.merge(*(self._all(subscriber, lane, after) for lane in self.lanes.values()), key=itemgetter(SEQ))
         return list(islice(by_seq, limit))
 
-    def _all(self, known: SubscriptionState | None, lane: Lane, after: int) -> Iterator[Place]:
-        while found := self._rows(known, lane, after, STEP):
+    def _all(self, subscriber: SubscriptionState | None, lane: Lane, after: int) -> Iterator[Place]:
+        while found := self._rows(subscriber, lane, after, STEP):
             yield from found
             after = found[-1][SEQ]
 
-    def _rows(self, known: SubscriptionState | None, lane: Lane, after: int, limit: int) -> list[Place]:
+    def _rows(self, subscriber: SubscriptionState | None, lane: Lane, after: int, limit: int) -> list[Place]:
         found: list[Place] = []
-        number = known.number if known is not None else 0
+        number = subscriber.number if subscriber is not None else 0
         order = lane.order
         for chunk, index in lane.after(after):
             length = len(chunk.offsets)
-            mask = self.pending(known, chunk) >> index << index
+            mask = self.pending(subscriber, chunk) >> index << index
             which: Iterable[int] = range(index, length) if mask == MASKS[length] >> index << index else indexes(mask)
             first, offsets, expiries, counts = chunk.first, chunk.offsets, chunk.expiries, chunk.counts
             some = islice(which, limit - len(found))
@@ -149,12 +151,12 @@ class DestinationMessages:
                 break
         return found
 
-    def row(self, known: SubscriptionState | None, seq: int, order: int | None) -> Place | None:
+    def row(self, subscriber: SubscriptionState | None, seq: int, order: int | None) -> Place | None:
         """Likewise."""
         spot = self.find(seq, order)
-        if spot is None or not self.pending(known, spot[0]) >> spot[1] & 1:
+        if spot is None or not self.pending(subscriber, spot[0]) >> spot[1] & 1:
             return None
-        return place_of(spot, known.number if known is not None else 0)
+        return place_of(spot, subscriber.number if subscriber is not None else 0)
 
 
 def place_of(spot: Spot, number: int) -> Place:

@@ -153,11 +153,11 @@ class MemoryRows:
         """As of Table, and so the next three."""
         self._changeable().declare(state)
 
-    def subscribe(self, known: SubscriptionState) -> None:
-        self._changeable().subscribe(known)
+    def subscribe(self, subscriber: SubscriptionState) -> None:
+        self._changeable().subscribe(subscriber)
 
-    def unsubscribe(self, known: SubscriptionState) -> None:
-        self._changeable().unsubscribe(known)
+    def unsubscribe(self, subscriber: SubscriptionState) -> None:
+        self._changeable().unsubscribe(subscriber)
 
     def remove(self, state: DestinationState) -> None:
         self._changeable().remove(state)

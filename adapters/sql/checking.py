@@ -38,9 +38,9 @@ class _Check:
         for number, *rest in self._all("select.counts"):
             found[number].append(rest)
         staged = sum(row[1] for row in found.pop(0, []))
-        known = sum(self._all("select.staged", **staged_rows(row))[0][0] for row in branches)
-        if staged > known:
-            yield f"MESSAGES holds {staged} messages of destination 0, of which {known} are prepared"
+        prepared = sum(self._all("select.staged", **staged_rows(row))[0][0] for row in branches)
+        if staged > prepared:
+            yield f"MESSAGES holds {staged} messages of destination 0, of which {prepared} are prepared"
         for number in sorted(found.keys() - self._catalog.by_number.keys()):
             yield f"MESSAGES holds messages of destination {number}, which is not there"
         for number, state in list(self._catalog.by_number.items()):
@@ -53,10 +53,10 @@ class _Check:
     def subscriptions(self) -> Iterator[str]:
         """What they have to ack, and the tables that hang on them."""
         rows = {row[0] for row in self._all("select.durables")}
-        known = self._catalog.subscriptions
-        if rows != known.keys():
-            yield f"DURABLES holds the numbers {sorted(rows)}; the store knows {sorted(known)}"
-        for number, one in list(known.items()):
+        subscriptions = self._catalog.subscriptions
+        if rows != subscriptions.keys():
+            yield f"DURABLES holds the numbers {sorted(rows)}; the store knows {sorted(subscriptions)}"
+        for number, one in list(subscriptions.items()):
             parameters = {"destination": one.topic.number, "durable": number, "start": one.start + 1}
             there = self._all("select.count.durable", **parameters)[0][0]
             if there != one.count:

@@ -103,8 +103,8 @@ class Effects:
         amount.messages += 1
         amount.bytes += send.record_bytes
         amount.last = send.seq
-        for known in send.entitled:
-            self.to_ack[known] = self.to_ack.get(known, 0) + 1
+        for subscriber in send.entitled:
+            self.to_ack[subscriber] = self.to_ack.get(subscriber, 0) + 1
         if send.expires_at_ms and not 0 < self.expiry <= send.expires_at_ms:
             self.expiry = send.expires_at_ms
 
@@ -120,30 +120,30 @@ class Effects:
             amount = self.amounts[state, order] = Amount()
         return amount
 
-    def acks(self, known: SubscriptionState, count: int) -> None:
+    def acks(self, subscriber: SubscriptionState, count: int) -> None:
         """A subscription has so many less to ack."""
-        self.to_ack[known] = self.to_ack.get(known, 0) - count
+        self.to_ack[subscriber] = self.to_ack.get(subscriber, 0) - count
 
     def count_anew(self, state: DestinationState, rows: Sequence[Any], to_ack: dict[SubscriptionState, int]) -> None:
         """What was counted of it before is void."""
         self.amounts = {key: amount for key, amount in self.amounts.items() if key[0] is not state}
-        self.to_ack = {known: count for known, count in self.to_ack.items() if known.topic is not state}
+        self.to_ack = {subscriber: count for subscriber, count in self.to_ack.items() if subscriber.topic is not state}
         self.counted[state] = (rows, to_ack)
 
     def apply_counts(self, catalog: Catalog, priorities: bool) -> None:
         """Bring them into the destinations and subscriptions. Under the store's lock."""
         for state, (rows, to_ack) in self.counted.items():
             load_counts(catalog, state, rows, priorities)
-            for known, count in to_ack.items():
-                known.count = count
+            for subscriber, count in to_ack.items():
+                subscriber.count = count
         for (state, order), amount in self.amounts.items():
             if state.own is None:
                 state.own = Lanes()
             lanes: Lanes = state.own
             lanes.count(order, amount.messages, amount.last)
             catalog.count(state, amount.messages, amount.bytes)
-        for known, more in self.to_ack.items():
-            known.count += more
+        for subscriber, more in self.to_ack.items():
+            subscriber.count += more
         for feed in self.leaving:
             catalog.leaving[feed] = None
         for state, number in self.left:

@@ -77,8 +77,8 @@ class Loader:
                 state.destination, unescaped(name), unescaped(client),
                 None if selector is None else unescaped(selector), bool(no_local),
             )  # fmt: skip
-            known = self._catalog.load_subscription(number, state, subscription, max(start - 1, 0))
-            known.own = number in redelivered
+            subscriber = self._catalog.load_subscription(number, state, subscription, max(start - 1, 0))
+            subscriber.own = number in redelivered
 
     def _counts(self, progress: Progress | None) -> None:
         found: dict[int, list[Any]] = {}
@@ -90,9 +90,9 @@ class Loader:
             if state is None:
                 raise self._damage(f"MESSAGES holds messages of destination {number}, which is not there")
             load_counts(self._catalog, state, rows, self._priorities)
-            for known in state.subscriptions.values():
-                known.count = self._all(
-                    "select.count.durable", destination=number, durable=known.number, start=known.start + 1
+            for subscriber in state.subscriptions.values():
+                subscriber.count = self._all(
+                    "select.count.durable", destination=number, durable=subscriber.number, start=subscriber.start + 1
                 )[0][0]
             if progress is not None:
                 progress("counting messages", place + 1, len(found))

@@ -83,8 +83,8 @@ class Reading:
         self.last_seq = effects.last_seq
         if effects.expiry and not 0 < self.next_expiry <= effects.expiry:
             self.next_expiry = effects.expiry
-        for known in effects.redelivered:
-            known.own = True
+        for subscriber in effects.redelivered:
+            subscriber.own = True
         for key, count in effects.returned.items():
             place = self._places.get(key)
             if place is not None:
@@ -201,7 +201,7 @@ class Reading:
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         entitled = state.entitled(seq)
         acked = self._acked(seq) if len(entitled) > 1 else set()
-        return [known.feed for known in entitled if known.number not in acked]
+        return [subscriber.feed for subscriber in entitled if subscriber.number not in acked]
 
     def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
         after = 0
@@ -211,15 +211,17 @@ class Reading:
                 place = self.row(state, None, after) if state is not None else None
                 if state is not None and place is not None:
                     yield state.feed, place
-        for known in list(self._catalog.subscriptions.values()):
+        for subscriber in list(self._catalog.subscriptions.values()):
             after = 0
-            while known.own and (
-                rows := self._all("select.limited.durable", durable=known.number, least=least, after=after, most=PAGE)
+            while subscriber.own and (
+                rows := self._all(
+                    "select.limited.durable", durable=subscriber.number, least=least, after=after, most=PAGE
+                )
             ):
                 for _, after in rows:
-                    place = self.row(known.topic, known, after)
+                    place = self.row(subscriber.topic, subscriber, after)
                     if place is not None:
-                        yield known.feed, place
+                        yield subscriber.feed, place
 
     # What is in them
 

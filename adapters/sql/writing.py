@@ -108,12 +108,12 @@ class Write:
         if not state.is_topic:
             self._rows["update.delivered"].append({"message": seq, "count": count})
         else:
-            known = self._subscriptions(state).get(number)
-            if known is None:
+            subscriber = self._subscriptions(state).get(number)
+            if subscriber is None:
                 return
             self._rows["delete.redelivery"].append({"subscription": number, "message": seq})
             self._rows["insert.redelivery"].append({"subscription": number, "message": seq, "count": count})
-            self.effects.redelivered.add(known)
+            self.effects.redelivered.add(subscriber)
         self.effects.returned[number, seq] = count
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
@@ -130,16 +130,16 @@ class Write:
             if state.is_topic:
                 self._recount[state] = None
             return
-        known = self._subscriptions(state).get(number)
-        if known is not None:
+        subscriber = self._subscriptions(state).get(number)
+        if subscriber is not None:
             # What lies before its start is not the subscription's to ack (S2): its rows in ACKS would outlive the
             # messages.
-            limits["first"] = max(first, known.start + 1)
+            limits["first"] = max(first, subscriber.start + 1)
             acked = self._run("insert.acks.range", {**limits, "subscription": number})
             if acked < 0:  # the driver does not tell
                 self._recount[state] = None
             else:
-                self.effects.acks(known, acked)
+                self.effects.acks(subscriber, acked)
             self._finish(state, limits)
         else:
             self._drop_ended(state, limits, number)
@@ -196,17 +196,17 @@ class Write:
             place = given or self._place(seq)
             if place is None:
                 continue
-            known = self._subscriptions(state).get(number) if number else None
-            if number and known is None:
+            subscriber = self._subscriptions(state).get(number) if number else None
+            if number and subscriber is None:
                 continue
             self.effects.acked.append((number, seq))
-            if known is None:
+            if subscriber is None:
                 dead[seq] = (state, place)
                 if state.is_topic:
                     self._acked_for_all(state, seq)
                 continue
             entitled = sum(other.start < seq for other in self._subscriptions(state).values())
-            self.effects.acks(known, 1)
+            self.effects.acks(subscriber, 1)
             if entitled == 1:
                 dead[seq] = (state, place)
             else:
@@ -226,9 +226,9 @@ class Write:
 
     def _acked_for_all(self, state: DestinationState, seq: int) -> None:
         acked = {row[0] for row in self._query("select.acked", message=seq)}
-        for number, known in self._subscriptions(state).items():
-            if known.start < seq and number not in acked:
-                self.effects.acks(known, 1)
+        for number, subscriber in self._subscriptions(state).items():
+            if subscriber.start < seq and number not in acked:
+                self.effects.acks(subscriber, 1)
                 self.effects.acked.append((number, seq))
 
     def _delete(self, dead: dict[int, tuple[DestinationState, Place]]) -> None:
@@ -242,7 +242,7 @@ class Write:
                 there = self._subscriptions(state).values()
                 if len(there) > 1:
                     acked.append({"message": seq})
-                if any(known.own or known in self.effects.redelivered for known in there):
+                if any(subscriber.own or subscriber in self.effects.redelivered for subscriber in there):
                     redelivered.append({"message": seq})
         if self._run("delete.message", [{"message": seq} for seq in dead]) != len(dead):
             self._recount.update((state, None) for state, _ in dead.values())
@@ -261,10 +261,10 @@ class Write:
     # Destinations and subscriptions
 
     def _subscriptions(self, state: DestinationState) -> dict[int, SubscriptionState]:
-        known = self._subscribed.get(state)
-        if known is None:
-            known = self._subscribed[state] = {one.number: one for one in state.subscriptions.values()}
-        return known
+        by_number = self._subscribed.get(state)
+        if by_number is None:
+            by_number = self._subscribed[state] = {one.number: one for one in state.subscriptions.values()}
+        return by_number
 
     def declare(self, state: DestinationState) -> None:
         destination = state.destination
@@ -287,14 +287,14 @@ class Write:
         else:
             self.ack_range(state, 0, LAST, 0)
 
-    def subscribe(self, known: SubscriptionState) -> None:
+    def subscribe(self, subscriber: SubscriptionState) -> None:
         self.flush()
-        _, name, client_id, selector, no_local = known.subscription
-        topic, start = known.topic, known.start + 1
+        _, name, client_id, selector, no_local = subscriber.subscription
+        topic, start = subscriber.topic, subscriber.start + 1
         self._run(
             "insert.durable",
             {
-                "number": known.number,
+                "number": subscriber.number,
                 "clientid": escaped(client_id),
                 "durablename": escaped(name),
                 "topicname": topic.destination.name,
@@ -304,18 +304,18 @@ class Write:
                 "startid": start,
             },
         )
-        self._subscriptions(topic)[known.number] = known
-        found = self._query("select.count.durable", destination=topic.number, durable=known.number, start=start)
-        self.effects.acks(known, -found[0][0])
+        self._subscriptions(topic)[subscriber.number] = subscriber
+        found = self._query("select.count.durable", destination=topic.number, durable=subscriber.number, start=start)
+        self.effects.acks(subscriber, -found[0][0])
 
-    def unsubscribe(self, known: SubscriptionState) -> None:
+    def unsubscribe(self, subscriber: SubscriptionState) -> None:
         self.flush()
-        self._subscriptions(known.topic).pop(known.number, None)
-        self._run("update.durable.ended", {"subscription": known.number})
-        if known.topic.count > AT_ONCE:
-            self.effects.leaving.append(known.feed)
+        self._subscriptions(subscriber.topic).pop(subscriber.number, None)
+        self._run("update.durable.ended", {"subscription": subscriber.number})
+        if subscriber.topic.count > AT_ONCE:
+            self.effects.leaving.append(subscriber.feed)
         else:
-            self.ack_range(known.topic, 0, LAST, known.number)
+            self.ack_range(subscriber.topic, 0, LAST, subscriber.number)
 
     # Branches
 
@@ -398,9 +398,11 @@ class Write:
         """Count a destination anew, as the tables say in this transaction."""
         rows = self._query("select.counts.destination", destination=state.number)
         to_ack = {}
-        for number, known in self._subscriptions(state).items():
-            found = self._query("select.count.durable", destination=state.number, durable=number, start=known.start + 1)
-            to_ack[known] = found[0][0]
+        for number, subscriber in self._subscriptions(state).items():
+            found = self._query(
+                "select.count.durable", destination=state.number, durable=number, start=subscriber.start + 1
+            )
+            to_ack[subscriber] = found[0][0]
         self.effects.count_anew(state, rows, to_ack)
 
     def _run(self, name: str, parameters: Any) -> int:

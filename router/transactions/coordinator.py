@@ -54,15 +54,15 @@ class Coordinator:
     """Threads: all, once open."""
 
     def __init__(
-        self, directory: Path, options: TransactionOptions, places: StoreRegistry, file_mode: int = FILE_MODE
+        self, directory: Path, options: TransactionOptions, registry: StoreRegistry, file_mode: int = FILE_MODE
     ) -> None:
         self._sync = options.sync is Sync.ALWAYS
-        self._places = places
+        self._registry = registry
         self._closed = True
         self.log = DecisionLog(directory, options.sync, file_mode)
         self.table = TransactionTable(options, self.log)
-        self.cleanup = DecisionCleanup(self.log, places, self.table)
-        self.resolver = Resolver(self.log, places, self.table, self.cleanup)
+        self.cleanup = DecisionCleanup(self.log, registry, self.table)
+        self.resolver = Resolver(self.log, registry, self.table, self.cleanup)
 
     # Opening and closing
 
@@ -145,7 +145,7 @@ class Coordinator:
         sends, acks, changes = alone.sends, alone.acks, alone.changes
         transaction.move(IN_DOUBT)
         try:
-            alone.receipts = alone.call(self._places, lambda store: store.commit(sends, acks, changes=changes))
+            alone.receipts = alone.call(self._registry, lambda store: store.commit(sends, acks, changes=changes))
         except OutcomeUnknownError:
             raise
         except Exception:
@@ -246,7 +246,7 @@ class Coordinator:
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
-        self._places.require_open()
+        self._registry.require_open()
 
     def _new_id(self) -> bytes:
         try:
@@ -261,10 +261,12 @@ class Coordinator:
         """The first phase, in these stores. If it fails anywhere all is rolled back."""
         try:
             for participant in participants:
-                participant.room = participant.call(self._places, partial(_reserve, participant))
+                participant.room = participant.call(self._registry, partial(_reserve, participant))
             steps: list[Pending[None]] = []
             for participant in participants:
-                steps.append(participant.call(self._places, partial(_prepare_in, participant, transaction, self._sync)))
+                steps.append(
+                    participant.call(self._registry, partial(_prepare_in, participant, transaction, self._sync))
+                )
                 participant.room = None
             for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
                 step.proceed()

@@ -28,8 +28,8 @@ FORGET_MAX: Final = 1000
 class DecisionCleanup:
     """Threads: all. `_lock` guards `_count` and `_due`; `busy` is held while decisions are being forgotten."""
 
-    def __init__(self, decisions: DecisionLog, places: StoreRegistry, table: TransactionTable) -> None:
-        self._log, self._places, self._table = decisions, places, table
+    def __init__(self, decisions: DecisionLog, registry: StoreRegistry, table: TransactionTable) -> None:
+        self._log, self._registry, self._table = decisions, registry, table
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self.busy = threading.Lock()
         self.clear()
@@ -93,19 +93,19 @@ class DecisionCleanup:
         synced: set[bytes] = set()
         for store_id, committed in by_store.items():
             try:
-                self._places.with_id(store_id, partial(_sync_outcomes, transactions=committed))
+                self._registry.with_id(store_id, partial(_sync_outcomes, transactions=committed))
                 synced.add(store_id)
             except (AnabranchError, OSError) as error:
-                log.debug("decisions of store %s are kept: %s", self._places.name_of(store_id), error)
+                log.debug("decisions of store %s are kept: %s", self._registry.name_of(store_id), error)
                 gone = isinstance(error, PlacementError)
                 kept.update(t.id for t in committed if not (gone and t.by_hand))
         durable = [transaction for transaction in transactions if transaction.id not in kept]
         for store_id in synced:
             ids = [t.id for t in by_store[store_id] if t.id not in kept]
             try:
-                self._places.with_id(store_id, lambda store, ids=ids: store.forget(ids))  # type: ignore[misc]
+                self._registry.with_id(store_id, lambda store, ids=ids: store.forget(ids))  # type: ignore[misc]
             except (AnabranchError, OSError) as error:  # it only remembers more than it needs to
-                log.debug("store %s: %s", self._places.name_of(store_id), error)
+                log.debug("store %s: %s", self._registry.name_of(store_id), error)
         return durable
 
 

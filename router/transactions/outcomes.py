@@ -55,8 +55,8 @@ class Heuristic:
 class Outcomes:
     """Threads: all. Keeps nothing itself."""
 
-    def __init__(self, coordinator: Coordinator, places: StoreRegistry) -> None:
-        self._coordinator, self._places = coordinator, places
+    def __init__(self, coordinator: Coordinator, registry: StoreRegistry) -> None:
+        self._coordinator, self._registry = coordinator, registry
         self._log, self._table, self._resolver = coordinator.log, coordinator.table, coordinator.resolver
 
     # By a transaction manager
@@ -93,13 +93,13 @@ class Outcomes:
             self._resolver.resolve(transaction)
             # No others than its stores, since one of another's decisions may take long to open (invariant 7), and the
             # volatile ones, which nothing names.
-            self._resolver.recover_open([store for store in self._places.open_stores() if store.volatile])
+            self._resolver.recover_open([store for store in self._registry.open_stores() if store.volatile])
         except OutcomeUnknownError as error:
             raise TransactionInDoubt(
                 f"transaction {transaction.id.hex()}: the decision log failed while it wrote the outcome: {error}; see "
                 "to the disk, call reopen_decisions() and look at recover()",
                 transaction.id.hex(),
-                [self._places.name_of(store_id) for store_id in transaction.participants],
+                [self._registry.name_of(store_id) for store_id in transaction.participants],
             ) from error
         except KeyboardInterrupt:  # if it had not come to say the outcome, that waits to be said again
             shared().schedule(0, partial(self._coordinator.resolve_after_flush, transaction))
@@ -111,7 +111,7 @@ class Outcomes:
     def in_doubt(self) -> list[InDoubt]:
         """What is prepared in any store that can be opened, and what is decided and not carried out everywhere."""
         waiting: dict[bytes, tuple[GlobalTransaction, set[str], list[Prepared]]] = {}
-        for store, branch in prepared_in(self._places.all_stores()):
+        for store, branch in prepared_in(self._registry.all_stores()):
             transaction = self._table.of(branch)
             if not transaction.running:
                 _, stores, branches = waiting.setdefault(branch.transaction, (transaction, set(), []))
@@ -120,7 +120,7 @@ class Outcomes:
         for transaction in self._table.all():
             if transaction.waiting and not transaction.running:
                 _, stores, _ = waiting.setdefault(transaction.id, (transaction, set(), []))
-                stores.update(self._places.name_of(store_id) for store_id in transaction.waiting)
+                stores.update(self._registry.name_of(store_id) for store_id in transaction.waiting)
         return [self._described(*waiting[transaction]) for transaction in sorted(waiting)]
 
     def _described(self, transaction: GlobalTransaction, stores: set[str], branches: list[Prepared]) -> InDoubt:
@@ -149,7 +149,7 @@ class Outcomes:
 
     def _prepared(self, transaction_id: bytes, commit: bool) -> GlobalTransaction:
         """One that is prepared in a store and may have that outcome. Raises TransactionError."""
-        for store, branch in prepared_in(self._places.all_stores()):
+        for store, branch in prepared_in(self._registry.all_stores()):
             transaction = self._table.of(branch)
             if branch.transaction == transaction_id and not transaction.running:
                 if commit and not self._resolver.outcome_of(transaction):

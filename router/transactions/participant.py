@@ -49,18 +49,18 @@ class Participant:
                 return False
         return not any(message.persistent for message in self.acks)
 
-    def call(self, places: StoreRegistry, call: Callable[[Store], T]) -> T:
+    def call(self, registry: StoreRegistry, call: Callable[[Store], T]) -> T:
         """Call with its store before anything is prepared there. One that is held by sends alone may have been closed
         for being idle; it is opened again."""
         while True:
             assert self.store is not None
             try:
-                return places.call_recorded(self.store, self.destinations, call)
+                return registry.call_recorded(self.store, self.destinations, call)
             except ClosedError:
                 if self.acks or self.first is None:
                     raise
-                places.forget_closed(self.first, self.store)
-                self.store = places.store_for(self.first)
+                registry.forget_closed(self.first, self.store)
+                self.store = registry.store_for(self.first)
 
     def destinations(self) -> list[Destination]:
         """Those that it sends to, or subscribes to."""

@@ -38,9 +38,9 @@ class Resolver:
     """Threads: all. `_lock` guards the retry's two fields; a signal handler may come back to it in the same thread."""
 
     def __init__(
-        self, decisions: DecisionLog, places: StoreRegistry, table: TransactionTable, cleanup: DecisionCleanup
+        self, decisions: DecisionLog, registry: StoreRegistry, table: TransactionTable, cleanup: DecisionCleanup
     ) -> None:
-        self._log, self._places, self._table, self._cleanup = decisions, places, table, cleanup
+        self._log, self._registry, self._table, self._cleanup = decisions, registry, table, cleanup
         self._lock = threading.RLock()
         self.clear()
 
@@ -152,7 +152,7 @@ class Resolver:
             except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
                 if only is not None:
                     raise
-        return self._places.with_id(participant.store_id, partial(_step, transaction))
+        return self._registry.with_id(participant.store_id, partial(_step, transaction))
 
     def _carried_out(self, transaction: GlobalTransaction, participant: Participant, store: Store, result: Any) -> None:
         if transaction.commit:
@@ -171,7 +171,7 @@ class Resolver:
                 continue
             log.warning(
                 "transaction %s: %s is decided; store %r has yet to carry it out: %s", transaction.id.hex(),
-                transaction.outcome, self._places.name_of(participant.store_id), error,
+                transaction.outcome, self._registry.name_of(participant.store_id), error,
             )  # fmt: skip
             again = again or isinstance(error, RuntimeError)
         if again:
@@ -232,15 +232,15 @@ class Resolver:
         for store_id in transaction.participants:
             if store_id != store.store_id:
                 try:
-                    if transaction.id in self._places.with_id(store_id, lambda other: other.committed()):
-                        return self._places.name_of(store_id)
+                    if transaction.id in self._registry.with_id(store_id, lambda other: other.committed()):
+                        return self._registry.name_of(store_id)
                 except (AnabranchError, OSError) as error:
-                    log.debug("store %s cannot be asked: %s", self._places.name_of(store_id), error)
+                    log.debug("store %s cannot be asked: %s", self._registry.name_of(store_id), error)
         return None
 
     def recover_open(self, stores: Iterable[Store] | None = None) -> None:
         """All open stores, or these. One that fails holds up no other (invariant 7)."""
-        for store in self._places.open_stores() if stores is None else stores:
+        for store in self._registry.open_stores() if stores is None else stores:
             try:
                 self.recover(store, ask_others=True)
             except AnabranchError as error:
@@ -257,9 +257,9 @@ class Resolver:
                 self._end(transaction)  # of volatile stores alone, perhaps, which are gone
         for store_id in sorted(store_ids):
             try:
-                self.recover(self._places.store_by_id(store_id))
+                self.recover(self._registry.store_by_id(store_id))
             except (AnabranchError, OSError) as error:
-                log.debug("store %s cannot be told: %s", self._places.name_of(store_id), error)
+                log.debug("store %s cannot be told: %s", self._registry.name_of(store_id), error)
                 if self._is_gone(store_id, error):
                     self._pass_over(store_id)
                 else:
@@ -267,7 +267,7 @@ class Resolver:
 
     def _is_gone(self, store_id: bytes, error: Exception) -> bool:
         """Whether a store is no more: only one that was decided by hand, or a volatile one, can have it yet to tell."""
-        return isinstance(error, PlacementError) and store_id not in self._places.store_ids()
+        return isinstance(error, PlacementError) and store_id not in self._registry.store_ids()
 
     def _pass_over(self, store_id: bytes) -> None:
         for transaction in self._table.all():

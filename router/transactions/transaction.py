@@ -63,12 +63,12 @@ class Transaction:
     is over."""
 
     def __init__(
-        self, coordinator: Coordinator, places: StoreRegistry, xid: Xid | None = None, limited: bool = True
+        self, coordinator: Coordinator, registry: StoreRegistry, xid: Xid | None = None, limited: bool = True
     ) -> None:
         """`limited`: by max_operations and max_bytes. Raises TransactionError at the limit of open transactions, and
         for an xid that is in use."""
         self.xid = xid
-        self._coordinator, self._places = coordinator, places
+        self._coordinator, self._registry = coordinator, registry
         self._table = coordinator.table
         self._options, self._limited = self._table.options, limited
         self._lock = threading.Lock()  # guards all below
@@ -145,7 +145,7 @@ class Transaction:
         with self._lock:
             if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
-            stores = list(map(self._places.store_to_be, destinations))
+            stores = list(map(self._registry.store_to_be, destinations))
             size = len(destinations) * len(message.body)
             before = len(self._order), self._bytes
             options = self._options
@@ -187,7 +187,7 @@ class Transaction:
         with self._lock:
             self._require_active()
             self._require_room(1, 0)
-            self._places.require_own(message)
+            self._registry.require_own(message)
             self._require_same(message)
             before = len(self._order)
             try:
@@ -218,7 +218,7 @@ class Transaction:
         with self._lock:
             self._require_active()
             self._require_room(1, 0)
-            self._places.require_own(message)
+            self._registry.require_own(message)
             before = len(self._order)
             try:
                 message._store.claim(message)
@@ -251,7 +251,7 @@ class Transaction:
         Raises SubscriptionError, DestinationError for a queue, and TransactionError beyond the limits of a transaction.
         """
         subscription = Subscription(topic_of(topic), name, client_id, selector, no_local)
-        for other in self._places.for_store(subscription.topic, lambda store: store.subscriptions()):
+        for other in self._registry.for_store(subscription.topic, lambda store: store.subscriptions()):
             if other.topic == subscription.topic and other.key == subscription.key:
                 require_same(other, subscription)
         self._change(Change(subscription, True, retroactive))
@@ -270,7 +270,7 @@ class Transaction:
         with self._lock:
             self._require_active()
             self._require_room(1, 0)
-            participant = self._participant(self._places.store_for(topic), topic)
+            participant = self._participant(self._registry.store_for(topic), topic)
             before = len(self._order)
             try:
                 self._order.append((participant, CHANGE))

@@ -300,7 +300,7 @@ class ExpiringContract:
         assert undelivered(store) == []
         assert [take(store).body for _ in range(3)] == [b"0", b"1", b"2"]
 
-    def test_a_clock_that_goes_back_while_it_is_put_aside(self, clock: Clock, store: Store) -> None:
+    def test_a_clock_that_goes_back_while_it_is_dead_letter(self, clock: Clock, store: Store) -> None:
         store.send_many(A, [Outgoing(b"1", expires_at_ms=clock.now + HOUR), b"2"])
         clock.offset_ms += 2 * HOUR
         ((message, _),) = undelivered(store)

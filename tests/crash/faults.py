@@ -185,7 +185,7 @@ class Script:
 
 def stores_of(router: anabranch.Router | None) -> list[JournalStore]:
     assert router is not None
-    return [store for store in router.places.open_stores() if isinstance(store, JournalStore)]
+    return [store for store in router.registry.open_stores() if isinstance(store, JournalStore)]
 
 
 def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[str]]:

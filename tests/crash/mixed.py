@@ -339,7 +339,7 @@ class Hand:
         elif what < 0.96:
             self.drain(chance.choice([store for store in self.stores if store != "m"]))
         elif what < 0.99:
-            self.router.put_aside()
+            self.router.sweep()
         else:
             self.router.reclaim()
 
@@ -494,7 +494,7 @@ def verify(
         return wrong
     claimed = held.claimed(waiting)
     router.sweeper.closed = False
-    router.put_aside()
+    router.sweep()
     router.sweeper.closed = True
     again = Found.of(router)
     wrong += again.compare(promised, maybe, held, power) + violations(router)

@@ -495,7 +495,7 @@ class Script:
             store.backend._index.close()
             store.backend._directory.unlock()
         router.coordinator.log._directory.unlock()
-        router.places.let_go()
+        router.registry.let_go()
         router._directory_lock.release()
 
     def _prepare(self, step: Xa) -> None:
@@ -565,4 +565,4 @@ def configured(directory: Path, stores: int) -> anabranch.Config:
 
 
 def stores_of(router: anabranch.Router) -> list[JournalStore]:
-    return [store for store in router.places.open_stores() if isinstance(store, JournalStore)]
+    return [store for store in router.registry.open_stores() if isinstance(store, JournalStore)]

@@ -154,7 +154,7 @@ class Script:
                 hand.transaction,
                 partial(self._external, hand),
                 partial(hand.release, "s.q"),
-                router.put_aside,
+                router.sweep,
                 partial(hand.ack, "s.q"),
             ]
             for _ in range(TURNS):

@@ -188,7 +188,7 @@ def worked_and_marked(directory: Path, kill: bool) -> None:
             tx.send("a", body_of(f"held.a{number}"))
             tx.send("b", body_of(f"held.b{number}"))
             tx.prepare()
-        logs = [store.backend._log for store in router.places.open_stores() if isinstance(store, JournalStore)]
+        logs = [store.backend._log for store in router.registry.open_stores() if isinstance(store, JournalStore)]
         decisions = router.coordinator.log._log
         assert decisions is not None
         for log in (*logs, decisions):

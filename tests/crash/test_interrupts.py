@@ -145,7 +145,7 @@ def router(tmp_path: Path) -> Iterator[anabranch.Router]:
 
 
 def store_of(router: anabranch.Router) -> JournalStore:
-    (store,) = router.places.open_stores()
+    (store,) = router.registry.open_stores()
     assert isinstance(store, JournalStore)
     return store
 

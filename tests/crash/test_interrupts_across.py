@@ -61,7 +61,7 @@ class Scene:
         while self._busy():
             assert time.monotonic() < deadline, f"{where}: it hangs: {self.router.in_doubt()}, {self.router.stats()}"
             time.sleep(0.0005)
-        for store in self.router.places.open_stores():
+        for store in self.router.registry.open_stores():
             if isinstance(store, JournalStore):
                 store.backend._log.flush()  # else a worker may carry on with a batch between two looks
 

@@ -23,7 +23,7 @@ def as_killed(router: anabranch.Router, to: Path) -> anabranch.Config:
 
 
 def checkpoint(router: anabranch.Router) -> None:
-    (store,) = router.places.open_stores()
+    (store,) = router.registry.open_stores()
     assert isinstance(store, JournalStore)
     store.checkpoint()
 

@@ -82,7 +82,7 @@ class Made:
 
     def begin(self, subscription: Subscription, number: int, start: int) -> Subscribe:
         change = Subscribe(self.topic, number, subscription, retroactive=not start)
-        change.known = SubscriptionState(number, self.topic, subscription, start)
+        change.subscriber = SubscriptionState(number, self.topic, subscription, start)
         return change
 
 
@@ -177,13 +177,13 @@ class TestChanges:
     def test_a_subscription(self, subscription: Subscription, start: int) -> None:
         made = Made()
         back = made.back(made.begin(subscription, 5, start))
-        assert (back.known.number, back.known.subscription, back.known.start) == (5, subscription, start)
-        assert back.known.topic is made.topic
-        made.subscriptions[5] = back.known
-        assert made.back(made.begin(subscription, 5, start)).known is back.known, "the same as before"
+        assert (back.subscriber.number, back.subscriber.subscription, back.subscriber.start) == (5, subscription, start)
+        assert back.subscriber.topic is made.topic
+        made.subscriptions[5] = back.subscriber
+        assert made.back(made.begin(subscription, 5, start)).subscriber is back.subscriber, "the same as before"
         end = Unsubscribe(made.topic, subscription.key)
-        end.known = back.known
-        assert made.back(end).known is back.known
+        end.subscriber = back.subscriber
+        assert made.back(end).subscriber is back.subscriber
         made.subscriptions.clear()
         assert made.back(end) is None
 

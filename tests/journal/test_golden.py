@@ -218,8 +218,8 @@ def test_what_is_said_of_subscriptions(tmp_path: Path) -> None:
     found: list[Any] = []
     for record in read(tmp_path / "golden.seg", golden("records"))[5:11]:
         found.append(change := DECODERS[record.kind](record, made))
-        if isinstance(change, Subscribe) and change.known is not None:
-            made.subscriptions[change.number] = change.known
+        if isinstance(change, Subscribe) and change.subscriber is not None:
+            made.subscriptions[change.number] = change.subscriber
     desk, plain, ack, acks, returned, end = found
     assert [(one.known.number, one.known.subscription, one.known.start) for one in (desk, plain)] == [
         (5, DESK, 52),
@@ -303,7 +303,7 @@ def test_a_data_directory(tmp_path: Path, with_index: bool) -> None:
     for _ in range(2):
         with anabranch.open(make.config(tmp_path / "data")) as router:
             assert make.content(router) == expected
-            for store in router.places.open_stores():
+            for store in router.registry.open_stores():
                 assert list(store.check()) == []
             for name in ("closed", "killed"):
                 assert router.queue(f"{name}.orders").send(b"again", message_id="tx").duplicate
@@ -326,7 +326,7 @@ def test_a_data_directory_with_transactions(tmp_path: Path, without: str) -> Non
     for _ in range(2):
         with anabranch.open(make.transactions_config(tmp_path / "data")) as router:
             assert make.waiting(router) == expected
-            for store in router.places.open_stores():
+            for store in router.registry.open_stores():
                 assert list(store.check()) == []
     with anabranch.open(make.transactions_config(tmp_path / "data")) as router:
         router.commit(anabranch.Xid(*make.HELD))

@@ -70,7 +70,7 @@ def test_the_programs_of_the_page_on_messages_run_one_after_the_other(tmp_path: 
         orders.send_many([b"1", b"2", b"3"])  # for the page's last program, which puts dead letters back
         while (message := orders.receive()) is not None:
             message.release()
-        router.put_aside()
+        router.sweep()
         names: dict[str, object] = {"router": router}
         for program in programs:
             exec(program, names)

@@ -121,7 +121,7 @@ def copied(router: anabranch.Router, copy: Path) -> Path:
 def crashed(router: anabranch.Router, copy: Path) -> Path:
     """The data directory as it is when the process is killed now."""
     with ExitStack() as stack:
-        for store in router.places.open_stores():
+        for store in router.registry.open_stores():
             assert isinstance(store, JournalStore)
             for lock in (store.backend._reclaimer._lock, store.backend._log._lead, store._engine.lock):
                 stack.enter_context(lock)

@@ -247,7 +247,7 @@ class TestSecondPhase:
             for _ in range(3):
                 router.send("b.more,c.more", b"x")
             router.coordinator.cleanup.run()
-            a = next(store.store_id for store in router.places.open_stores() if store.name == "a")
+            a = next(store.store_id for store in router.registry.open_stores() if store.name == "a")
             kept = router.coordinator.log.decisions.values()
             assert [a in decision.participants for decision in kept] == [True, True], (
                 "what concerns others is forgotten"
@@ -290,7 +290,7 @@ class TestForgetting:
             for _ in range(5):
                 router.send("a.q,b.q", b"x")
             eventually(lambda: not router.coordinator.log.decisions)
-            for store in router.places.open_stores():
+            for store in router.registry.open_stores():
                 assert store.committed() == []
 
     def test_not_before_their_stores_have_synced(self, synced: anabranch.Config, faults: Faults) -> None:
@@ -371,7 +371,7 @@ class TestKilled:
                 with anabranch.open(config(copy, options)) as router:
                     assert summary(router) == (AFTER if decided else BEFORE), what
                     assert router.in_doubt() == []
-                    assert all(list(store.check()) == [] for store in router.places.open_stores())
+                    assert all(list(store.check()) == [] for store in router.registry.open_stores())
             with anabranch.open(config(copy, options)) as router:
                 assert drain(router, "a.in") == ([b"2"] if decided else [b"1", b"2"])
             outcomes.append(decided)

@@ -119,7 +119,7 @@ def test_what_cannot_be_put_aside_waits(tmp_path: Path) -> None:
         fail(queue)
         eventually(lambda: dead.depth() == 1)
         fail(queue)
-        assert router.put_aside() == 0
+        assert router.sweep() == 0
         assert queue.receive() is None
         assert [m.body for m in queue.browse()] == [b"2"]
         letter = dead.receive()
@@ -153,7 +153,7 @@ def test_many_bytes_are_put_aside_in_spite_of_what_a_user_may_hold_in_a_transact
         for size in (400, 400, 400, 3000, 1):
             queue.send(bytes(size))
             fail(queue)
-        router.put_aside()
+        router.sweep()
         eventually(lambda: router.queue("dlq").depth() == 5)  # the background may have been quicker
         assert queue.depth() == 0
 
@@ -169,7 +169,7 @@ def test_one_that_its_dead_letter_queue_refuses_holds_up_no_other(tmp_path: Path
         for size in (1, 3000, 2):
             queue.send(bytes(size))
             fail(queue)
-        router.put_aside()
+        router.sweep()
         eventually(lambda: sorted(len(m.body) for m in router.queue("dlq").browse()) == [1, 2])
         assert [len(m.body) for m in queue.browse()] == [3000]  # neither lost nor delivered
         assert queue.receive() is None
@@ -178,14 +178,14 @@ def test_one_that_its_dead_letter_queue_refuses_holds_up_no_other(tmp_path: Path
 def test_whatever_fails_there_is_a_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "SWEEP_SECONDS", 0.02)
     with anabranch.open(setup(tmp_path, max_deliveries=1)) as router:
-        find, failures = router.places.open_stores, iter([OSError("unforeseen")])
+        find, failures = router.registry.open_stores, iter([OSError("unforeseen")])
 
         def fails_once() -> list[Store]:
             for failure in failures:
                 raise failure
             return find()
 
-        monkeypatch.setattr(router.places, "open_stores", fails_once)
+        monkeypatch.setattr(router.registry, "open_stores", fails_once)
         queue = router.queue("q")
         queue.send(b"1")
         fail(queue)

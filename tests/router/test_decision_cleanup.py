@@ -18,7 +18,7 @@ def test_what_is_carried_out_is_synced_then_forgotten(tmp_path: Path) -> None:
         for _ in range(3):
             router.send("a.x,b.x", b"1")
         assert len(coordinator.log.decisions) == 3
-        stores = [store for store in router.places.open_stores() if store.name in "ab"]
+        stores = [store for store in router.registry.open_stores() if store.name in "ab"]
         assert [len(list(store.committed())) for store in stores] == [3, 3]
         before = [store.stats().syncs for store in stores]
         coordinator.cleanup.run()

@@ -38,7 +38,7 @@ def closing(router: Router, monkeypatch: pytest.MonkeyPatch) -> Callable[[], lis
 
     def arm() -> list[str]:
         closed: list[str] = []
-        stores = router.places._stores
+        stores = router.registry._stores
         for path in list(stores._open):
             stores.close_at(path)
         opened = stores.open
@@ -90,7 +90,7 @@ CALLS: dict[str, Callable[[Router], object]] = {
     "all subscriptions": lambda router: router.subscriptions(),
     "reclaim": lambda router: router.reclaim(),
     "in_doubt": lambda router: router.in_doubt(),
-    "put_aside": lambda router: router.put_aside(),
+    "put_aside": lambda router: router.sweep(),
     "transaction": _in_transaction(lambda tx: tx.send("q,each.q", b"x")),
     "transaction, not persistent": _in_transaction(lambda tx: tx.send("q,each.q", b"x", persistent=False)),
     "transaction, subscribe": _in_transaction(lambda tx: tx.subscribe("t", "other")),

@@ -124,7 +124,7 @@ class TestReadAgain:
         decisions = cross.coordinator.log
         decisions.damage = StoreFailedError("it is being read")
         decisions.externals = Hooked(cross.reopen_decisions)
-        for store in cross.places.open_stores():
+        for store in cross.registry.open_stores():
             cross.coordinator.resolver.recover(store)
         cross.commit(XID)
         assert bodies(cross, "a.x", "b.x") == [[b"held"], [b"held"]]
@@ -134,7 +134,7 @@ class TestReadAgain:
         tx.send("a.x,b.x", b"held")
         tx.prepare()
         cross.coordinator.log.externals = Hooked(cross.reopen_decisions)
-        for store in cross.places.open_stores():
+        for store in cross.registry.open_stores():
             cross.coordinator.resolver.recover(store)
         cross.commit(XID)
         assert bodies(cross, "a.x", "b.x") == [[b"held"], [b"held"]]
@@ -149,7 +149,7 @@ class TestReadAgain:
                 router.send("a.x,b.x", b"2")
             faults.mend()
             router.coordinator.log.close()
-            for store in router.places.open_stores():
+            for store in router.registry.open_stores():
                 router.coordinator.resolver.recover(store)
             router.reopen_decisions()
             assert bodies(router, "a.x", "b.x") == [[b"1", b"2"], [b"1", b"2"]]
@@ -172,7 +172,7 @@ class TestReadAgain:
 
         def settle() -> None:
             while not stop.is_set():
-                for store in cross.places.open_stores():
+                for store in cross.registry.open_stores():
                     cross.coordinator.resolver.recover(store)
 
         threads = [threading.Thread(target=send, args=(worker,)) for worker in (0, 1)]
@@ -242,10 +242,10 @@ def test_an_outcome_waits_for_no_store_of_others(cross: anabranch.Router) -> Non
     tx.send("a.x,b.x", b"held")
     tx.prepare()
     cross.queue("c.x").send(b"")
-    other = next(store for store in cross.places.open_stores() if store.name == "c")
+    other = next(store for store in cross.registry.open_stores() if store.name == "c")
     assert isinstance(other, JournalStore)
-    path = cross.places._layout.recorded(other.backend._directory.path)
-    cross.places._stores.close_at(path)
+    path = cross.registry._directories.recorded(other.backend._directory.path)
+    cross.registry._stores.close_at(path)
     unfinished = GlobalTransaction.recovered(bytes(32), [other.store_id], IN_DOUBT)
     unfinished.decide(True)
     cross.coordinator.table.add(unfinished)
@@ -256,7 +256,7 @@ def test_an_outcome_waits_for_no_store_of_others(cross: anabranch.Router) -> Non
         done.set()
 
     thread = threading.Thread(target=say)
-    with cross.places._stores.exclusive(path):
+    with cross.registry._stores.exclusive(path):
         thread.start()
         assert done.wait(SOON)
     thread.join(SOON)

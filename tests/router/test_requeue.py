@@ -47,7 +47,7 @@ def fail(router: anabranch.Router, source: anabranch.Queue | anabranch.Subscribe
         assert message is not None
         assert message.body == body
         message.release()
-    router.put_aside()
+    router.sweep()
 
 
 def failed(router: anabranch.Router, name: str, count: int, size: int = 10) -> list[bytes]:
@@ -177,7 +177,7 @@ def test_requeue_of_a_message_in_hand(tmp_path: Path, kind: str, letters: str | 
             assert (message.headers, message.deliveries) == ({"k": 1, "letter": "x"}, 1)
             good.ack()
             message.release()
-            router.put_aside()
+            router.sweep()
             assert router.requeue([take(router, "dlq.q")]) == 1
             assert drain(router, "q") == [b"pay"]
             queue.delete()  # the window forgets both ids
@@ -329,7 +329,7 @@ def test_what_was_not_persistent_is_not_persistent_again(tmp_path: Path) -> None
 def test_what_expired_goes_back_and_does_not_expire_again(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         router.queue("q").send(b"1", message_id=ID, expires_in=0.001)
-        eventually(lambda: router.put_aside() > 0 or router.queue("dlq.q").depth() > 0)
+        eventually(lambda: router.sweep() > 0 or router.queue("dlq.q").depth() > 0)
         assert router.requeue("dlq.q") == 1
         message = take(router, "q")
         assert (message.body, message.message_id, message.expires_at_ms) == (b"1", ID, 0)
@@ -375,7 +375,7 @@ def test_what_nobody_would_have_does_not_go_back(tmp_path: Path) -> None:
         with pytest.raises(anabranch.DeadLetterError, match="subscription 'one' of topic://t, which is not there"):
             router.requeue("dlq.t")
         topic.send(b"y", expires_in=0.001)
-        eventually(lambda: router.put_aside() > 0 or router.queue("dlq.t").depth() == 2)
+        eventually(lambda: router.sweep() > 0 or router.queue("dlq.t").depth() == 2)
         two.unsubscribe()
         first = take(router, "dlq.t")
         with pytest.raises(anabranch.DeadLetterError, match="nobody would have it; subscribe first, or ack"):

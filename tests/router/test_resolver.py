@@ -53,7 +53,7 @@ def test_a_store_that_cannot_be_told_is_told_again(tmp_path: Path, monkeypatch: 
         resolver.closed = True  # nothing in the background
         faults.fail("pwrite", "/stores/b/")
         router.commit(XID)
-        (b,) = (store.store_id for store in router.places.open_stores() if store.name == "b")
+        (b,) = (store.store_id for store in router.registry.open_stores() if store.name == "b")
         assert (known.state, known.waiting) == (DECIDED, [b])
         assert bodies(router, "a.out") == [[b"1"]]
         faults.mend()
@@ -76,7 +76,7 @@ def test_what_nobody_can_say_is_said(tmp_path: Path, transaction: bytes | None, 
     with anabranch.open(config(tmp_path)) as router:
         router.send("a.x,b.x", b"0")
         resolver, name = router.coordinator.resolver, transaction or router.coordinator.log.id + b"\xff" * 16
-        (store,) = (store for store in router.places.open_stores() if store.name == "a")
+        (store,) = (store for store in router.registry.open_stores() if store.name == "a")
         destination = anabranch.Destination.parse("a.out")
         store.prepare(name, [store.store_id], [(destination, Outgoing(b"1"))], [], False).wait()
         resolver.recover(store)

@@ -104,7 +104,7 @@ def test_dead_letters_while_the_hung_stores_are_asked_for_theirs(
 ) -> None:
     """A store may hang under the very lock that the background wants from it: each look finds it so."""
     asked: set[str] = set()
-    for store in router.places.open_stores():
+    for store in router.registry.open_stores():
         if store.name.startswith("bad"):
 
             def hangs(limit: int = 100, name: str = store.name) -> list[Any]:
@@ -132,7 +132,7 @@ def test_segments_are_freed_in_the_background(router: anabranch.Router, hung: li
         queue.send(bytes(20_000))
     while (message := queue.receive()) is not None:
         message.ack()
-    store = next(store for store in router.places.open_stores() if store.name == "good")
+    store = next(store for store in router.registry.open_stores() if store.name == "good")
     eventually(lambda: store.stats().segments["retained"] == 0)
 
 
@@ -142,7 +142,7 @@ def test_statistics_are_told_of_those_that_answer(
     before = router.stats()
     assert before.unresponsive == ()
     calls: list[str] = []
-    for store in router.places.open_stores():
+    for store in router.registry.open_stores():
         if store.name in ("bad0", "bad1"):
 
             def hangs(name: str = store.name) -> anabranch.StoreStats:
@@ -174,7 +174,7 @@ def test_reclaiming_all_frees_what_it_can(
     router: anabranch.Router, hung: list[anabranch.Queue], monkeypatch: pytest.MonkeyPatch, disk: Disk
 ) -> None:
     reclaimed = threading.Event()
-    for store in router.places.open_stores():
+    for store in router.registry.open_stores():
         monkeypatch.setattr(
             store, "reclaim", reclaimed.set if store.name == "good" else lambda: int(disk.works.wait(SOON))
         )
@@ -193,7 +193,7 @@ def test_the_others_are_closed(
     futures = [router.queue(f"bad{n}.q").send_nowait(b"y") for n in range(HUNG)]
     eventually(lambda: len(disk.waiting) == HUNG)
     with Parallel(router.close) as closing:
-        eventually(lambda: "good" not in {store.name for store in router.places.open_stores()})
+        eventually(lambda: "good" not in {store.name for store in router.registry.open_stores()})
         lock = DirectoryLock(store_path / "store.lock", "the store")
         lock.acquire()
         lock.release()
@@ -208,7 +208,7 @@ def test_other_stores_are_opened(
     router: anabranch.Router, hung: list[anabranch.Queue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though as many are open as may be, and those that would have to be closed hang."""
-    monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", len(router.places.open_stores()))
+    monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", len(router.registry.open_stores()))
     for n in range(3):
         assert not router.queue(f"each.{n}").send(b"x").duplicate
         assert router.queue(f"each.{n}").depth() == 1
@@ -216,11 +216,11 @@ def test_other_stores_are_opened(
 
 def test_a_lost_lock_is_noticed(router: anabranch.Router, disk: Disk, tmp_path: Path) -> None:
     """While it cannot be looked whether others are there, each of which is looked after all the same only once."""
-    good = next(store for store in router.places.open_stores() if store.name == "good")
+    good = next(store for store in router.registry.open_stores() if store.name == "good")
     directory = good.backend._directory  # type: ignore[attr-defined]
     looked: list[DirectoryLock] = []
     disk.hang()
-    for store in router.places.open_stores():
+    for store in router.registry.open_stores():
         if store.name.startswith("bad"):
             lock = store.backend._directory._lock  # type: ignore[attr-defined]
 

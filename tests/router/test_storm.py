@@ -87,7 +87,7 @@ def trouble(router: anabranch.Router, faults: Faults, said: Outcomes, times: Ite
         def failed(part: str = part) -> bool:
             if part == "decisions":
                 return router.coordinator.log.unusable is not None
-            return any(store.name == part and store.stats().failed for store in router.places.open_stores())
+            return any(store.name == part and store.stats().failed for store in router.registry.open_stores())
 
         eventually(failed)
         faults.mend()

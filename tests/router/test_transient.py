@@ -251,7 +251,7 @@ def test_a_memory_store_forgets_transactions_that_nobody_asks_about(tmp_path: Pa
         tx.prepare()
         router.commit(xid)
         assert drained(router.queue("m.q")) == [b"1", b"2"]
-        (store,) = (store for store in router.places.open_stores() if store.name == "m")
+        (store,) = (store for store in router.registry.open_stores() if store.name == "m")
         assert store.committed() == []
         assert store.retire()
 
@@ -270,7 +270,7 @@ def test_the_durable_store_is_closed_for_being_idle_before_they_are_committed(
         if beside:
             tx.send("other.q", b"2")
         router.queue("other.q").send(b"3")
-        assert "all" not in {store.name for store in router.places.open_stores()}
+        assert "all" not in {store.name for store in router.registry.open_stores()}
         tx.commit()
         assert tx.state == "committed"
         assert [(m.body, m.persistent) for m in router.queue("q").browse()] == [(b"0", True), (b"1", False)]
@@ -314,7 +314,7 @@ def test_a_dead_letter_is_as_persistent_as_it_was(tmp_path: Path) -> None:
         for persistent in (True, False):
             router.queue("q").send(b"%d" % persistent, persistent=persistent)
             taken(router.queue("q")).release()
-        assert router.put_aside() == 2
+        assert router.sweep() == 2
         assert [(m.body, m.persistent) for m in router.queue("dlq").browse()] == [(b"1", True), (b"0", False)]
         assert router.requeue("dlq") == 2
         assert [(m.body, m.persistent) for m in router.queue("q").browse()] == [(b"1", True), (b"0", False)]

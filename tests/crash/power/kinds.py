@@ -101,7 +101,7 @@ def until_spent(hand: Hand) -> None:
 
 
 def aside(hand: Hand) -> None:
-    hand.router.put_aside()
+    hand.router.sweep()
 
 
 def drain(hand: Hand) -> None:

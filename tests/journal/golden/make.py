@@ -100,7 +100,7 @@ def write_transactions(router: anabranch.Router) -> None:
             router.queue("audit.log").purge()
             router.queue("orders.done").purge()
     begin(1002).commit()
-    audit = router.places.store_for(anabranch.Destination.parse("audit.log"))
+    audit = router.registry.store_for(anabranch.Destination.parse("audit.log"))
 
     def full(_: bytes) -> None:
         raise StoreFullError("there is no room for an outcome")

@@ -154,7 +154,7 @@ class OneFileBackend(Backend):
         messages = self._next.messages[sends[0].state.number]
         for send in sends:
             if not send.state.is_topic or send.entitled:
-                waiting = [known.number for known in send.entitled]
+                waiting = [subscriber.number for subscriber in send.entitled]
                 messages[send.seq] = Row(send.record, order_and_expiry(send.record)[0], send.expires_at_ms, waiting, {})
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
@@ -183,16 +183,17 @@ class OneFileBackend(Backend):
         new.messages.pop(state.number, None)
         new.subscriptions = {n: row for n, row in new.subscriptions.items() if row[0] != state.number}
 
-    def subscribe(self, known: SubscriptionState) -> None:
-        _, name, client, selector, no_local = known.subscription
-        self._next.subscriptions[known.number] = (known.topic.number, client, name, selector, no_local, known.start)
-        for seq, row in self._next.messages[known.topic.number].items():
-            if seq > known.start and known.number not in row.waiting:
-                row.waiting.append(known.number)
+    def subscribe(self, subscriber: SubscriptionState) -> None:
+        new, number, topic, start = self._next, subscriber.number, subscriber.topic.number, subscriber.start
+        _, name, client, selector, no_local = subscriber.subscription
+        new.subscriptions[number] = (topic, client, name, selector, no_local, start)
+        for seq, row in new.messages[topic].items():
+            if seq > start and number not in row.waiting:
+                row.waiting.append(number)
 
-    def unsubscribe(self, known: SubscriptionState) -> None:
-        self._next.subscriptions.pop(known.number, None)
-        self.ack_range(known.topic, 0, self._next.last_seq, known.number)
+    def unsubscribe(self, subscriber: SubscriptionState) -> None:
+        self._next.subscriptions.pop(subscriber.number, None)
+        self.ack_range(subscriber.topic, 0, self._next.last_seq, subscriber.number)
 
     def prepare(self, branch: Branch) -> None:
         self._next.prepared[branch.transaction.hex()] = branch.payload
@@ -262,8 +263,8 @@ class OneFileBackend(Backend):
         for state in self._host.catalog.by_number.values():
             rows = self._now.messages.get(state.number, {}).values()
             state.count, state.bytes = len(rows), sum(len(row.record) for row in rows)
-            for known in state.subscriptions.values():
-                known.count = sum(known.number in row.waiting for row in rows)
+            for subscriber in state.subscriptions.values():
+                subscriber.count = sum(subscriber.number in row.waiting for row in rows)
         self._host.catalog.recount()
 
     # Upkeep
