@@ -221,14 +221,14 @@ def test_what_is_said_of_subscriptions(tmp_path: Path) -> None:
         if isinstance(change, Subscribe) and change.subscriber is not None:
             made.subscriptions[change.number] = change.subscriber
     desk, plain, ack, acks, returned, end = found
-    assert [(one.known.number, one.known.subscription, one.known.start) for one in (desk, plain)] == [
+    assert [(one.subscriber.number, one.subscriber.subscription, one.subscriber.start) for one in (desk, plain)] == [
         (5, DESK, 52),
         (6, PLAIN, 0),
     ]
     assert (ack.state, ack.seq, ack.number) == (made.prices, 48, 5)
     assert (acks.first, acks.last, acks.number) == (10, 20, 6)
     assert (returned.seq, returned.number, returned.count) == (49, 5, 3)
-    assert end.known is plain.known
+    assert end.subscriber is plain.subscriber
 
 
 def test_what_a_prepare_says() -> None:
