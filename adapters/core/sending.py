@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,39 +170,41 @@ class Sending:
             state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._apart
         ):
             sends += some
-        if engine.nonpersistent is None:
-            return self._send_many(destination, sends, sync)
-        done: list[Receipt] = []
-        for kind, group in groupby(sends, type):
-            run = list(group)
-            if kind is Send:
-                done += self._send_many(destination, run, sync)
-            else:
-                reservation = self.reserve(run)  # noqa: F841  until they are counted as held
-                done += receipts(destination, self.write(run))
-                engine.sends += len(run)
-        return done
-
-    def _send_many(
-        self, destination: Destination, sends: Sequence[Send | VolatileChange], sync: bool | None
-    ) -> list[Receipt]:
-        engine, size_max = self._engine, self._settings.ticket_bytes_max
-        tickets: list[Ticket] = []
-        first = size = 0
-        for position, send in enumerate(sends):
-            if position > first and size + send.size > size_max:
-                tickets.append(Ticket(sends[first:position], size, bool(sync)))
-                first, size = position, 0
-            size += send.size
-        if sends:
-            tickets.append(Ticket(sends[first:], size, bool(sync)))
         reservation = self.reserve(sends)
+        if engine.nonpersistent is not None and VolatileChange in map(type, sends):
+            done = self._send_mixed(destination, sends, bool(sync))
+            del reservation  # they are counted as held
+            return done
+        tickets = [Ticket(part, size, bool(sync)) for part, size in self._parts(sends)]
         for ticket in tickets:
             ticket.held = reservation
         del reservation
         self._writer.submit_all(tickets)
         engine.sends += len(sends)
         return [receipt for ticket in tickets for receipt in receipts(destination, self.wait(ticket))]
+
+    def _send_mixed(
+        self, destination: Destination, sends: Sequence[Send | VolatileChange], sync: bool
+    ) -> list[Receipt]:
+        """Many of which some are not persistent: not all at once, since these are put in under the store's lock."""
+        done: list[Receipt] = []
+        for start in range(0, len(sends), CHUNK):
+            for part, _ in self._parts(sends[start : start + CHUNK]):
+                done += receipts(destination, self.write(part, sync))
+                self._engine.sends += len(part)
+        return done
+
+    def _parts(self, sends: Sequence[Send | VolatileChange]) -> Iterator[tuple[Sequence[Send | VolatileChange], int]]:
+        """As large as a ticket may be, each with its size."""
+        size_max = self._settings.ticket_bytes_max
+        first = size = 0
+        for position, send in enumerate(sends):
+            if position > first and size + send.size > size_max:
+                yield sends[first:position], size
+                first, size = position, 0
+            size += send.size
+        if sends:
+            yield sends[first:], size
 
 
 def new_send(
