@@ -161,6 +161,7 @@ class Listener(Taker):
         feed.listeners[self] = None
         removed.listeners.pop(self, None)
         removed.takers.pop(self, None)
+        self._receiving.left(removed)
         return feed
 
     def _hand(self, lease: Lease) -> None:

@@ -176,8 +176,12 @@ class Catalog:
         with self.lock:
             if state.declared:
                 return
-            is_used = state.volatile is not None or any(feed.is_used for feed in (state.feed, *state.feeds()))
-            if state.removed or not is_used:
+            feeds = (state.feed, *state.feeds())
+            if state.removed:  # who waits there goes on at what has its name, and the store stays open for them
+                is_used = any(feed.takers or feed.listeners for feed in feeds)
+            else:
+                is_used = state.volatile is not None or any(feed.is_used for feed in feeds)
+            if not is_used:
                 self.forget(state)
 
     def forget(self, state: DestinationState) -> None:
