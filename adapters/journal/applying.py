@@ -31,7 +31,7 @@ from .snapshot import Start
 log = logging.getLogger(__name__)
 
 COUNTED_MAX: Final = 500
-"""Rows of messages that have come back which are in the index's margin."""
+"""Rows of messages that were given back which are in the index's margin."""
 FULL_PAUSE: Final = 5.0
 """Seconds until the next try to write the index out after the disk was full."""
 
@@ -311,7 +311,7 @@ class Applier:
 
     @property
     def may_count(self) -> bool:
-        """Whether the index has room for more rows of messages that have come back, on a full disk too."""
+        """Whether the index has room for more rows of messages that were given back, on a full disk too."""
         return self._index.rows.counted - self._counted < COUNTED_MAX
 
     def forget(self, numbers: set[int]) -> None:

@@ -18,6 +18,7 @@ from ..contract.preparing import transaction
 from ..journal.disk import JournalDisk
 from ..shares import Share
 from .test_interrupts import everywhere
+from .test_interrupts_topics import settled
 
 DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
 
@@ -31,11 +32,6 @@ def disk(tmp_path: Path) -> Iterator[JournalDisk]:
 @pytest.fixture
 def store(disk: JournalDisk) -> JournalStore:
     return disk.create()
-
-
-def settled(store: JournalStore) -> None:
-    """What an interrupted thread has left is done, else a worker may do it between two looks."""
-    store.backend._log._lead_queued()
 
 
 def whole(disk: JournalDisk, store: JournalStore) -> None:
