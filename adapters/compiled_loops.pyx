@@ -8,12 +8,14 @@
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_Size
+from cpython.exc cimport PyErr_SetFromErrno
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.types cimport off_t
-from posix.unistd cimport pwrite
+from posix.unistd cimport fdatasync, pwrite
 
 import os
 import time
@@ -554,7 +556,7 @@ def receipts(destination, outcomes):
 # Writing to a file
 
 
-cdef object system_pwrite = os.pwrite
+cdef object system_pwrite = os.pwrite, system_fdatasync = os.fdatasync
 cdef double hands_over_until = 0.0
 
 
@@ -587,3 +589,23 @@ def write_small(fd, data, offset):
             if written == size:
                 return
     twin("write_small")(fd, data, offset)  # again, if less was written or nothing: it tells why
+
+
+def write_synced(fd, data, offset):
+    cdef Py_ssize_t size, written
+    cdef int descriptor, failed = 0
+    cdef off_t at
+    cdef const char *start
+    if type(data) is not bytes or os.pwrite is not system_pwrite or os.fdatasync is not system_fdatasync:
+        return twin("write_synced")(fd, data, offset)
+    size, descriptor, at, start = PyBytes_Size(data), fd, offset, PyBytes_AS_STRING(data)
+    with nogil:
+        written = pwrite(descriptor, start, size, at)
+        if written == size:
+            failed = fdatasync(descriptor)
+            while failed and errno == EINTR:
+                failed = fdatasync(descriptor)
+    if written != size:
+        return twin("write_synced")(fd, data, offset)  # again: it tells why
+    if failed:
+        PyErr_SetFromErrno(OSError)  # never tried again

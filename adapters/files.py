@@ -161,6 +161,14 @@ def write_small(fd: int, data: bytes, offset: int) -> None:
     write_all(fd, data, offset)
 
 
+@inner_loop
+def write_synced(fd: int, data: bytes, offset: int) -> None:
+    """write_all, then fdatasync. Compiled, other threads take their turn once meanwhile instead of twice: whoever hands
+    the interpreter over may have to wait for it."""
+    write_all(fd, data, offset)
+    os.fdatasync(fd)
+
+
 def unfinished(path: Path, store_id: bytes) -> Path:
     """What a store's directory is called until it is whole."""
     return path.with_name(f".{path.name}.{store_id.hex()}.tmp")

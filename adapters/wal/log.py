@@ -17,7 +17,7 @@ from ...policies.durability import Sync
 from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError, StoreFailedError
 from .. import locking
 from ..background import shared
-from ..files import FULL, refused, write_all, write_small
+from ..files import FULL, refused, write_small
 from . import format as f
 from .files import SegmentFiles
 from .group_commit import GroupCommit
@@ -260,24 +260,14 @@ class Log(GroupCommit):
 
     def _finish(self, batch: WriteBatch) -> None:
         """Write the batch, sync it if need be, make it count. Every step may be done twice."""
-        syncer, writer = self._syncer, self._writer
+        writer = self._writer
         try:
             if self.failed is not None:
                 raise self._failure()
-            sync = batch.sync or (self._always and not batch.unsynced)
-            if batch.data:
-                self.batches += 1
-                file = batch.segment.file or batch.segment.open()
-                (write_all if sync else write_small)(file.fd, batch.data, batch.offset)
-                self._last_write = monotonic()
-                if syncer.dirty_since is None:
-                    syncer.dirty_since = self._last_write
-                    if not self._idle_due:
-                        self._schedule_idle()
-            if sync or (self._periodic and self._overdue()):
-                began = monotonic()
-                syncer.through(batch.tail)
-                self._synced(monotonic() - began)
+            if batch.sync or (self._always and not batch.unsynced):
+                self._write_synced(batch)
+            else:
+                self._write(batch)
         except (OSError, StoreFailedError) as error:
             self._lose(batch, error)
             return
@@ -296,6 +286,35 @@ class Log(GroupCommit):
         self._in_flight = None
         if not writer.prepared_ahead and batch.tail.offset > batch.segment.capacity // 2:
             writer.look_ahead()
+
+    def _write_synced(self, batch: WriteBatch) -> None:
+        syncer, began = self._syncer, monotonic()
+        if batch.data:
+            self.batches += 1
+            if syncer.dirty_since is None and not self._idle_due:
+                self._schedule_idle()
+            syncer.write_through(batch.data, batch.offset, batch.tail)
+            self._last_write = ended = monotonic()
+        else:
+            syncer.through(batch.tail)
+            ended = monotonic()
+        self._synced(ended - began)
+
+    def _write(self, batch: WriteBatch) -> None:
+        syncer = self._syncer
+        if batch.data:
+            self.batches += 1
+            file = batch.segment.file or batch.segment.open()
+            write_small(file.fd, batch.data, batch.offset)
+            self._last_write = monotonic()
+            if syncer.dirty_since is None:
+                syncer.dirty_since = self._last_write
+                if not self._idle_due:
+                    self._schedule_idle()
+        if self._periodic and self._overdue():
+            began = monotonic()
+            syncer.through(batch.tail)
+            self._synced(monotonic() - began)
 
     def _lose(self, batch: WriteBatch, error: Exception) -> None:
         """The write or the sync failed: the log has failed, and what the batch became is unknown."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from ..descriptors import shares, unsynced_files
+from ..files import write_synced
 from .file import File
 from .ticket import Tail
 
@@ -60,17 +61,39 @@ class Syncer:
             current = tail.segment.file  # first: a segment being sealed is the one or among the others, never neither
             earlier = list(self._sealed)
             try:
-                for file in earlier if current is None or current in earlier else [*earlier, current]:
-                    self.count += 1
-                    os.fdatasync(file.fd)
+                self._sync(earlier if current is None or current in earlier else [*earlier, current])
             except OSError as error:
                 self._fail(error)
                 raise
-            for file in earlier:
-                self._sealed.remove(file)  # in place: the leader may be adding one
-                unsynced_files.discard(file)
-            self.durable_lsn = max(self.durable_lsn, tail.lsn)
-            self.dirty_since = None if self._written().lsn <= tail.lsn else monotonic()
+            self._done(earlier, tail)
+
+    def write_through(self, data: bytes, offset: int, tail: Tail) -> None:
+        """Write what the log holds up to `tail` last, and make it durable with all before it: as `through`. Called by
+        the leader."""
+        with self._lock:
+            self._require_not_failed()
+            file = tail.segment.file or tail.segment.open()
+            earlier = list(self._sealed)
+            try:
+                self._sync(earlier)
+                self.count += 1
+                write_synced(file.fd, data, offset)
+            except OSError as error:
+                self._fail(error)
+                raise
+            self._done(earlier, tail)
+
+    def _sync(self, files: Sequence[File]) -> None:
+        for file in files:
+            self.count += 1
+            os.fdatasync(file.fd)
+
+    def _done(self, earlier: Sequence[File], tail: Tail) -> None:
+        for file in earlier:
+            self._sealed.remove(file)  # in place: the leader may be adding one
+            unsynced_files.discard(file)
+        self.durable_lsn = max(self.durable_lsn, tail.lsn)
+        self.dirty_since = None if self._written().lsn <= tail.lsn else monotonic()
 
     def let_go(self) -> None:
         """The log is closed: whatever is not synced stays so."""
