@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..adapters.base import Counts, Listener, Message, Store, SubscriptionKey
 from ..policies.destination import Destination
@@ -14,94 +14,104 @@ from ..policies.errors import ClosedError
 if TYPE_CHECKING:
     from .store_registry import StoreRegistry
 
-T = TypeVar("T")
 
+class Backlog:
+    """What can be looked at. Any thread may use it. What each call promises: adapters/base.py, Store."""
 
-class Consumer:
-    """Any thread may use it. What each call promises: adapters/base.py, Store."""
+    __slots__ = ()
 
-    __slots__ = ("_destination", "_registry", "_subscription")
+    _registry: StoreRegistry
+    destination: Destination
+    _key: SubscriptionKey | None = None
+    """Of the subscription whose messages these are; None for all of the destination."""
 
-    def __init__(self, registry: StoreRegistry, destination: Destination, subscription: SubscriptionKey | None) -> None:
-        self._registry, self._destination, self._subscription = registry, destination, subscription
-
-    def receive(self, timeout: float | None) -> Message | None:
-        """As Store.receive. Raises TypeError and ValueError for what is no time to wait."""
-        if timeout == 0:
-            return self._receive_now()
-        _require_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-
-        def receive(store: Store) -> Message | None:  # called again if the store was closed for being idle
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            return store.receive(self._destination, left, self._subscription)
-
-        return self._for_store(receive)
-
-    def _receive_now(self) -> Message | None:
-        registry, destination = self._registry, self._destination
-        while (store := registry.store_of(destination)) is not None:
-            try:
-                return store.receive(destination, 0, self._subscription)
-            except ClosedError:
-                registry.forget_closed(destination, store)
-        return None
-
-    def _is_there(self) -> bool:
-        return self._registry.store_of(self._destination) is not None
-
-    def browse(self, limit: int | None, after: int | Message) -> Iterator[Message]:
-        """As Store.browse. It may take its time: a store that is closed for being idle meanwhile is opened again."""
+    def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
+        """Look at the messages in order without taking them, at most `limit` from the one after `after`: a message, or
+        the seq of one where the store has no `priorities`. Of a topic these are all that some subscription has yet to
+        ack, of a subscription those that it has. It may take its time: a store that is closed for being idle meanwhile
+        is opened again."""
         if limit is not None and limit < 0:
             raise ValueError(f"browse takes a limit of 0 or more, or None for all; not {limit}")
-        if not self._is_there():
+        if self._registry.store_of(self.destination) is None:
             return iter(())
         return self._browse(limit, after)
 
     def _browse(self, left: int | None, after: int | Message) -> Iterator[Message]:
         while left is None or left > 0:
-            store = self._registry.store_for(self._destination)
+            store = self._registry.store_for(self.destination)
             try:
-                for message in store.browse(self._destination, left, after, self._subscription):
+                for message in store.browse(self.destination, left, after, self._key):
                     after = message
                     left = left if left is None else left - 1
                     yield message
                 return
             except ClosedError:
-                self._registry.forget_closed(self._destination, store)
+                self._registry.forget_closed(self.destination, store)
+
+    def depth(self) -> int:
+        """Messages held, leased ones included: of a topic those that some subscription has yet to ack, each counted
+        once, of a subscription those that it has."""
+        return self._registry.for_held(self.destination, lambda store: store.depth(self.destination, self._key), 0)
+
+
+class Consumer(Backlog):
+    """What can be received from."""
+
+    __slots__ = ()
+
+    def receive(self, timeout: float | None = 0) -> Message | None:
+        """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
+
+        It is this process's until `message.ack()` or `message.release()`; when the process ends, all its leases do.
+        Raises TypeError and ValueError for what is no number of seconds, and UnknownSubscriptionError for a
+        subscription that was ended.
+        """
+        if timeout == 0:
+            return self._registry.for_held(
+                self.destination, lambda store: store.receive(self.destination, 0, self._key), None
+            )
+        _require_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def receive(store: Store) -> Message | None:  # called again if the store was closed for being idle
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            return store.receive(self.destination, left, self._key)
+
+        return self._registry.for_store(self.destination, receive)
 
     def listen(
         self,
         on_message: Callable[[Message], object],
-        credit: int,
-        on_end: Callable[[Exception], object] | None,
+        credit: int = 1,
+        *,
+        on_end: Callable[[Exception], object] | None = None,
     ) -> Listener:
-        """As Store.listen."""
-        return self._for_store(
-            lambda store: store.listen(self._destination, on_message, credit, self._subscription, on_end)
+        """Call `on_message` with each message, leased, up to `credit` of them; more with `Listener.add_credit`.
+
+        Listeners and those who wait in `receive` stand in one line: what becomes free goes to who came first. The
+        callback runs on a background thread of the library, one message at a time, in order; never inside a sender's
+        `send`, never in this call, and one that takes long holds up nobody but its own listener. It settles the message
+        then or later, from any thread; if it raises, the message is released.
+
+        The store is opened, and stays open until the listener is closed. If it closes all the same or fails
+        (`router.close()`, `router.reopen()`), its disk does not give a message, or the subscription is ended, the
+        listener ends, and `on_end` is called with the error, on such a thread. Raises TypeError and ValueError for what
+        is no credit.
+        """
+        return self._registry.for_store(
+            self.destination, lambda store: store.listen(self.destination, on_message, credit, self._key, on_end)
         )
 
-    def counts(self) -> Counts:
-        """As Store.counts."""
-        if self._registry.store_of(self._destination) is None:
-            return Counts(0, 0)
-        return self._for_store(lambda store: store.counts(self._destination, self._subscription))
-
     def purge(self) -> int:
-        """Remove all messages that nobody holds; returns how many."""
-        return self._sum(lambda store: store.purge(self._destination, self._subscription))
+        """Remove all messages that nobody holds, for a subscription: ack them; returns how many."""
+        return self._registry.for_held(self.destination, lambda store: store.purge(self.destination, self._key), 0)
 
-    def depth(self) -> int:
-        """Messages held, leased ones included."""
-        return self._sum(lambda store: store.depth(self._destination, self._subscription))
-
-    def _sum(self, call: Callable[[Store], int]) -> int:
-        if not self._is_there():
-            return 0
-        return self._for_store(call)
-
-    def _for_store(self, call: Callable[[Store], T]) -> T:
-        return self._registry.for_store(self._destination, call)
+    def counts(self) -> Counts:
+        """How many messages are ready, and how many leased or claimed by a transaction; takes the same time however
+        many there are."""
+        return self._registry.for_held(
+            self.destination, lambda store: store.counts(self.destination, self._key), Counts(0, 0)
+        )
 
 
 def _require_timeout(timeout: object) -> None:

@@ -132,8 +132,7 @@ class _Checker:
         """Somebody there has it then: without any subscription it would be gone."""
         known = self._subscriptions.get(topic)
         if known is None:
-            found = self._registry.for_store(topic, lambda store: store.subscriptions())
-            known = self._subscriptions[topic] = {some.key for some in found if some.topic == topic}
+            known = self._subscriptions[topic] = {found.key for found in self._registry.subscriptions_of(topic)}
         name = message.headers.get(SUBSCRIPTION)
         if name is None and not known:
             raise DeadLetterError(

@@ -291,6 +291,17 @@ class StoreRegistry:
                 self.record_again(destination)
             return result
 
+    def for_held(self, destination: Destination, call: Callable[[Store], T], otherwise: T) -> T:
+        """Call with the store that holds a destination, likewise; `otherwise` if it has none yet."""
+        while True:
+            store = self._by_destination.get(destination)  # as store_of, without its call: each receive comes this way
+            if store is None and (store := self.store_of(destination)) is None:
+                return otherwise
+            try:
+                return call(store)
+            except ClosedError:
+                self.forget_closed(destination, store)
+
     def found(self, destination: Destination) -> Store | None:
         """Its store, if that was found before. Never waits; it may have been closed since."""
         return self._by_destination.get(destination)
@@ -406,6 +417,11 @@ class StoreRegistry:
         """Likewise. Raises UnknownSubscriptionError, TransactionError."""
         topic, key = subscription.topic, subscription.key
         return self.for_store(topic, lambda store: store.unsubscribe(topic, key))
+
+    def subscriptions_of(self, topic: Destination) -> list[Subscription]:
+        """The durable subscriptions of a topic."""
+        known: Sequence[Subscription] = self.for_held(topic, lambda store: store.subscriptions(), ())
+        return [subscription for subscription in known if subscription.topic == topic]
 
     def dead_letter_of(self, store: Store) -> str | None:
         """Where a store's undelivered messages go: the pattern of a name. None: away."""

@@ -12,64 +12,34 @@ any it is gone at once. Selectors are kept for who evaluates them, not evaluated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from ..adapters.base import Counts, Listener, Message, Subscription
+from ..adapters.base import Message, Subscription
 from ..policies.errors import DestinationError
-from .consumer import Consumer
+from .consumer import Backlog, Consumer
 from .endpoint import Endpoint
 
 if TYPE_CHECKING:
     from .store_registry import StoreRegistry
 
 
-class Subscriber:
+class Subscriber(Consumer):
     """A durable subscription as its user holds it. Cheap to make and keep; any thread may use it, and several may
     receive for one: each message goes to one of them."""
 
-    __slots__ = ("_consumer", "_registry", "subscription")
+    __slots__ = ("_key", "_registry", "destination", "subscription")
 
     def __init__(self, registry: StoreRegistry, subscription: Subscription) -> None:
         self._registry = registry
         self.subscription = subscription
-        self._consumer = Consumer(registry, subscription.topic, subscription.key)
+        self.destination = subscription.topic
+        """The topic."""
+        self._key = subscription.key
 
     def __repr__(self) -> str:
         client = f" of client {self.subscription.client_id!r}" if self.subscription.client_id else ""
         return f"<Subscriber {self.subscription.name!r}{client}, {self.subscription.topic}>"
-
-    def receive(self, timeout: float | None = 0) -> Message | None:
-        """Lease the first message that this subscription has not acked and nobody holds for it; as Queue.receive.
-        Raises UnknownSubscriptionError once it is unsubscribed."""
-        return self._consumer.receive(timeout)
-
-    def listen(
-        self,
-        on_message: Callable[[Message], object],
-        credit: int = 1,
-        *,
-        on_end: Callable[[Exception], object] | None = None,
-    ) -> Listener:
-        """Call `on_message` with each message for this subscription; as Queue.listen. Ends, too, when the subscription
-        does."""
-        return self._consumer.listen(on_message, credit, on_end)
-
-    def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
-        """Look at what this subscription has yet to ack; as Queue.browse."""
-        return self._consumer.browse(limit, after)
-
-    def purge(self) -> int:
-        """Ack all that nobody holds for this subscription; returns how many."""
-        return self._consumer.purge()
-
-    def counts(self) -> Counts:
-        """How many of the messages that it has yet to ack are ready, and how many leased; as Queue.counts."""
-        return self._consumer.counts()
-
-    def depth(self) -> int:
-        """Messages that it has yet to ack, leased ones included."""
-        return self._consumer.depth()
 
     def unsubscribe(self) -> int:
         """End it; returns how many messages it had yet to ack. Raises UnknownSubscriptionError, and TransactionError
@@ -77,7 +47,7 @@ class Subscriber:
         return self._registry.unsubscribe(self.subscription)
 
 
-class Topic(Endpoint):
+class Topic(Endpoint, Backlog):
     """Each message goes to every durable subscription."""
 
     __slots__ = ()
@@ -101,11 +71,8 @@ class Topic(Endpoint):
 
     def subscriptions(self) -> list[Subscriber]:
         """Its durable subscriptions, in order of client and name."""
-        if self._registry.store_of(self.destination) is None:
-            return []
-        known = self._for_store(lambda store: store.subscriptions())
-        mine = sorted((s for s in known if s.topic == self.destination), key=lambda s: s.key)
-        return [Subscriber(self._registry, subscription) for subscription in mine]
+        known = sorted(self._registry.subscriptions_of(self.destination), key=lambda s: s.key)
+        return [Subscriber(self._registry, subscription) for subscription in known]
 
     def receive(self, timeout: float | None = 0) -> NoReturn:
         """Nobody receives from a topic as such, whose messages go to its subscriptions. Raises DestinationError, which
@@ -123,11 +90,3 @@ class Topic(Endpoint):
             f"{self.destination} is a topic, and messages are received from its durable subscriptions: "
             f"topic.subscribe(name).{what}(); {there}"
         )
-
-    def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
-        """Look at all messages that some subscription has yet to ack; as Queue.browse."""
-        return Consumer(self._registry, self.destination, None).browse(limit, after)
-
-    def depth(self) -> int:
-        """Messages that some subscription has yet to ack, each counted once."""
-        return Consumer(self._registry, self.destination, None).depth()

@@ -251,8 +251,8 @@ class Transaction:
         Raises SubscriptionError, DestinationError for a queue, and TransactionError beyond the limits of a transaction.
         """
         subscription = Subscription(topic_of(topic), name, client_id, selector, no_local)
-        for other in self._registry.for_store(subscription.topic, lambda store: store.subscriptions()):
-            if other.topic == subscription.topic and other.key == subscription.key:
+        for other in self._registry.subscriptions_of(subscription.topic):
+            if other.key == subscription.key:
                 require_same(other, subscription)
         self._change(Change(subscription, True, retroactive))
         return subscription
