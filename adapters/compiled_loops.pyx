@@ -85,7 +85,7 @@ cdef int bind() except -1:
     """Import what has to do with messages."""
     global Send, Ack, Tail, Message, Receipt, pack_headers, pack_id, unpack_headers, order_of
     global default_priority, priority_max, expires_max_ms
-    from .base import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX, Message as message, Receipt as receipt
+    from .messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX, Message as message, Receipt as receipt
     from .core.changes import Ack as ack, Send as send
     from .core.sending import order_of as order
     from .core.headers import pack_headers as pack, pack_id as pack_name, unpack_headers as unpack

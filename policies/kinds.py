@@ -54,7 +54,7 @@ def options_model(kind: str) -> type[BaseModel]:
 
 
 def load_adapter(kind: str) -> Any:
-    """The adapter class of a kind, imported (adapters/base.py, Adapter). Raises ValueError, which says why not."""
+    """The adapter class of a kind, imported: a Store (core/store.py). Raises ValueError, which says why not."""
     entry = _adapters(tuple(sys.path)).get(kind)
     if entry is None:
         raise ValueError(f"no adapter {kind!r} is installed; there are: {', '.join(known_kinds())}")

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..adapters.base import Counts, Listener, Message, Store, SubscriptionKey
+from ..adapters.core import Store
+from ..adapters.messages import Message
+from ..adapters.store_types import Counts, Listener, SubscriptionKey
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Backlog:
-    """What can be looked at. Any thread may use it. What each call promises: adapters/base.py, Store."""
+    """What can be looked at. Any thread may use it. What each call promises: adapters/core/store.py."""
 
     __slots__ = ()
 

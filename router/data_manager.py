@@ -21,7 +21,7 @@ from transaction import manager as of_this_thread
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
 from zope.interface import implementer
 
-from ..adapters.base import Headers, Message
+from ..adapters.messages import Headers, Message
 from ..policies.errors import TransactionError
 from .addresses import Address
 from .endpoint import SendOptions

@@ -15,7 +15,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
 
-from ..adapters.base import Headers, Message, Receipt
+from ..adapters.messages import Headers, Message, Receipt
 from ..policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from .addresses import Address
 from .endpoint import SendOptions

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..adapters.background import shared
-from ..adapters.base import EXPIRED, Message, Store, Undelivered, require_leased
+from ..adapters.core import Store
+from ..adapters.messages import EXPIRED, Message, Undelivered, require_leased
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
 from ..policies.options import dead_letter_name

@@ -20,10 +20,10 @@ from typing import Final
 
 import msgspec
 
-from ..adapters.base import TRANSACTION_BYTES
 from ..adapters.clock import now_us
 from ..adapters.directory import StoreDirectory
 from ..adapters.files import FILE_MODE, disk_errors, sweep_unfinished, sync_directory
+from ..adapters.store_types import TRANSACTION_BYTES
 from ..adapters.wal import (
     Log,
     LogOptions,

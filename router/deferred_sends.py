@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from functools import partial
 
 from ..adapters.background import shared
-from ..adapters.base import Receipt, Store
+from ..adapters.core import Store
+from ..adapters.messages import Receipt
 from ..policies.destination import Destination
 
 Send = Callable[[Store], "Future[Receipt]"]

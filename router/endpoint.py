@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
-from ..adapters.base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, Store, checked, require_order
 from ..adapters.clock import now_ms
+from ..adapters.core import Store
+from ..adapters.messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, checked, require_order
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
 
@@ -26,7 +27,7 @@ class SendOptions(TypedDict, total=False):
 
 class Endpoint:
     """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. What each call
-    promises: adapters/base.py, Store."""
+    promises: adapters/core/store.py."""
 
     __slots__ = ("_registry", "destination")
 

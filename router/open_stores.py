@@ -12,9 +12,10 @@ from typing import Final, TypeVar
 from weakref import WeakSet
 
 from ..adapters.background import shared
-from ..adapters.base import Adapter, Progress, Store
+from ..adapters.core import Store
 from ..adapters.descriptors import STORE, read_files, shares
 from ..adapters.files import give_memory_back, is_out_of_files
+from ..adapters.store_types import Progress
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, ConfigError, CorruptionError, PlacementError
 from ..policies.kinds import load_adapter
@@ -227,10 +228,10 @@ class OpenStores:
             store.close()
             self._loaded.pop(path, None)
 
-    def adapter(self, kind: str) -> Adapter:
+    def adapter(self, kind: str) -> type[Store]:
         """Raises ConfigError for a kind that is not installed."""
         try:
-            adapter: Adapter = load_adapter(kind)
+            adapter: type[Store] = load_adapter(kind)
         except ValueError as error:
             raise ConfigError([f"stores of kind {kind!r} cannot be used: {error}"]) from error
         return adapter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..adapters.base import Message, encoded_id
+from ..adapters.messages import Message, encoded_id
 from .consumer import Consumer
 from .endpoint import Endpoint
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ..adapters.base import Message
+from ..adapters.messages import Message
 from ..policies.destination import Destination
 from ..policies.errors import TraceError
 from ..policies.partitioning.events import UsageEvent

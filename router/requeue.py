@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..adapters.base import Message, SubscriptionKey, require_leased
+from ..adapters.messages import Message, require_leased
+from ..adapters.store_types import SubscriptionKey
 from ..policies.destination import Destination, Kind
 from ..policies.errors import AnabranchError, DeadLetterError, StoreFullError
 

@@ -16,19 +16,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ..adapters.background import shared
-from ..adapters.base import (
-    REJECTED,
-    TRANSACTION_BYTES,
-    Headers,
-    Message,
-    Progress,
-    Receipt,
-    Settlement,
-    StoreStats,
-    Subscription,
-)
 from ..adapters.files import FULL, disk_errors, make_directory, refused
 from ..adapters.locking import DirectoryLock
+from ..adapters.messages import REJECTED, Headers, Message, Receipt
+from ..adapters.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
 from ..policies.config import Config, load
 from ..policies.destination import Destination
 from ..policies.errors import (

@@ -14,7 +14,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from ..adapters.background import shared
-from ..adapters.base import Message, Settlement, Store
+from ..adapters.core import Store
+from ..adapters.messages import Message
+from ..adapters.store_types import Settlement
 from ..policies.errors import AnabranchError, UnknownMessageError
 
 if TYPE_CHECKING:

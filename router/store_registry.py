@@ -11,9 +11,11 @@ from typing import TypeVar
 
 from ..adapters import locking
 from ..adapters.background import shared
-from ..adapters.base import Message, Progress, Receipt, Store, StoreStats, Subscription
+from ..adapters.core import Store
 from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors, remove_directory, sweep_unfinished
+from ..adapters.messages import Message, Receipt
+from ..adapters.store_types import Progress, StoreStats, Subscription
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
 from ..policies.errors import (

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Final
 
 from ..adapters.background import shared
-from ..adapters.base import StoreStats
+from ..adapters.store_types import StoreStats
 
 ANSWER_SECONDS: Final = 1.0
 """A store that is open and does not say in this time how it is, is unresponsive."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from ..adapters.base import Message, Subscription
+from ..adapters.messages import Message
+from ..adapters.store_types import Subscription
 from ..policies.errors import DestinationError
 from .consumer import Backlog, Consumer
 from .endpoint import Endpoint

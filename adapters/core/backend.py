@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...policies.errors import CorruptionError, StoreFailedError
 from ...policies.options import StoreOptions
-from ..base import Progress
+from ..store_types import Progress
 from .changes import Branch, Change
 from .delivery import Rows
 from .place import Place
@@ -115,7 +115,7 @@ class Host:
 
 
 class Backend(Rows, Protocol):
-    """One store's. The constructor touches nothing; it is given the same as the store's (adapters/base.py)."""
+    """One store's. The constructor touches nothing; it is given the same as the store's."""
 
     kind: str
     """As `StoreStats.kind` says it."""
@@ -139,7 +139,7 @@ class Backend(Rows, Protocol):
         """Whether all of a store lies in its directory: then a store of one destination goes with that destination."""
         return False
 
-    # `create` and `identify`, class methods, are those of an Adapter (adapters/base.py); `check_options` may be there.
+    # `create` and `identify`, class methods, are those of a Store (store.py).
 
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
         """Lock the directory, recover what is there, fill the catalog. Returns the store's id and what else there is.

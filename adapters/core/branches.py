@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...policies.destination import Destination, Kind
-from ..base import Subscription
+from ..store_types import Subscription
 from .changes import Ack, Branch, Change, Send, Subscribe, Unsubscribe, VolatileChange
 from .place import order_of
 from .records import name_of, order_and_expiry

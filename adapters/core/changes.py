@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ..base import Prepared, Subscription, SubscriptionKey
+from ..store_types import Prepared, Subscription, SubscriptionKey
 from .delivery import Lease
 from .place import DELIVERIES, SEQ, Place, is_volatile
 from .records import is_requeued

@@ -24,7 +24,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...policies.errors import StoreFullError, UnknownMessageError
-from ..base import EXPIRED, Message, Store, SubscriptionKey, require_leased
+from ..messages import EXPIRED, Message, require_leased
+from ..store_types import SubscriptionKey
 from .lanes import Lane, Lanes
 from .place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .sweep import Sweep, wall_ms
@@ -32,6 +33,7 @@ from .sweep import Sweep, wall_ms
 if TYPE_CHECKING:
     from .changes import Send
     from .states import DestinationState, SubscriptionState
+    from .store import Store
 
 log = logging.getLogger(__name__)
 

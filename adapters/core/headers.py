@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..base import Headers, encoded_id, plain_headers
+from ..messages import Headers, encoded_id, plain_headers
 
 MESSAGE_ID_BYTES_MAX: Final = 1024
 

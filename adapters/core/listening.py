@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...policies.errors import AnabranchError
 from ..background import shared
-from ..base import Message
+from ..messages import Message
 from .delivery import Feed, Lease, Taker
 from .subscriptions import unknown
 

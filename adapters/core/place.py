@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..base import PRIORITY_MAX
+from ..messages import PRIORITY_MAX
 
 Place = tuple[int, int, int, int, Any]
 """Where a message is: order, seq, when it expires (ms, 0: never), how often it has been given back, what its backend

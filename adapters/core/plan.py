@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...policies.errors import AnabranchError
-from ..base import SubscriptionKey
+from ..store_types import SubscriptionKey
 from .changes import Branch, Change, Commit, Declare, Send, VolatileChange
 from .duplicates import DuplicateWindow, Key
 from .records import is_requeued

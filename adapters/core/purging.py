@@ -1,17 +1,30 @@
-"""Removing many messages: a page at a time, so that others get their turn in between. Those of a queue that is purged,
-and those that a removed destination, or a subscription that has ended, has left behind."""
+"""Removing destinations, subscriptions, and many messages: these a page at a time, so that others get their turn in
+between. Those of a queue that is purged, and those that a removed destination, or a subscription that has ended, has
+left behind."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Final
 
-from .changes import SEQ_MAX, AckRange, Change
-from .delivery import Feed
+from ...policies.destination import Destination
+from ...policies.errors import AnabranchError
+from ..background import shared
+from ..store_types import SubscriptionKey
+from .changes import SEQ_MAX, AckRange, Change, Remove, Unsubscribe
+from .delivery import Feed, claimed
 from .engine import Engine
 from .place import SEQ, Place
+from .receiving import Receiving
+from .sending import Sending
 from .states import DestinationState, SubscriptionState
+from .subscriptions import require_unclaimed, shown, unknown
+
+log = logging.getLogger(__name__)
 
 PAGE: Final = 512
 """Messages that are looked at under the store's lock at once."""
@@ -20,11 +33,102 @@ PAGES: Final = 4
 PAUSE: Final = 0.0005
 """Seconds after such a write: a lock that is free for a moment only goes to who had it, not to who waits for it."""
 
-Write = Callable[[Sequence[Change]], object]
+DROP_SECONDS: Final = 1.0
+"""After so long the background removes what a removed destination has left behind, if nobody else does, and tries again
+after an error."""
 
+Write = Callable[[Sequence[Change]], object]
 
 RowsOf = Callable[[DestinationState, SubscriptionState | None, None, int, int], Sequence[Place]]
 """As Rows.rows."""
+
+
+class Removal:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(self, engine: Engine, sending: Sending, receiving: Receiving) -> None:
+        self._engine, self._sending, self._receiving = engine, sending, receiving
+        drop_later = weakref.WeakMethod(self._drop_later)  # nothing that works for the engine keeps the store alive
+        engine.on_leaving = lambda: (call := drop_later()) and call()
+        self._drop_due = False
+        self._dropping = threading.Lock()
+        """Held by who removes what something has left behind: two would do it twice."""
+
+    def purge(self, destination: Destination, subscription: SubscriptionKey | None) -> int:
+        """As Store.purge."""
+        engine, write = self._engine, self._sending.write
+        if subscription is not None:
+            subscriber = self._receiving.subscription(destination, subscription)
+            return purge(engine, subscriber.topic, (subscriber.feed,), write)[0]
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.ensure_usable()
+            return 0
+        free, gone = purge(engine, state, state.feeds(), write)
+        return gone if state.is_topic else free
+
+    def delete(self, destination: Destination) -> int:
+        """As Store.delete."""
+        engine = self._engine
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.ensure_usable()
+            return 0
+        held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.total))
+        require_unclaimed(str(destination), "deleted", held)
+        remove = Remove(state)
+        self._sending.write([remove])
+        volatile = engine.nonpersistent
+        if volatile is not None:
+            engine.asked(lambda: volatile.remove(state))
+        engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
+        self._drop(remove.state.feed)
+        return count
+
+    def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
+        """As Store.unsubscribe."""
+        engine = self._engine
+        subscriber = self._receiving.subscription(topic, subscription)
+        held, count = engine.asked(lambda: (claimed(subscriber.feed), subscriber.total))
+        require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)
+        ((ended, _),) = self._sending.write([Unsubscribe(subscriber.topic, subscription)])
+        engine.asked(lambda: None)
+        if ended is None:
+            raise unknown(topic, subscription)
+        self._drop(ended.feed)
+        return count
+
+    def _drop(self, feed: Feed) -> None:
+        """Remove what is left of a destination that is no more. That it is gone stands: if this fails, or is
+        interrupted, the background goes on, or the next opening."""
+        try:
+            with self._dropping:
+                drop_volatile(self._engine)
+                drop(self._engine, feed, self._sending.write)
+        except AnabranchError as error:
+            log.debug("store %s: %s is not removed whole yet: %s", self._engine.name, feed.state.destination, error)
+
+    def drop_all(self) -> None:
+        """All that is left of what is gone."""
+        if self._engine.leaving:
+            with self._dropping:
+                drop_volatile(self._engine)
+                for feed in list(self._engine.catalog.leaving):
+                    drop(self._engine, feed, self._sending.write)
+
+    def _drop_later(self) -> None:
+        if not self._drop_due:
+            self._drop_due = True
+            shared().schedule_while_alive(DROP_SECONDS, self._drop_in_background)
+
+    def _drop_in_background(self) -> None:
+        self._drop_due = False
+        try:
+            self.drop_all()
+        except AnabranchError as error:
+            log.debug("store %s: nothing more is removed now: %s", self._engine.name, error)
+            if not self._engine.closed and self._engine.failed is None:
+                self._drop_later()
 
 
 def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write: Write) -> tuple[int, int]:

@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError, CorruptionError, DestinationError
-from ..base import Message, Store, SubscriptionKey, Undelivered
+from ..messages import Message, Undelivered
+from ..store_types import SubscriptionKey
 from .backend import ReadError
 from .delivery import CLOCK_SECONDS, Feed, Lease, Taker
 from .engine import Engine
@@ -19,6 +20,9 @@ from .place import ORDER, ORDER_MAX, SEQ, Place, order_of
 from .records import decode
 from .states import DestinationState, SubscriptionState
 from .subscriptions import require_topic, unknown
+
+if TYPE_CHECKING:
+    from .store import Store
 
 log = logging.getLogger(__name__)
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
 from ..acceleration import inner_loop
-from ..base import DEFAULT_PRIORITY, Headers, Message, Outgoing, Store, plain_body, require_order
 from ..clock import before_1970
+from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, plain_body, require_order
 from .delivery import Lease
 from .headers import pack_headers, pack_id, unpack_headers
 from .place import DELIVERIES, EXPIRES, SEQ, Place
+
+if TYPE_CHECKING:
+    from .store import Store
 
 HEAD: Final = struct.Struct("<HHHIQQ")
 assert HEAD.size == 26

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError
-from .. import base
+from .. import store_types
 from ..acceleration import inner_loop
 from ..background import shared
-from ..base import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
+from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
 from .changes import Change, Send, Subscribe, Unsubscribe, VolatileChange
 from .engine import APPLY_AT, Engine
 from .limits import Amount, Room
@@ -88,7 +88,7 @@ class Sending:
         """What takes messages that are not persistent."""
         return self._engine.nonpersistent or self._engine.make_nonpersistent(self._directory, self._file_mode)
 
-    def change(self, change: base.Change) -> Subscribe | Unsubscribe:
+    def change(self, change: store_types.Change) -> Subscribe | Unsubscribe:
         """What a transaction, or a caller, does to a subscription. Raises DestinationError, TypeError,
         SubscriptionError."""
         subscription = checked(change.subscription)

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...policies.errors import (
     AnabranchError,
@@ -20,13 +20,17 @@ from ...policies.errors import (
     UnknownMessageError,
 )
 from ..background import shared
-from ..base import Message, Settlement, Store
+from ..messages import Message
+from ..store_types import Settlement
 from .changes import Ack, Change, acks_of, returned_of
 from .delivery import CLAIMED, LEASED, LEAVING, Lease
 from .engine import APPLY_AT, Engine
 from .nonpersistent import give_back_room
 from .tickets import Ticket
 from .writers import Writer
+
+if TYPE_CHECKING:
+    from .store import Store
 
 log = logging.getLogger(__name__)
 

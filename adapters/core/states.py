@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...policies.destination import Destination, Kind
-from ..base import Subscription, SubscriptionKey
+from ..store_types import Subscription, SubscriptionKey
 from .delivery import Feed
 
 

@@ -1,21 +1,27 @@
-"""The contract of adapters/base.py, once for every kind of store.
+"""The contract that every kind of store keeps, and the face of the one implementation of it.
 
-engine      what is written becomes seen                       (engine.py)
-writer      tickets become writes                              (writers.py)
-receiving   what comes out                                     (receiving.py)
-backend     where the bytes live: the kind of the store        (backend.py)
+A *store* holds the messages of some destinations, with one durability policy. The router decides which destination
+lives in which store; a store never sees another. Ours are in the packages beside this one; third parties register
+theirs in the entry-point group `anabranch.adapters`, and `tests/contract` is the suite that every store must pass.
+
+The words used below: an operation is *durable* when it survives what the store's policy says it survives
+(invariant 1); it is *visible* when receive, browse and depth know of it. No operation becomes visible before it is as
+durable as the policy asks.
+
+backend       where the bytes live: the kind of the store        (backend.py)
+engine        what is written becomes seen                       (engine.py)
+writer        tickets become writes                              (writers.py)
+sending, receiving, settling, transactions, purging, statistics: what callers ask for, in the module of that name
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
@@ -26,59 +32,64 @@ from ...policies.errors import (
     StoreLockedError,
     UnknownMessageError,
 )
-from ..background import shared
-from ..base import (
-    DEFAULT_PRIORITY,
+from ..files import disk_errors
+from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Receipt, Undelivered, require_leased
+from ..store_types import (
     Change,
     Counts,
-    Headers,
     Listener,
-    Message,
-    Outgoing,
     Pending,
     Prepared,
     Progress,
-    Receipt,
     Settlement,
     StoreStats,
     Subscription,
     SubscriptionKey,
-    Undelivered,
-    require_leased,
 )
-from ..files import disk_errors
 from .backend import Backend, Found
-from .changes import Remove, Unsubscribe
-from .delivery import CLAIMED, LEASED, Feed, Lease, claimed
+from .delivery import CLAIMED, LEASED, Lease
 from .engine import Engine
 from .headers import pack_id
 from .nonpersistent import sweep
-from .purging import drop, drop_volatile, purge
+from .purging import Removal
 from .receiving import Receiving
 from .records import decode
 from .sending import Sending
 from .settling import Settling
-from .states import DestinationState, SubscriptionState
-from .subscriptions import require_same, require_unclaimed, shown, unknown
+from .statistics import Statistics
+from .subscriptions import require_same
 from .transactions import Transactions
 from .writers import Direct, Threaded, Writer
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-DROP_SECONDS: Final = 1.0
-"""After so long the background removes what a removed destination has left behind, if nobody else does, and tries again
-after an error."""
+class Store:
+    """One store over a backend. A kind of store is a subclass that names its backend and its options' model, a pydantic
+    model; it is registered in the entry-point group `anabranch.adapters`.
 
-
-class CoreStore:
-    """One store over a backend. A kind of store is a subclass that names its backend and its options' model. Threads:
-    all. Forks: a child's calls raise ClosedError (rule D4). A signal handler that interrupted a call of its own thread
-    gets RuntimeError (rule G3)."""
+    Every method may be called by any thread at any time between open and close. All raise StoreFailedError once the
+    store has failed, and ClosedError when it is closed or in a forked child (rule D4). A signal handler that
+    interrupted a call of its own thread gets RuntimeError (rule G3). Constructors touch nothing; `create` and `open`
+    touch the disk.
+    """
 
     backend_type: ClassVar[type[Backend]]
     options_model: ClassVar[type[BaseModel]]
+
+    name: str
+    store_id: bytes
+    """16 random bytes, for life (rule I4)."""
+    volatile: bool
+    """True: nothing survives a restart. In a transaction it takes part in visibility only (rule T7)."""
+    shared: bool
+    """True: another process may own the same data next (a leased store of a shared database), so that a transaction
+    whose outcome this process's decision log alone knows is refused (rule T6)."""
+    descriptors: int
+    """How many files and sockets it keeps open."""
+
+    # `check_options(options)`, a class method, may be there: it raises ConfigError for what is wrong with options and
+    # their model cannot know. It touches nothing; `anabranch check` calls it.
 
     def __init__(self, name: str, directory: Path, options: Any, index_directory: Path | None = None) -> None:
         self.name = name
@@ -98,37 +109,41 @@ class CoreStore:
         self._engine: Engine = Engine(self.name, self.backend)
         engine = self._engine
         engine.owner = owner
-        drop_later = weakref.WeakMethod(self._drop_later)  # nothing that works for the engine keeps the store alive
-        engine.on_leaving = lambda: (call := drop_later()) and call()
-        self._drop_due = False
-        self._dropping = threading.Lock()
-        """Held by who removes what something has left behind: two would do it twice."""
         own = self.backend.writer(engine)
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
         self._sending = Sending(engine, self._writer, self.directory, getattr(self.options, "file_mode", None))
         self._receiving = Receiving(self, engine)
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling)
+        self._removal = Removal(engine, self._sending, self._receiving)
+        self._statistics = Statistics(engine, self._receiving)
 
     @classmethod
     def create(cls, name: str, directory: Path, options: Any) -> bytes:
-        """Make an empty store, whole or not at all (rule D2); returns its id. The directory must not exist."""
+        """Make an empty store, whole or not at all whatever crash comes; returns its id (rule D2).
+
+        The directory must not exist; its parents are made. What a crash leaves is called as `adapters.files.unfinished`
+        says, and the router removes it.
+        """
         with disk_errors(f"store {name!r} cannot be created"):
             return cls.backend_type.create(name, directory, options)  # type: ignore[attr-defined,no-any-return]
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
-        """The id of the store in a directory, None if there is none."""
+        """The id of the store in a directory, None if it holds none of this kind or the id does not read. Changes
+        nothing, takes no lock. Raises OSError if the directory cannot be read."""
         return cls.backend_type.identify(directory)  # type: ignore[attr-defined,no-any-return]
 
     @classmethod
     def is_contained(cls, options: Any) -> bool:
-        """Whether all of a store lies in its directory."""
+        """Whether all of a store lies in its directory. Then a store of one destination goes with that destination."""
         return cls.backend_type.is_contained(options)
 
     @property
     def owner(self) -> object:
-        """As the contract says. What works in the background for a store that nobody holds any more reaches it too."""
+        """Set by the router that opens it, which the store keeps alive and never looks at: while anything can reach the
+        store, a message say, the router's directory is locked (invariant 8). What Message.reject asks. What works in
+        the background for a store that nobody holds any more reaches it too."""
         return self._engine.owner
 
     @owner.setter
@@ -138,6 +153,7 @@ class CoreStore:
     # Opening and closing
 
     def open(self, progress: Progress | None = None) -> None:
+        """Recover what is on disk and be ready. Raises StoreLockedError, CorruptionError, ConfigError."""
         if self._opened:
             raise StoreLockedError(f"store {self.name!r} is open already, in this process")
         started = time.monotonic()
@@ -172,11 +188,14 @@ class CoreStore:
 
     @property
     def last_seq(self) -> int:
+        """The highest seq given out to a persistent message: what is sent from now on comes behind it. Known still when
+        the store is closed."""
         if self._engine.failed is not None:
             self._engine.ensure_usable()
         return self._engine.sequencer.last_seq
 
     def close(self) -> None:
+        """Finish what is queued, leave all of it durable, free the directory. Idempotent."""
         if not self._opened:
             return
         engine = self._engine
@@ -228,6 +247,16 @@ class CoreStore:
         expires_at_ms: int = 0,
         persistent: bool = True,
     ) -> Receipt:
+        """Store one message at the end of its destination (of its priority, if the store's option `priorities` is set).
+        On return it is durable and visible.
+
+        A topic's message is stored once, whatever the number of its durable subscriptions; without any it is gone at
+        once, and the receipt is as always. `sync=True` asks for power-failure durability of this one whatever the
+        policy. A `message_id` within the store's duplicate window is stored once: the receipt then says `duplicate`.
+        With `persistent=False` it is kept in memory, swapped to disk if there is much, waits for no disk, and is gone
+        when the store is closed; it keeps its place among the others.
+        Raises StoreFullError, MessageTooLargeError and ClockError (no effect), OutcomeUnknownError.
+        """
         sending = self._sending
         if not persistent:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
@@ -248,6 +277,10 @@ class CoreStore:
         expires_at_ms: int = 0,
         persistent: bool = True,
     ) -> Future[Receipt]:
+        """The same, without waiting: the future resolves when send would have returned, on a thread of ours.
+
+        Sends of one thread to one destination keep their order. What send would raise, the future raises.
+        """
         if not persistent:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
             return self._sending.send_nonpersistent_nowait(destination, message)
@@ -257,6 +290,8 @@ class CoreStore:
     def send_many(
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
     ) -> list[Receipt]:
+        """Store many, in order, with as few waits for the disk as may be. Not atomic: a crash keeps a prefix. One that
+        is `requeued` is no duplicate, here as in `commit` and in a branch."""
         return self._sending.send_many(destination, messages, sync)
 
     # Receiving
@@ -264,6 +299,12 @@ class CoreStore:
     def receive(
         self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
     ) -> Message | None:
+        """Lease the first message that nobody holds; None if there is none in `timeout` seconds (None: wait).
+
+        First is the oldest, with `priorities` that of the highest priority. One whose time is over or that has come
+        back `max_deliveries` times is skipped. From a topic one receives for a `subscription`: UnknownSubscription-
+        Error if the topic has none of that key, DestinationError without one. Subscriptions lease independently.
+        """
         return self._receiving.receive(destination, timeout, subscription)
 
     def listen(
@@ -274,9 +315,23 @@ class CoreStore:
         subscription: SubscriptionKey | None = None,
         on_end: Callable[[Exception], object] | None = None,
     ) -> Listener:
+        """Lease messages for who is called with each, up to `credit` of them; more with `Listener.add_credit`.
+
+        A listener stands in one line with those who wait in `receive`: what becomes free goes to who came first. It is
+        called on a thread of ours, with one message at a time, in order, never inside a sender's `send`; the message
+        is leased as a received one is. If it raises, its message is released. As long as it is not closed, `retire`
+        refuses.
+
+        It ends by itself when the store closes or fails, its subscription is removed, or the disk does not give a
+        message (a damaged one stays leased, and is skipped): `on_end` is then called with the error, likewise.
+        Raises as `receive`, and TypeError and ValueError for what is no credit.
+        """
         return self._receiving.listen(destination, on_message, credit, subscription, on_end)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
+        """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time
+        is over is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or
+        claimed it: its ack removes it everywhere. Cheap when there are none."""
         return self._receiving.take_undelivered(limit)
 
     def browse(
@@ -286,41 +341,60 @@ class CoreStore:
         after: int | Message = 0,
         subscription: SubscriptionKey | None = None,
     ) -> Iterator[Message]:
+        """Look at the messages in order, leased ones too, from the one after `after`: a seq, or a message; with
+        `priorities` a message only (ValueError). Holds no lock between two; a message acked meanwhile is left out, one
+        sent meanwhile may be seen. Of a topic: what a subscription has yet to ack, or without one all that is held."""
         return self._receiving.browse(destination, limit, after, subscription)
 
     # Settling
 
     def ack(self, messages: Sequence[Message]) -> None:
+        """Remove leased messages, all or none of them; a topic's for its subscription alone, and for good when the last
+        one has acked. Raises UnknownMessageError (and removes none)."""
         self._engine.ensure_usable()
         self._settling.ack(messages, LEASED)
 
     def ack_nowait(self, messages: Sequence[Message]) -> Future[None]:
+        """`ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
+        returned, on a thread of ours. Until then nobody else can settle these messages."""
         self._engine.ensure_usable()
         return self._settling.ack_nowait(messages, LEASED)
 
     def release(self, messages: Sequence[Message], delivered: bool = True) -> None:
+        """Give leased messages back, each to its old place. Leases end with the process.
+
+        `delivered`: it counts as a delivery. The count is written, but not waited for: a power failure may forget the
+        last ones, a kill does not. If it cannot be written the messages are free all the same.
+        """
         self._engine.ensure_usable()
         self._settling.give_back(messages, LEASED, delivered)
 
     def release_nowait(self, messages: Sequence[Message], delivered: bool = True) -> Future[None]:
+        """`release`, likewise."""
         self._engine.ensure_usable()
         return self._settling.give_back_nowait(messages, LEASED, delivered)
 
     def claim(self, message: Message) -> None:
+        """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""
         self._engine.ensure_usable()
         self._settling.claim(message)
 
     def unclaim(self, messages: Sequence[Message]) -> None:
+        """The transaction is rolled back: its messages are free again, each at its old place, delivered once more, as
+        by release."""
         self._engine.ensure_usable()
         self._settling.give_back(messages, CLAIMED, delivered=True)
 
     def token(self, message: Message) -> str:
+        """What a leased message can be settled by, from any thread, without the Message. It begins with the store's id
+        and holds no secret. Raises UnknownMessageError."""
         if not isinstance(message._note, Lease):
             require_leased(message)
             raise UnknownMessageError(f"{message!r} is not leased here any more")
         return self._settling.token(message._note)
 
     def leased(self, token: str) -> Message:
+        """The message of a token. Raises TypeError, UnknownMessageError."""
         self._engine.ensure_usable()
         message = self._receiving.read(self._settling.lease(token))
         if message is None:
@@ -328,16 +402,23 @@ class CoreStore:
         return message
 
     def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
+        """Ack or release many by their tokens; returns what was wrong with each, None where nothing was:
+        UnknownMessageError, which names the token, for what is no token or is not leased any more. Those with which
+        nothing was wrong are settled together. REJECT is the router's. Raises TypeError."""
         self._engine.ensure_usable()
         return self._settling.settle(tokens, how)
 
     def settle_nowait(self, tokens: Sequence[str], how: Settlement) -> Future[list[AnabranchError | None]]:
+        """`settle` without waiting, as `ack_nowait`."""
         self._engine.ensure_usable()
         return self._settling.settle_nowait(tokens, how)
 
     # Durable subscriptions
 
     def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
+        """From the messages on that take effect after it (`retroactive`: with all that the topic still holds), keep
+        them for this subscription. Durable on return. False if it was there already; SubscriptionError if it was there
+        with another selector or no_local (unsubscribe first: its backlog would be lost)."""
         engine = self._engine
         engine.ensure_usable()
         change = self._sending.change(Change(subscription, True, bool(retroactive)))
@@ -348,18 +429,12 @@ class CoreStore:
         return not there
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
-        engine = self._engine
-        subscriber = self._receiving.subscription(topic, subscription)
-        held, count = engine.asked(lambda: (claimed(subscriber.feed), subscriber.total))
-        require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)
-        ((ended, _),) = self._sending.write([Unsubscribe(subscriber.topic, subscription)])
-        engine.asked(lambda: None)
-        if ended is None:
-            raise unknown(topic, subscription)
-        self._drop(ended.feed)
-        return count
+        """Remove it; returns how many messages it had yet to ack, leased ones too. Durable on return. Raises
+        UnknownSubscriptionError, and TransactionError while a transaction has claimed one of them."""
+        return self._removal.unsubscribe(topic, subscription)
 
     def subscriptions(self) -> Sequence[Subscription]:
+        """All, in no order."""
         catalog = self._engine.catalog
         return self._engine.asked(
             lambda: [
@@ -378,6 +453,9 @@ class CoreStore:
         sync: bool | None = None,
         changes: Sequence[Change] = (),
     ) -> list[Receipt]:
+        """Apply changes of subscriptions, sends and claimed acks, in this order, as one: after any crash, all of them
+        or none. A change that is no longer one (the subscription is there, or gone) is skipped. If it raises
+        anything but OutcomeUnknownError nothing took effect and the acks are still claimed."""
         return self._transactions.commit(sends, acks, sync, changes)
 
     def commit_nowait(
@@ -387,9 +465,12 @@ class CoreStore:
         sync: bool | None = None,
         changes: Sequence[Change] = (),
     ) -> Future[list[Receipt]]:
+        """`commit` without waiting, as `ack_nowait`."""
         return self._transactions.commit_nowait(sends, acks, sync, changes)
 
     def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
+        """Room for these sends, for a `prepare` that gets what is returned; the room is free again when that is let go
+        of. None where the store has no limits. Raises StoreFullError and MessageTooLargeError (nothing is reserved)."""
         self._engine.ensure_usable()
         sending = self._sending
         return sending.reserve(sending.sends(sends)) if sending.room.limited else None
@@ -404,24 +485,51 @@ class CoreStore:
         room: object = None,
         changes: Sequence[Change] = (),
     ) -> Pending[None]:
+        """Make a branch durable without letting anything of it be seen.
+
+        Once `wait` has returned, the branch survives whatever the process survives, with `sync` a power failure too
+        whatever the store's policy, until commit_prepared or rollback_prepared: after any crash recover_prepared tells
+        of it, and its acks are claimed again before anybody can receive. Neither depends on anything outside the store
+        afterwards: a commit of what is prepared can fail for want of a working disk, not for a limit or a conflict.
+        Raises, itself or in `wait`, what `commit` raises; the acks are then still claimed. If it was
+        OutcomeUnknownError, the branch may be prepared. Branches of different transactions may be prepared at once, in
+        this store and in others; calls come in any order from any threads.
+        """
         return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
+        """The branch takes effect: its changes, its sends at the ends of their destinations, in order, its acks; all or
+        none. Once
+        `wait` has returned it is visible. It need not be durable: the coordinator keeps its decision until `sync` has
+        returned, and after a crash finds the branch prepared or committed, nothing between.
+
+        A transaction that is not prepared here is skipped: `wait` returns no receipts. Raises nothing but
+        StoreFailedError, StoreFullError and ClosedError; unless the store has failed the branch is prepared still.
+        """
         return self._transactions.commit_prepared(transaction)
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
+        """The branch is forgotten, and its acks are free again, each message at its old place, delivered once more:
+        who had acked them can do nothing more with their Message. Once `wait` has returned that is visible; after a
+        crash the branch may be prepared again. `wait` returns whether it was prepared here; if it was not, claims are
+        as they were. Else as commit_prepared."""
         return self._transactions.rollback_prepared(transaction)
 
     def recover_prepared(self) -> Sequence[Prepared]:
+        """All that is prepared and waits for its outcome, oldest first."""
         return self._transactions.recover_prepared()
 
     def committed(self) -> Sequence[bytes]:
+        """The transactions that commit_prepared has committed, not yet forgotten, oldest first; if they are very many,
+        the latest. They survive restarts: when the coordinator's decisions are lost, they tell the outcome."""
         return self._engine.asked(lambda: sorted(self._engine.committed))
 
     def forget(self, transactions: Sequence[bytes]) -> None:
+        """No longer say of these that they are committed: all their participants are, durably."""
         self._transactions.forget(transactions)
 
     def sync(self) -> None:
+        """On return all that is visible survives a power failure, whatever the policy. Raises StoreFailedError."""
         self._engine.ensure_usable()
         if self.backend.threaded:
             self._writer.flush()  # who was interrupted does not wait for what it had queued
@@ -430,67 +538,18 @@ class CoreStore:
     # Upkeep
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
-        engine = self._engine
-        if subscription is not None:
-            subscriber = self._receiving.subscription(destination, subscription)
-            return purge(engine, subscriber.topic, (subscriber.feed,), self._sending.write)[0]
-        state = engine.catalog.destinations.get(destination)
-        if state is None:
-            engine.ensure_usable()
-            return 0
-        free, gone = purge(engine, state, state.feeds(), self._sending.write)
-        return gone if state.is_topic else free
+        """Remove what nobody holds; returns how many. Of a topic: for one subscription, or for all."""
+        return self._removal.purge(destination, subscription)
 
     def delete(self, destination: Destination) -> int:
-        engine = self._engine
-        state = engine.catalog.destinations.get(destination)
-        if state is None:
-            engine.ensure_usable()
-            return 0
-        held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.total))
-        require_unclaimed(str(destination), "deleted", held)
-        remove = Remove(state)
-        self._sending.write([remove])
-        volatile = engine.nonpersistent
-        if volatile is not None:
-            engine.asked(lambda: volatile.remove(state))
-        engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
-        self._drop(remove.state.feed)
-        return count
-
-    def _drop(self, feed: Feed) -> None:
-        """Remove what is left of a destination that is no more. That it is gone stands: if this fails, or is
-        interrupted, the background goes on, or the next opening."""
-        try:
-            with self._dropping:
-                drop_volatile(self._engine)
-                drop(self._engine, feed, self._sending.write)
-        except AnabranchError as error:
-            log.debug("store %s: %s is not removed whole yet: %s", self.name, feed.state.destination, error)
-
-    def _drop_all(self) -> None:
-        """All that is left of what is gone."""
-        if self._engine.leaving:
-            with self._dropping:
-                drop_volatile(self._engine)
-                for feed in list(self._engine.catalog.leaving):
-                    drop(self._engine, feed, self._sending.write)
-
-    def _drop_later(self) -> None:
-        if not self._drop_due:
-            self._drop_due = True
-            shared().schedule_while_alive(DROP_SECONDS, self._drop_in_background)
-
-    def _drop_in_background(self) -> None:
-        self._drop_due = False
-        try:
-            self._drop_all()
-        except AnabranchError as error:
-            log.debug("store %s: nothing more is removed now: %s", self.name, error)
-            if not self._engine.closed and self._engine.failed is None:
-                self._drop_later()
+        """Remove the destination with all its messages, leased ones too, and its subscriptions; returns how many
+        messages. Claimed ones refuse it (TransactionError)."""
+        return self._removal.delete(destination)
 
     def retire(self) -> bool:
+        """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then
+        be closed, and opened again later, without anyone noticing. A volatile store refuses as long as it holds
+        anything."""
         engine = self._engine
         try:
             self._writer.flush()
@@ -520,6 +579,7 @@ class CoreStore:
         )
 
     def reclaim(self) -> int:
+        """Free now the space that can be freed, which otherwise happens in the background; returns bytes."""
         self._engine.ensure_usable()
         with disk_errors(f"store {self.name!r} cannot give back space"):
             return self.backend.reclaim()
@@ -532,29 +592,22 @@ class CoreStore:
     # Asking
 
     def destinations(self) -> Sequence[Destination]:
+        """Those known to the store, also empty ones."""
         catalog = self._engine.catalog
         return self._engine.counted(lambda: [state.destination for state in catalog.declared()])
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
-        if subscription is not None:
-            subscriber = self._receiving.subscription(destination, subscription)
-            return self._engine.counted(lambda: self._count(subscriber))
-        state = self._engine.catalog.destinations.get(destination)
-        return self._engine.counted(lambda: self._count(state) if state is not None else 0)
-
-    def _count(self, state: DestinationState | SubscriptionState) -> int:
-        return state.total + self._engine.pending_counts().get(state, 0)
+        """Messages held, leased ones included; those that a subscription has yet to ack."""
+        return self._statistics.depth(destination, subscription)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
-        if subscription is not None:
-            subscriber = self._receiving.subscription(destination, subscription)
-            return self._engine.counted(lambda: _counts(self._count(subscriber), (subscriber.feed,)))
-        state = self._engine.catalog.destinations.get(destination)
-        return self._engine.counted(
-            lambda: _counts(self._count(state), state.feeds()) if state is not None else Counts(0, 0)
-        )
+        """How many messages are ready and how many leased, in constant time. Of a topic without a subscription the
+        leases of all its subscriptions are counted."""
+        return self._statistics.counts(destination, subscription)
 
     def find(self, destination: Destination, message_id: str) -> Message | None:
+        """Look at the message of that id, without a scan; None if it is not there or its id not in the duplicate window
+        any more."""
         engine, state = self._engine, self._engine.catalog.destinations.get(destination)
         name = pack_id(message_id)
         if state is None:
@@ -569,53 +622,15 @@ class CoreStore:
         return None
 
     def stats(self) -> StoreStats:
-        engine = self._engine
-        if engine.failed is None:
-            try:
-                return engine.counted(self._stats)
-            except StoreFailedError:
-                pass  # it has just failed
-        with engine.lock:
-            return self._stats()
-
-    def _stats(self) -> StoreStats:
-        engine = self._engine
-        more = engine.pending_counts()
-        counts = {state: state.total + more.get(state, 0) for state in engine.catalog.declared()}
-        backend = self.backend.stats()
-        volatile = engine.nonpersistent
-        return StoreStats(
-            name=self.name,
-            kind=self.backend.kind,
-            messages=sum(counts.values()),
-            destinations={state.destination: count for state, count in counts.items()},
-            leased=sum(len(feed.held) for feed in engine.catalog.feeds()),
-            sends=engine.sends,
-            acks=engine.acks,
-            syncs=backend.syncs,
-            batches=engine.batches,
-            journal_bytes=backend.journal_bytes,
-            capacity_bytes=backend.capacity_bytes,
-            pool_bytes=backend.pool_bytes,
-            segments=backend.segments,
-            live_percent=backend.live_percent,
-            failed=str(engine.failed) if engine.failed is not None else None,
-            subscriptions={
-                subscriber.subscription: subscriber.total + more.get(subscriber, 0)
-                for state in counts
-                for subscriber in state.subscriptions.values()
-            },
-            memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
-            swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),
-            dropped=engine.sequencer.dropped + (volatile.dropped if volatile is not None else 0),
-            waiting=sum(len(feed.takers) for feed in engine.catalog.feeds()),
-        )
+        """A consistent picture, cheap enough to take every second."""
+        return self._statistics.of_store()
 
     def check(self) -> Iterator[str]:
+        """Walk everything and yield each violation found. Slow; for tests and for `anabranch check`."""
         with disk_errors(f"store {self.name!r} cannot be checked"):
             found: list[str] | None = None
             while found is None:
-                self._drop_all()
+                self._removal.drop_all()
                 found = self._writer.undisturbed(lambda: self._engine.asked(self._violations))
             yield from found
 
@@ -627,8 +642,3 @@ class CoreStore:
         if self._engine.nonpersistent is not None:
             found += self._engine.nonpersistent.check()
         return found
-
-
-def _counts(held: int, feeds: Sequence[Feed]) -> Counts:
-    leased = sum(len(feed.held) for feed in feeds)
-    return Counts(max(held - leased, 0), leased)

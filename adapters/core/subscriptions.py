@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import DestinationError, SubscriptionError, TransactionError, UnknownSubscriptionError
-from ..base import Subscription, SubscriptionKey
+from ..store_types import Subscription, SubscriptionKey
 
 
 def require_topic(destination: Destination) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from ..base import DELIVERY_LIMIT, EXPIRED
+from ..messages import DELIVERY_LIMIT, EXPIRED
 from .place import EXPIRES, ORDER, SEQ, Place
 
 if TYPE_CHECKING:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError
-from .. import base
-from ..base import Done, Message, Outgoing, Pending, Prepared, Receipt, Store
+from .. import store_types
+from ..messages import Message, Outgoing, Receipt
+from ..store_types import Done, Pending, Prepared
 from .branches import branch_of, payload_of
 from .changes import Branch, Change, Commit, Forget, Prepare, Rollback, acks_of, returned_of, sent
 from .delivery import CLAIMED
@@ -22,6 +23,9 @@ from .sending import Sending
 from .settling import Settling
 from .tickets import Ticket
 from .writers import Writer
+
+if TYPE_CHECKING:
+    from .store import Store
 
 T = TypeVar("T")
 
@@ -42,7 +46,7 @@ class Transactions:
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool | None,
-        changes: Sequence[base.Change],
+        changes: Sequence[store_types.Change],
     ) -> list[Receipt]:
         first, reservation = self._first(sends, changes)
         outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), reservation)
@@ -54,7 +58,7 @@ class Transactions:
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool | None,
-        changes: Sequence[base.Change],
+        changes: Sequence[store_types.Change],
     ) -> Future[list[Receipt]]:
         first, reservation = self._first(sends, changes)
         self._engine.sends += len(sends)
@@ -63,7 +67,7 @@ class Transactions:
         )
 
     def _first(
-        self, sends: Sequence[tuple[Destination, Outgoing]], changes: Sequence[base.Change]
+        self, sends: Sequence[tuple[Destination, Outgoing]], changes: Sequence[store_types.Change]
     ) -> tuple[list[Change], object]:
         """What comes before the acks, and the room that it needs."""
         self._engine.ensure_usable()
@@ -114,7 +118,7 @@ class Transactions:
         acks: Sequence[Message],
         sync: bool,
         room: object,
-        changes: Sequence[base.Change],
+        changes: Sequence[store_types.Change],
     ) -> Pending[None]:
         engine = self._engine
         engine.ensure_usable()

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ...policies.config import JournalOptions
 from ...policies.errors import StoreFailedError
-from ..base import Progress
 from ..core.backend import Backend, BackendStats, Found, Host, Settings
 from ..core.changes import Change
 from ..core.delivery import Feed
@@ -26,6 +25,7 @@ from ..core.plan import Plan
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.writers import Writer
 from ..descriptors import STORE
+from ..store_types import Progress
 from ..wal import format as w
 from ..wal import recovery
 from ..wal.files import SegmentFiles

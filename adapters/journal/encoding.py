@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...policies.destination import Destination, Kind
-from ..base import TRANSACTION_BYTES, Subscription
 from ..core.changes import (
     Ack,
     AckRange,
@@ -31,6 +30,7 @@ from ..core.changes import (
 from ..core.place import order_of
 from ..core.records import HEAD
 from ..core.states import DestinationState, SubscriptionState
+from ..store_types import TRANSACTION_BYTES, Subscription
 from ..wal import format as w
 from ..wal.reader import Record
 from .snapshot import WriteSnapshot

@@ -27,12 +27,12 @@ import msgspec
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
-from ..base import Subscription
 from ..core.changes import AT_ONCE, SEQ_MAX, Branch, Send
 from ..core.engine import COMMITTED_MAX
 from ..core.place import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..files import FILE_MODE, create_lmdb, extend, open_lmdb
+from ..store_types import Subscription
 from ..wal.file import File
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Checkpoint as LogCheckpoint

@@ -12,7 +12,7 @@ from pathlib import Path
 import lmdb
 
 from ...policies.errors import CorruptionError
-from ..base import Progress
+from ..store_types import Progress
 from ..wal import format as w
 from ..wal import recovery
 from ..wal.files import SegmentFiles

@@ -7,12 +7,12 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from ...policies.config import JournalOptions
-from ..core import CoreStore
+from ..core import Store
 from ..core.backend import Backend
 from .backend import JournalBackend
 
 
-class JournalStore(CoreStore):
+class JournalStore(Store):
     """A store in a directory of its own."""
 
     backend_type: ClassVar[type[Backend]] = JournalBackend

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ...policies.errors import StoreFailedError
 from ...policies.options import MemoryOptions
-from ..base import Progress
 from ..clock import now_us
 from ..core import Backend, BackendStats, Found, Host, Settings
 from ..core.changes import Change, Commit
 from ..core.plan import Plan
 from ..core.states import Catalog
+from ..store_types import Progress
 from .directory import StoreDirectory
 from .rows import CHANGE_COST, NEW_COST, MemoryRows
 

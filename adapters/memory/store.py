@@ -1,4 +1,4 @@
-"""MemoryStore: the contract of adapters/base.py in memory."""
+"""MemoryStore: the core over memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from ...policies.options import MemoryOptions
-from ..core import Backend, CoreStore
+from ..core import Backend, Store
 from .backend import MemoryBackend
 
 
-class MemoryStore(CoreStore):
+class MemoryStore(Store):
     """A store that keeps nothing. All else its base class says."""
 
     backend_type: ClassVar[type[Backend]] = MemoryBackend

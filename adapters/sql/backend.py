@@ -23,7 +23,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, StoreFullError
 from ...policies.options import SqlOptions
-from ..base import Progress
 from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
 from ..core.changes import Branch, Change, Prepare
 from ..core.delivery import Feed
@@ -31,6 +30,7 @@ from ..core.place import Place
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState
 from ..files import FILE_MODE
+from ..store_types import Progress
 from . import create_tables, dialects, native_two_phase, removals
 from .checking import violations
 from .connections import cut_off, database_url, open_engine, open_single, shown_url

@@ -9,10 +9,10 @@ from sqlalchemy.engine import Connection
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, PlacementError
-from ..base import Progress, Subscription
 from ..core import Found
 from ..core.duplicates import Key
 from ..core.states import Catalog
+from ..store_types import Progress, Subscription
 from .columns import unescaped
 from .effects import load_counts
 from .statements import Statements

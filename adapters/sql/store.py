@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...policies.options import SqlOptions
-from ..core import CoreStore
+from ..core import Store
 from .backend import SqlBackend
 
 
-class SqlStore(CoreStore):
+class SqlStore(Store):
     """A store in tables of its own. Threads: all. Forks: a child's calls raise ClosedError (rule D4)."""
 
     backend_type = SqlBackend

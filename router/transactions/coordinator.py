@@ -20,8 +20,9 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
-from ...adapters.base import TRANSACTION_BYTES, Pending, Store
+from ...adapters.core import Store
 from ...adapters.files import FILE_MODE, disk_errors
+from ...adapters.store_types import TRANSACTION_BYTES, Pending
 from ...policies.config import TransactionOptions
 from ...policies.durability import Sync
 from ...policies.errors import (

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from ...adapters.background import shared
-from ...adapters.base import Store
+from ...adapters.core import Store
 from ...policies.errors import AnabranchError, PlacementError
 from ..decision_log import DecisionLog
 from ..store_registry import StoreRegistry

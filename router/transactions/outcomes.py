@@ -9,7 +9,8 @@ from functools import partial
 from operator import attrgetter
 
 from ...adapters.background import shared
-from ...adapters.base import Prepared, Store
+from ...adapters.core import Store
+from ...adapters.store_types import Prepared
 from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
 from ..decision_log import Decision
 from ..store_registry import StoreRegistry

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ...adapters.base import Change, Message, Outgoing, Receipt, Store
+from ...adapters.core import Store
+from ...adapters.messages import Message, Outgoing, Receipt
+from ...adapters.store_types import Change
 from ...policies.destination import Destination
 from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
 

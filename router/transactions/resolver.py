@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from ...adapters.background import shared
-from ...adapters.base import Pending, Store
+from ...adapters.core import Store
+from ...adapters.store_types import Pending
 from ...policies.errors import AnabranchError, ClosedError, PlacementError
 from ..decision_log import DecisionLog
 from ..store_registry import StoreRegistry

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...adapters.background import shared
-from ...adapters.base import Prepared
+from ...adapters.store_types import Prepared
 from ...policies.config import TransactionOptions
 from ...policies.errors import TransactionError
 from ..decision_log import Decision, DecisionLog, External

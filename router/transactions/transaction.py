@@ -24,8 +24,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from ...adapters.background import shared
-from ...adapters.base import DEFAULT_PRIORITY, Change, Headers, Message, Receipt, Store, Subscription, checked
+from ...adapters.core import Store
 from ...adapters.core.subscriptions import require_same
+from ...adapters.messages import DEFAULT_PRIORITY, Headers, Message, Receipt, checked
+from ...adapters.store_types import Change, Subscription
 from ...policies.destination import Destination
 from ...policies.errors import TransactionError
 from ..addresses import Address, resolve_all, topic_of

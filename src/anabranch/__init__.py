@@ -16,20 +16,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .adapters.acceleration import accelerated
-from .adapters.base import (
-    Counts,
-    Headers,
-    HeaderValue,
-    Listener,
-    Message,
-    Outgoing,
-    Progress,
-    Receipt,
-    Settlement,
-    StoreStats,
-    Subscription,
-    SubscriptionKey,
-)
+from .adapters.messages import Headers, HeaderValue, Message, Outgoing, Receipt
+from .adapters.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
 from .policies.config import (
     Config,
     JournalOptions,

@@ -1,4 +1,5 @@
-"""What every store must do: the sentences of adapters/base.py, each as a test. Third parties' stores inherit it too.
+"""What every store must do: the sentences of adapters/core/store.py, each as a test. Third parties' stores inherit
+it too.
 
     class TestMongoStore(StoreContract):
         @pytest.fixture

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 
 from .changing import ChangingContract
 from .deliveries import DeliveriesContract

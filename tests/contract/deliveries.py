@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.base import DELIVERY_LIMIT, Outgoing, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import DELIVERY_LIMIT, Outgoing
+from anabranch.adapters.store_types import Subscription
 
 from .disk import A, B, Disk, T, assert_whole, bodies, drain, survives, take
 from .expiring import messages_of, undelivered

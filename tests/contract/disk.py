@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
-from anabranch.adapters.base import Message, Store, SubscriptionKey
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Message
+from anabranch.adapters.store_types import SubscriptionKey
 from anabranch.policies.destination import Destination
 
 A = Destination.parse("a")

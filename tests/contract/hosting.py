@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Counts, Message, Outgoing, Settlement, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.store_types import Counts, Settlement, Subscription
 from anabranch.policies.errors import (
     ClosedError,
     DestinationError,

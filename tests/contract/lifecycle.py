@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.adapters.base import Message, Outgoing, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import AnabranchError, ClosedError, StoreLockedError
 
 from .disk import PATIENCE, A, B, C, Disk, Parallel, T, assert_whole, bodies, drain, survives, take

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.base import Outgoing, Receipt, Store
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Outgoing, Receipt
 from anabranch.policies.errors import StoreFullError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, assert_whole, bodies, drain, survives, take

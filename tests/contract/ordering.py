@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import DEFAULT_PRIORITY, Outgoing, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import DEFAULT_PRIORITY, Outgoing
+from anabranch.adapters.store_types import Subscription
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
 from .preparing import claim, prepare, to

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from anabranch.adapters.base import Headers, Message, Outgoing, Prepared, Receipt, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Headers, Message, Outgoing, Receipt
+from anabranch.adapters.store_types import Prepared, Subscription
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
     ClosedError,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 from anabranch.policies.errors import ClosedError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, bodies, drain, survives, take

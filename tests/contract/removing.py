@@ -6,7 +6,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from anabranch.adapters.base import Message, Outgoing, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, take

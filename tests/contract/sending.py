@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Outgoing, Receipt, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Outgoing, Receipt
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.destination import NAME_BYTES_MAX, Destination
 from anabranch.policies.errors import MessageTooLargeError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 
 from .disk import A, Disk, T, take
 from .preparing import prepare, to

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 
 from ..sql.disk import NativeDisk, TableSets
 from ..sql.server import PostgresServer

@@ -7,7 +7,8 @@ import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
-from anabranch.adapters.base import Outgoing, Store
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Outgoing
 from anabranch.policies.destination import Destination
 
 from .disk import PATIENCE, A, B, Disk, assert_whole, bodies

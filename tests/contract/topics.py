@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Change, Message, Outgoing, Receipt, Store, Subscription, SubscriptionKey
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Message, Outgoing, Receipt
+from anabranch.adapters.store_types import Change, Subscription, SubscriptionKey
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
     DestinationError,

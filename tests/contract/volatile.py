@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.base import Outgoing, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import UnknownMessageError, UnknownSubscriptionError
 
 from .disk import A, B, Disk, T, assert_whole, bodies, drain, take

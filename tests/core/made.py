@@ -21,7 +21,7 @@ from ..thirdparty.disk import OneFileDisk
 
 
 def send_to(state: DestinationState, body: bytes = b"x", message_id: str | None = None, flags: int = 0) -> Send:
-    """A send as CoreStore makes it."""
+    """A send as a store makes it."""
     record, name = encode(state.destination, body, None, message_id, 1 << 20, flags=flags)
     return Send(state, record, name)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Outgoing, Settlement, Store
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.lanes import FETCH
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Settlement
 
 from ..contract.disk import A, B, assert_whole, drain
 from ..crash.test_interrupts import everywhere
@@ -39,7 +42,7 @@ def send(store: Store, first: int, last: int) -> list[bytes]:
 def lookups(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the backend is asked for from now on."""
     asked: list[object] = []
-    backend = store._engine.backend  # type: ignore[attr-defined]
+    backend: Any = store._engine.backend
     rows = backend.rows
 
     def ask(*arguments: object) -> object:
@@ -130,9 +133,9 @@ def test_ctrl_c_leaves_nothing_out_of_sight(store: Store) -> None:
         return receive
 
     def check(at: int, where: str) -> None:
-        feed = store._engine.catalog.destinations[A].feed  # type: ignore[attr-defined]
+        feed = store._engine.catalog.destinations[A].feed
         for lease in list(feed.held.values()):  # of a message that was in the caller's hands
-            store.settle([store._settling.token(lease)], Settlement.RELEASE)  # type: ignore[attr-defined]
+            store.settle([store._settling.token(lease)], Settlement.RELEASE)
         assert drain(store) in ([b"0", b"1", b"2"], [b"1", b"2"]), where
         assert_whole(store)
 

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from anabranch.adapters.base import Change, Outgoing, Subscription
 from anabranch.adapters.core.branches import branch_of, payload_of
 from anabranch.adapters.core.changes import Ack, Send, Subscribe, Unsubscribe
 from anabranch.adapters.core.states import Catalog
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Message, Outgoing, Settlement, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.store_types import Settlement, Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain
@@ -46,11 +48,11 @@ def test_receive_leaves_no_lease(store: Store) -> None:
         return lambda: taken.append(store.receive(A))
 
     def check(at: int, where: str) -> None:
-        store._writer.flush()  # type: ignore[attr-defined]  # what was queued is written
-        if where and not where.startswith("CoreStore.receive:"):  # there it is on its way into the caller's hands
+        store._writer.flush()  # what was queued is written
+        if where and not where.startswith("Store.receive:"):  # there it is on its way into the caller's hands
             assert store.stats().leased == 0, where
-        for lease in [lease for feed in store._engine.catalog.feeds() for lease in feed.held.values()]:  # type: ignore[attr-defined]
-            store.settle([store._settling.token(lease)], Settlement.RELEASE)  # type: ignore[attr-defined]
+        for lease in [lease for feed in store._engine.catalog.feeds() for lease in feed.held.values()]:
+            store.settle([store._settling.token(lease)], Settlement.RELEASE)
         assert emptied(store, where) == [b"1", b"2"], where
 
     assert everywhere(prepare, check) > 30
@@ -61,7 +63,7 @@ def test_a_receive_that_waits_leaves_nobody_in_line(store: Store) -> None:
         return lambda: store.receive(A, timeout=0.0001)
 
     def check(at: int, where: str) -> None:
-        store._writer.flush()  # type: ignore[attr-defined]  # what was queued is written
+        store._writer.flush()  # what was queued is written
         assert store.stats().waiting == 0, where
         store.send(A, b"1")
         assert emptied(store, where) == [b"1"], where
@@ -87,7 +89,7 @@ def test_settling(store: Store, how: str) -> None:
         return calls[how]
 
     def check(at: int, where: str) -> None:
-        store._writer.flush()  # type: ignore[attr-defined]  # what was queued is written
+        store._writer.flush()  # what was queued is written
         for message in messages:
             try:
                 message.release()
@@ -115,7 +117,7 @@ def test_a_commit_is_whole_or_not_at_all(store: Store) -> None:
         return lambda: store.commit([(B, Outgoing(b"2"))], messages)
 
     def check(at: int, where: str) -> None:
-        store._writer.flush()  # type: ignore[attr-defined]  # what was queued is written
+        store._writer.flush()  # what was queued is written
         try:
             store.unclaim(messages)
         except UnknownMessageError:
@@ -138,7 +140,7 @@ def test_subscriptions(store: Store) -> None:
         return both
 
     def check(at: int, where: str) -> None:
-        store._writer.flush()  # type: ignore[attr-defined]  # what was queued is written
+        store._writer.flush()  # what was queued is written
         assert_whole(store)
         if list(store.subscriptions()):
             assert bodies(store, T, DESK.key) in ([], [b"1"]), where
@@ -155,7 +157,7 @@ def test_removing(store: Store, how: str) -> None:
         return lambda: getattr(store, how)(A)
 
     def check(at: int, where: str) -> None:
-        store._writer.flush()  # type: ignore[attr-defined]  # what was queued is written
+        store._writer.flush()  # what was queued is written
         assert emptied(store, where) in ([], [b"1", b"2"]), where
         store.send(A, b"3")
         assert emptied(store, where) == [b"3"], where

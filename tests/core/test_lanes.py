@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.base import Message, Outgoing
 from anabranch.adapters.core.lanes import FETCHED_MAX, Orders
-from anabranch.adapters.core.store import CoreStore
+from anabranch.adapters.core.store import Store
+from anabranch.adapters.messages import Message, Outgoing
 
 from ..contract.disk import A, assert_whole, bodies, drain
 from ..crash.test_interrupts import everywhere
@@ -32,14 +32,14 @@ def test_orders_are_a_sorted_set(steps: list[tuple[bool, int]]) -> None:
             assert orders.first(least) == min((one for one in expected if one >= least), default=None)
 
 
-def received(store: CoreStore) -> Message:
+def received(store: Store) -> Message:
     message = store.receive(A)
     assert message is not None
     return message
 
 
 @contextmanager
-def questions(store: CoreStore) -> Iterator[list[str]]:
+def questions(store: Store) -> Iterator[list[str]]:
     """What its backend is asked about orders and rows."""
     asked: list[str] = []
     backend: Any = store.backend
@@ -55,8 +55,8 @@ def questions(store: CoreStore) -> Iterator[list[str]]:
         delattr(backend, name)
 
 
-def ordered_store(disk: Any, priorities: list[int]) -> CoreStore:
-    store: CoreStore = disk.create(priorities=True)
+def ordered_store(disk: Any, priorities: list[int]) -> Store:
+    store: Store = disk.create(priorities=True)
     store.send_many(A, [Outgoing(b"%d" % priority, priority=priority) for priority in priorities])
     return store
 
@@ -102,7 +102,7 @@ def test_orders_that_are_used_no_more_leave_nothing() -> None:
 def test_what_is_overtaken_again_and_again_is_not_all_kept() -> None:
     """Each time something more urgent comes, many of its kind behind it."""
     with memory() as disk:
-        store: CoreStore = disk.create(priorities=True)
+        store: Store = disk.create(priorities=True)
         taken = []
         for priority in range(3 * FETCHED_MAX):
             store.send_many(A, [Outgoing(b"%d.%d" % (priority, n), priority=priority) for n in range(10)])
@@ -132,7 +132,7 @@ def test_a_purge_takes_what_was_fetched_ahead() -> None:
 def test_a_receive_interrupted_anywhere_hides_nothing() -> None:
     """Also not what came while others were fetched, more urgent or less."""
     with memory() as disk:
-        store: CoreStore = disk.create(priorities=True)
+        store: Store = disk.create(priorities=True)
         sent: list[tuple[int, bytes]] = []
 
         def prepare(at: int) -> Callable[[], object]:

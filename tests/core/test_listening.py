@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from anabranch.adapters.base import Message
+from anabranch.adapters.messages import Message
 
 from ..contract.disk import A, drain, eventually
 from .made import onefile

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Outgoing, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import StoreFullError
 
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, take

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.base import Subscription
 from anabranch.adapters.core.changes import (
     Branch,
     Commit,
@@ -19,6 +18,7 @@ from anabranch.adapters.core.changes import (
 )
 from anabranch.adapters.core.plan import Plan
 from anabranch.adapters.core.records import REQUEUED
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.destination import Destination
 
 from .made import send_to, sequencer_of, ticket_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Change, Subscription
 from anabranch.adapters.core import purging
 from anabranch.adapters.core.purging import PAGE, PAGES, purge
+from anabranch.adapters.store_types import Change, Subscription
 
 from ..contract.disk import A, B, T, assert_whole, bodies, eventually, take
 from ..journal.disk import JournalDisk
@@ -67,7 +67,7 @@ DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
 @pytest.fixture(params=[JournalDisk, SqliteDisk, MemoryDisk])
 def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     """Of each kind that removes in pages."""
-    monkeypatch.setattr("anabranch.adapters.core.store.DROP_SECONDS", 3600.0)
+    monkeypatch.setattr("anabranch.adapters.core.purging.DROP_SECONDS", 3600.0)
     with request.param(tmp_path) as disk:
         yield disk
 
@@ -163,7 +163,7 @@ def test_what_is_interrupted_is_removed_all_the_same(
 
 
 def test_the_background_goes_on_where_nobody_else_does(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.adapters.core.store.DROP_SECONDS", 0.001)
+    monkeypatch.setattr("anabranch.adapters.core.purging.DROP_SECONDS", 0.001)
     store = disk.create()
     store.subscribe(DESK)
     store.send_many(T, [b"x"] * MANY)

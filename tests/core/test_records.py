@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.base import DEFAULT_PRIORITY
 from anabranch.adapters.core.records import (
     HEAD,
     REQUEUED,
@@ -16,6 +15,7 @@ from anabranch.adapters.core.records import (
     name_of,
     order_and_expiry,
 )
+from anabranch.adapters.messages import DEFAULT_PRIORITY
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import MessageTooLargeError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from anabranch.adapters.base import Subscription
 from anabranch.adapters.core.states import Catalog
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.destination import Destination
 
 from ..contract.disk import A, T, assert_whole, bodies

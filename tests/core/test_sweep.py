@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import DELIVERY_LIMIT, EXPIRED, Message, Outgoing, Subscription
 from anabranch.adapters.core import sweep
-from anabranch.adapters.core.store import CoreStore
+from anabranch.adapters.core.store import Store
 from anabranch.adapters.core.sweep import Remembered, Sweep
+from anabranch.adapters.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
+from anabranch.adapters.store_types import Subscription
 
 from ..contract.disk import A, B, Disk, T, drain, take
 from ..contract.expiring import Clock
@@ -196,7 +197,7 @@ class Interrupted(BaseException):
 
 def test_a_walk_that_is_interrupted_is_begun_anew(clock: Clock, tmp_path: Path) -> None:
     with OneFileDisk(tmp_path) as disk:
-        store: CoreStore = disk.create(max_deliveries=1, dead_letter="dead")
+        store: Store = disk.create(max_deliveries=1, dead_letter="dead")
         store.send_many(A, [Outgoing(b"x", expires_at_ms=clock.now + 1000)] * 10)
         store.send_many(B, [b"y"] * 10)
         store.release([take(store, B) for _ in range(10)])
@@ -245,7 +246,7 @@ def test_a_walk_that_is_interrupted_is_begun_anew(clock: Clock, tmp_path: Path) 
 
 def test_what_is_removed_leaves_nothing(clock: Clock, tmp_path: Path) -> None:
     with OneFileDisk(tmp_path) as disk:
-        store: CoreStore = disk.create(max_deliveries=1, dead_letter="dead")
+        store: Store = disk.create(max_deliveries=1, dead_letter="dead")
         found = store._engine.delivery._sweep
         for key in ("one", "two"):
             store.subscribe(Subscription(T, key))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from anabranch_onefile.backend import OneFileBackend, OneFileOptions
 
-from anabranch.adapters.core import CoreStore
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.plan import Plan
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, StoreFullError
 
@@ -36,7 +36,7 @@ class Refusing(OneFileBackend):
         return self.answer()
 
 
-class RefusingStore(CoreStore):
+class RefusingStore(Store):
     backend_type = Refusing
     options_model = OneFileOptions
     backend: Refusing

@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 from unittest import mock
 
 import anabranch
-from anabranch.adapters.base import Pending
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.store_types import Pending
 from anabranch.router.decision_log import Decision, DecisionLog
 
 from .calls import Crash, Jobs

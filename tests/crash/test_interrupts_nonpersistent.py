@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Message, Outgoing, Subscription
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain, take

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Message, Subscription
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.messages import Message
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import UnknownMessageError, UnknownSubscriptionError
 

@@ -26,8 +26,8 @@ from typing import Any, Final
 from unittest import mock
 
 import anabranch
-from anabranch.adapters.base import Pending
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.store_types import Pending
 from anabranch.adapters.wal import format as w
 from anabranch.router import decision_log
 from anabranch.router.decision_log import Decision, DecisionLog, External

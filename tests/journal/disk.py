@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.config import JournalOptions
 

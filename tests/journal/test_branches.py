@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Message, Outgoing
 from anabranch.adapters.core import engine
 from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.journal import JournalStore, index
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
+from anabranch.adapters.messages import Message, Outgoing
 from anabranch.adapters.wal import format as w
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (

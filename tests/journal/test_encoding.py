@@ -12,7 +12,6 @@ from google_crc32c import extend as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.base import Subscription
 from anabranch.adapters.core import changes as core_changes
 from anabranch.adapters.core.branches import payload_of
 from anabranch.adapters.core.changes import (
@@ -38,6 +37,7 @@ from anabranch.adapters.journal.bodies import body_of
 from anabranch.adapters.journal.encoding import CODECS, DECODERS, SEND, SEND_HEAD
 from anabranch.adapters.journal.index import Index
 from anabranch.adapters.journal.snapshot import WriteSnapshot
+from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.segment import Segment

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Subscription
 from anabranch.adapters.core.branches import branch_of, payload_of
 from anabranch.adapters.core.changes import (
     Ack,
@@ -37,6 +36,7 @@ from anabranch.adapters.journal import checksums, snapshot
 from anabranch.adapters.journal.encoding import CODECS, DECODERS
 from anabranch.adapters.journal.index import Checkpoint
 from anabranch.adapters.journal.snapshot import WriteSnapshot
+from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.records import RecordEncoder

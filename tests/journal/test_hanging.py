@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Counts, Subscription
+from anabranch.adapters.store_types import Counts, Subscription
 
 from ..contract.disk import PATIENCE, A, B, Parallel, T, assert_whole, take
 from .disk import JournalDisk

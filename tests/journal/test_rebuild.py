@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.adapters.base import Change, Message, Outgoing, Subscription
 from anabranch.adapters.core import purging
-from anabranch.adapters.core import store as core_store
 from anabranch.adapters.journal import JournalStore, index, rows, snapshot
+from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.destination import Destination
 
 from ..contract.disk import assert_whole
@@ -88,7 +88,7 @@ def _small_pages() -> Iterator[None]:
             (index, "AT_ONCE", 1), (purging, "PAGE", 1), (purging, "PAGES", 2), (rows, "PAGE", 2),
         ):  # fmt: skip
             stack.enter_context(patch.object(module, name, value))
-        stack.enter_context(patch.object(core_store, "DROP_SECONDS", 3600.0))
+        stack.enter_context(patch.object(purging, "DROP_SECONDS", 3600.0))
         stack.enter_context(patch.object(snapshot, "WORTH", 0))
         yield
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.destination import Destination
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 from anabranch.adapters.memory import MemoryStore
 from anabranch.policies.options import MemoryOptions
 

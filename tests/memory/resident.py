@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from anabranch.adapters.base import Outgoing, Subscription
 from anabranch.adapters.memory import MemoryStore
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.destination import Destination
 from anabranch.policies.options import MemoryOptions
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Outgoing, Subscription
 from anabranch.adapters.memory import MemoryStore
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import CorruptionError, StoreFailedError, StoreFullError
 from anabranch.policies.units import KIB, MIB
 

@@ -16,7 +16,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from anabranch.adapters.base import DELIVERY_LIMIT, EXPIRED, Change, Message, Outgoing, Store, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
+from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.destination import Destination, Kind
 from anabranch.policies.errors import (
     SubscriptionError,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anabranch.adapters.base import Change, Subscription, SubscriptionKey
+from anabranch.adapters.store_types import Change, Subscription, SubscriptionKey
 from anabranch.policies.destination import Destination, Kind
 
 READY, LEASED, CLAIMED, PREPARED = "ready", "leased", "claimed", "prepared"

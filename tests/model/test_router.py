@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import anabranch
-from anabranch.adapters.base import Message
+from anabranch.adapters.messages import Message
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import PlacementError, TransactionError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 from anabranch.adapters.journal import JournalStore
 
 from ..contract.disk import Disk

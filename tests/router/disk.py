@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Message
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.messages import Message
 
 NEVER = anabranch.Sync.NEVER
 SYNCED = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, pool_files=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 from anabranch.router import dead_letters
 
 from ..contract.disk import eventually

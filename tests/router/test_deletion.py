@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Outgoing
+from anabranch.adapters.messages import Outgoing
 from anabranch.policies.errors import DestinationError
 from anabranch.router.destinations_table import DestinationRow, DestinationsTable, StoreRow
 

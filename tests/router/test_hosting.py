@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Message, Settlement
+from anabranch.adapters.messages import Message
+from anabranch.adapters.store_types import Settlement
 from anabranch.router import open_stores
 
 from ..contract.disk import PATIENCE, Parallel, eventually

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Message
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.messages import Message
 from anabranch.adapters.sql import SqlStore
 from anabranch.policies.options import SqlOptions
 

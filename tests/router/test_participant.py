@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Change, Outgoing, Subscription
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.errors import ClosedError
 from anabranch.router.transactions.participant import Participant, unclaim
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Message
+from anabranch.adapters.messages import Message
 from anabranch.router import requeue
 
 from ..contract.disk import eventually

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Message, Outgoing
 from anabranch.adapters.locking import DirectoryLock
+from anabranch.adapters.messages import Message, Outgoing
 from anabranch.policies.errors import (
     ClosedError,
     ConfigError,

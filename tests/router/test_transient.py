@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Message, Outgoing
+from anabranch.adapters.messages import Message, Outgoing
 from anabranch.router import open_stores
 
 from ..contract.disk import PATIENCE, Parallel

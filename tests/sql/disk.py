@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.writers import Threaded
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.backend import SqlBackend

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Outgoing, Subscription
+from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import StoreFullError
 
 from ..contract.disk import A, B, Parallel, T, assert_whole, bodies, drain, take

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.base import Message, Subscription
+from anabranch.adapters.messages import Message
 from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, take

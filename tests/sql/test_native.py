@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy.engine.default import DefaultDialect
 
-from anabranch.adapters.base import Outgoing
+from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.sql import SqlStore, create_tables, native_two_phase
 from anabranch.policies.errors import ConfigError, StoreFailedError
 from anabranch.policies.options import SqlOptions

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.base import Outgoing
+from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
 from anabranch.policies.errors import ConfigError, OutcomeUnknownError, PlacementError, StoreFailedError
 from anabranch.policies.options import SqlOptions

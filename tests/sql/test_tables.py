@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from anabranch.adapters.base import Subscription
 from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import ConfigError, CorruptionError, PlacementError, StoreFailedError
 from anabranch.policies.options import SqlOptions
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.base import Change, Outgoing, Subscription
 from anabranch.adapters.core import purging
 from anabranch.adapters.core.changes import acks_of
 from anabranch.adapters.core.delivery import LEASED, LEAVING
 from anabranch.adapters.core.tickets import Ticket
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.errors import AnabranchError, OutcomeUnknownError, StoreFullError, UnknownMessageError
 
 from ..contract.disk import PATIENCE, A, B, T, assert_whole, bodies, drain, take

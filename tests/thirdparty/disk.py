@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from anabranch.adapters.base import Store
+from anabranch.adapters.core import Store
 
 from ..contract.disk import Disk
 

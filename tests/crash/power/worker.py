@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
-from anabranch.adapters.base import DEFAULT_PRIORITY
+from anabranch.adapters.messages import DEFAULT_PRIORITY
 
 from ..ledger import Held, Marks, Operation, body_of, identity_of, source
 

@@ -11,12 +11,12 @@ from who holds which message to prepared transactions, is Anabranch's core (anab
 docs/adapters.md.
 """
 
-from anabranch.adapters.core import CoreStore
+from anabranch.adapters.core import Store
 
 from .backend import OneFileBackend, OneFileOptions
 
 
-class OneFileStore(CoreStore):
+class OneFileStore(Store):
     backend_type = OneFileBackend
     options_model = OneFileOptions
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from anabranch.adapters.base import Progress, Subscription
 from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
 from anabranch.adapters.core.changes import Branch, Change, Send, apply_all
 from anabranch.adapters.core.delivery import Feed
@@ -23,6 +22,7 @@ from anabranch.adapters.core.records import order_and_expiry
 from anabranch.adapters.core.states import DestinationState, SubscriptionState
 from anabranch.adapters.directory import StoreDirectory
 from anabranch.adapters.files import sync_directory
+from anabranch.adapters.store_types import Progress, Subscription
 from anabranch.policies.destination import Destination, Kind
 from anabranch.policies.errors import CorruptionError, OutcomeUnknownError, StoreFullError
 from anabranch.policies.options import StoreOptions

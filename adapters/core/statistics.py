@@ -1,0 +1,87 @@
+"""What a store says of itself: how many messages are where, and what it has done."""
+
+from __future__ import annotations
+
+from ...policies.destination import Destination
+from ...policies.errors import StoreFailedError
+from ..store_types import Counts, StoreStats, SubscriptionKey
+from .engine import Engine
+from .receiving import Receiving
+from .states import DestinationState, SubscriptionState
+
+Counted = DestinationState | SubscriptionState
+"""What messages are counted for."""
+
+
+class Statistics:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(self, engine: Engine, receiving: Receiving) -> None:
+        self._engine, self._receiving = engine, receiving
+
+    def depth(self, destination: Destination, key: SubscriptionKey | None) -> int:
+        """As Store.depth."""
+        state = self._state(destination, key)
+        return self._engine.counted(lambda: self._count(state) if state is not None else 0)
+
+    def counts(self, destination: Destination, key: SubscriptionKey | None) -> Counts:
+        """As Store.counts."""
+        state = self._state(destination, key)
+        return self._engine.counted(lambda: self._counts(state) if state is not None else Counts(0, 0))
+
+    def _state(self, destination: Destination, key: SubscriptionKey | None) -> Counted | None:
+        if key is not None:
+            return self._receiving.subscription(destination, key)
+        return self._engine.catalog.destinations.get(destination)
+
+    def _count(self, state: Counted) -> int:
+        return state.total + self._engine.pending_counts().get(state, 0)
+
+    def _counts(self, state: Counted) -> Counts:
+        feeds = (state.feed,) if isinstance(state, SubscriptionState) else state.feeds()
+        held, leased = self._count(state), sum(len(feed.held) for feed in feeds)
+        return Counts(max(held - leased, 0), leased)
+
+    def of_store(self) -> StoreStats:
+        """As Store.stats."""
+        engine = self._engine
+        if engine.failed is None:
+            try:
+                return engine.counted(self._of_store)
+            except StoreFailedError:
+                pass  # it has just failed
+        with engine.lock:
+            return self._of_store()
+
+    def _of_store(self) -> StoreStats:
+        engine = self._engine
+        more = engine.pending_counts()
+        counts = {state: state.total + more.get(state, 0) for state in engine.catalog.declared()}
+        backend = engine.backend.stats()
+        volatile = engine.nonpersistent
+        return StoreStats(
+            name=engine.name,
+            kind=engine.backend.kind,
+            messages=sum(counts.values()),
+            destinations={state.destination: count for state, count in counts.items()},
+            leased=sum(len(feed.held) for feed in engine.catalog.feeds()),
+            sends=engine.sends,
+            acks=engine.acks,
+            syncs=backend.syncs,
+            batches=engine.batches,
+            journal_bytes=backend.journal_bytes,
+            capacity_bytes=backend.capacity_bytes,
+            pool_bytes=backend.pool_bytes,
+            segments=backend.segments,
+            live_percent=backend.live_percent,
+            failed=str(engine.failed) if engine.failed is not None else None,
+            subscriptions={
+                subscriber.subscription: subscriber.total + more.get(subscriber, 0)
+                for state in counts
+                for subscriber in state.subscriptions.values()
+            },
+            memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
+            swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),
+            dropped=engine.sequencer.dropped + (volatile.dropped if volatile is not None else 0),
+            waiting=sum(len(feed.takers) for feed in engine.catalog.feeds()),
+        )

@@ -1,0 +1,278 @@
+"""What is sent and what is received: messages, on their way in and on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+
+from ..policies.destination import Destination
+from ..policies.errors import DeadLetterError, UnknownMessageError
+
+if TYPE_CHECKING:
+    from .core.store import Store
+    from .store_types import SubscriptionKey
+
+HeaderValue = str | int | float | bool | bytes | None | Sequence["HeaderValue"] | Mapping[str, "HeaderValue"]
+"""Plain, or lists and maps of such, as JSON nests them; a tuple comes back as a list."""
+Headers = Mapping[str, HeaderValue]
+"""What a sender may attach to a message: names to values."""
+NESTED_MAX: Final = 64
+"""How deep lists and maps may nest in a header."""
+
+
+PRIORITY_MAX: Final = (1 << 16) - 1
+DEFAULT_PRIORITY: Final = 4
+EXPIRES_MAX_MS: Final = (1 << 63) - 1
+
+
+class Outgoing(NamedTuple):
+    """A message to be sent."""
+
+    body: bytes
+    headers: Headers | None = None
+    message_id: str | None = None
+    priority: int = DEFAULT_PRIORITY
+    """0 to 65,535, the highest first where its store orders by priority; elsewhere it is kept and handed back."""
+    expires_at_ms: int = 0
+    """When it is no longer to be delivered, in milliseconds since the epoch by the wall clock; 0: never."""
+    persistent: bool = True
+    """False: memory alone, gone when its store is closed."""
+    requeued: bool = False
+    """True: a dead letter that goes back where it came from. It is stored even if its `message_id` is in the duplicate
+    window, which from then on knows the id as this message's."""
+
+
+_PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
+
+
+def plain_body(body: object) -> bytes:
+    """The body as bytes of its own. Raises TypeError."""
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, (bytearray, memoryview)):
+        return bytes(body)
+    raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
+
+
+def plain_headers(headers: Headers) -> dict[str, Any]:
+    """The headers as a dict of their own. Raises TypeError for what is not plain, ValueError for what nests too
+    deep."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers map names to plain values; found {type(headers).__name__}")
+    plain = {}
+    for name, value in headers.items():
+        if type(name) is not str or type(value) not in _PLAIN:
+            name, value = _plain_name(name, value), _plain_value(name, value, 1)
+        plain[name] = value
+    return plain
+
+
+def _plain_name(name: object, value: object) -> str:
+    if isinstance(name, str):
+        return str.__str__(name)
+    raise _not_plain(name, value)
+
+
+def _plain_value(name: object, value: object, depth: int) -> Any:
+    """A value of derived types (an IntEnum, say) as the plain one that it comes back as; nested ones copied."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    if depth > NESTED_MAX:
+        raise ValueError(f"header {str(name)[:40]!r} nests deeper than {NESTED_MAX} lists and maps")
+    if isinstance(value, Mapping):
+        return {_plain_name(key, one): _plain_value(name, one, depth + 1) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(name, one, depth + 1) for one in value]
+    raise _not_plain(name, value)
+
+
+def _not_plain(name: object, value: object) -> TypeError:
+    return TypeError(
+        f"header {name!r}: {value!r} is not plain: names are str, values str, int, float, bool, bytes, None, or lists "
+        "and maps of these"
+    )
+
+
+def encoded_id(message_id: object) -> bytes:
+    """A message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode."""
+    if not isinstance(message_id, str):
+        raise TypeError(f"a message_id is a str, not {type(message_id).__name__}: {message_id!r}")
+    try:
+        return message_id.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"message_id {message_id[:40]!r} is not valid unicode: {error.reason}") from None
+
+
+def checked(
+    body: object,
+    headers: Headers | None,
+    message_id: str | None,
+    priority: int = DEFAULT_PRIORITY,
+    expires_at_ms: int = 0,
+    persistent: bool = True,
+    requeued: bool = False,
+) -> Outgoing:
+    """A message that is sent later: copied, and refused now if its types are wrong. Raises TypeError, ValueError."""
+    if message_id is not None:
+        encoded_id(message_id)
+    require_order(priority, expires_at_ms)
+    plain = plain_headers(headers) if headers else None
+    return Outgoing(plain_body(body), plain, message_id, priority, expires_at_ms, bool(persistent), requeued)
+
+
+def require_order(priority: object, expires_at_ms: object) -> None:
+    """Raise TypeError or ValueError for what is no priority or no time."""
+    for what, value, most in (
+        ("priority", priority, PRIORITY_MAX),
+        ("expires_at_ms", expires_at_ms, EXPIRES_MAX_MS),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{what} is an int, not {type(value).__name__}: {value!r}")
+        if not 0 <= value <= most:
+            raise ValueError(f"{what} {value} is not between 0 and {most}")
+
+
+class Receipt(NamedTuple):
+    """What a send returns."""
+
+    destination: Destination
+    seq: int
+    """The message's place in its store's order, and its name there for life (rule I2)."""
+    duplicate: bool = False
+    """Its `message_id` was in the duplicate window: `seq` is that of the message already stored."""
+
+
+EXPIRED: Final = "expired"
+"""Its time is over."""
+DELIVERY_LIMIT: Final = "delivery_limit"
+"""It was given back as often as `max_deliveries` says."""
+REJECTED: Final = "rejected"
+"""Its receiver has rejected it, and said no reason of its own."""
+
+
+@runtime_checkable
+class Rejecting(Protocol):
+    """A store's owner, which knows where its dead letters go."""
+
+    def reject(self, message: Message, reason: str) -> None:
+        """As Message.reject."""
+
+
+class Message:
+    """A message read from a store. Read-only by convention; compares by identity.
+
+    One that `receive` gave is leased to this process until `ack()`, `release()` or `reject()`, or until the process
+    ends. One that `browse` gave is a look only. Safe to hand to another thread.
+    """
+
+    __slots__ = (
+        "_note", "_store", "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id",
+        "persistent", "priority", "seq", "subscription", "timestamp_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        store: Store,
+        destination: Destination,
+        seq: int,
+        body: bytes,
+        headers: dict[str, Any],
+        message_id: str | None,
+        timestamp_ms: int,
+        leased: bool,
+        note: Any = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
+        deliveries: int = 1,
+        subscription: SubscriptionKey | None = None,
+        persistent: bool = True,
+    ) -> None:
+        self._store = store
+        self.destination = destination
+        self.seq = seq
+        self.body = body
+        self.headers = headers
+        self.message_id = message_id
+        self.timestamp_ms = timestamp_ms
+        self.leased = leased
+        self._note = note
+        """The store's own; nobody else looks at it."""
+        self.priority = priority
+        self.expires_at_ms = expires_at_ms
+        self.deliveries = deliveries
+        """How often it has been handed out, this time too: 1 the first time. Of a browsed one: how often it came
+        back."""
+        self.subscription = subscription
+        """Of a topic's message: whose it is; None if it was browsed or leased for the topic as a whole."""
+        self.persistent = persistent
+        """As its sender said; whatever that was, nothing of a memory store survives."""
+
+    def ack(self) -> None:
+        """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError if it is not
+        leased, or not any more."""
+        self._store.ack([self])
+
+    def ack_nowait(self) -> Future[None]:
+        """`ack` without waiting: refused at once if it is not leased, else the future resolves when `ack` would have
+        returned, on a thread of ours."""
+        return self._store.ack_nowait([self])
+
+    def release(self, delivered: bool = True) -> None:
+        """Give it back: the next receive finds it at its old place in the order, delivered once more; not so unless
+        `delivered`. Raises UnknownMessageError."""
+        self._store.release([self], delivered)
+
+    def release_nowait(self, delivered: bool = True) -> Future[None]:
+        """`release` without waiting, as `ack_nowait`."""
+        return self._store.release_nowait([self], delivered)
+
+    def reject(self, reason: str = REJECTED) -> None:
+        """Put it into its store's dead-letter queue, with the `reason`, in one step: after any crash it is in one of
+        the two. Dropped, and counted, if its store has none. Raises UnknownMessageError, and what a transaction's
+        commit raises; the message is then free again, as after a release."""
+        owner = self._store.owner
+        if not isinstance(owner, Rejecting):
+            raise DeadLetterError(
+                f"{self!r} cannot be rejected: store {self._store.name!r} was opened without a router, which knows the "
+                "dead-letter queues; ack it, or release it"
+            )
+        owner.reject(self, reason)
+
+    @property
+    def token(self) -> str:
+        """What it can be settled by, with `Router.settle`, by who does not hold this object. It holds while the message
+        is leased, and tells no secret. Raises UnknownMessageError for a message that is not leased."""
+        return self._store.token(self)
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was handed out before."""
+        return self.deliveries > 1
+
+    def __repr__(self) -> str:
+        return f"<Message {self.seq} of {self.destination}, {len(self.body)} bytes>"
+
+
+def require_leased(message: Message) -> None:
+    """Refuse a message that was only looked at."""
+    if not message.leased:
+        raise UnknownMessageError(
+            f"{message!r} was browsed, not received; receive it before you ack, release or claim it"
+        )
+
+
+class Undelivered(NamedTuple):
+    """A message that receive skips, leased: for the router to dead-letter."""
+
+    message: Message
+    reason: str
+    """EXPIRED or DELIVERY_LIMIT."""
