@@ -14,7 +14,7 @@ from weakref import WeakSet
 from ..adapters.background import shared
 from ..adapters.core import Store
 from ..adapters.descriptors import STORE, read_files, shares
-from ..adapters.files import give_memory_back, is_out_of_files
+from ..adapters.files import give_memory_back, is_out_of_files, refused
 from ..adapters.store_types import Progress
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, ConfigError, CorruptionError, PlacementError
@@ -229,10 +229,13 @@ class OpenStores:
             self._loaded.pop(path, None)
 
     def adapter(self, kind: str) -> type[Store]:
-        """Raises ConfigError for a kind that is not installed."""
+        """Raises ConfigError for a kind that is not installed, OutOfDescriptorsError."""
         try:
             adapter: type[Store] = load_adapter(kind)
         except ValueError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and is_out_of_files(cause):
+                raise refused(f"stores of kind {kind!r} cannot be used: {error}", cause) from error
             raise ConfigError([f"stores of kind {kind!r} cannot be used: {error}"]) from error
         return adapter
 
