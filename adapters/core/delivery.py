@@ -92,12 +92,6 @@ class Feed:
         """Whether somebody waits, listens, or holds a message."""
         return bool(self.takers or self.listeners or self.held)
 
-    @property
-    def has_ready(self) -> bool:
-        """Whether something is fetched already that comes before all that is yet to come. In a store with priorities
-        nothing does: something more urgent may come."""
-        return bool(self.first.ready) and not self.passed_at
-
     def rewind(self) -> None:
         """Fetch everything anew. Wherever Ctrl-C strikes nothing is out of sight: cursors go first."""
         self.forget_fetched()
@@ -229,12 +223,14 @@ class Delivery:
         """Some messages are not persistent: what lies between two seqs is not of one kind."""
         self.era = 1
         """See arrivals.py."""
+        self.records: dict[int, bytes] = {}
+        """By seq: of messages that were passed on and are not applied yet, until they are received."""
 
     # Leasing
 
     def lease(self, feed: Feed, rows: Rows, taker: Taker) -> bool:
         """Give `taker` the first message that nobody holds and that is to be delivered; False if there is none. All
-        that has returned is in the rows; if `feed.has_ready` it need not be, unless this returns False.
+        that has returned is in the rows.
 
         A message leaves its place only once it is held: Ctrl-C in between makes it seen twice here, not skipped.
         """
@@ -271,6 +267,24 @@ class Delivery:
                 ready.popleft()
             else:
                 return False
+
+    def lease_ready(self, feed: Feed, taker: Taker) -> bool:
+        """The same where it is ready: what has returned need not be in the rows. False where that does not tell which
+        is the first. In a store with priorities nothing does: something more urgent may come."""
+        ready, held = feed.first.ready, feed.held
+        if (
+            not ready or feed.returned or feed.takers or feed.passed_at or feed.purging
+            or len(held) >= self._max_leases
+        ):  # fmt: skip
+            return False
+        place = ready[0]
+        if place[SEQ] in held or (
+            (place[EXPIRES] or self._max_deliveries is not None) and not self._deliverable(feed, place)
+        ):
+            return False
+        self._give(feed, place, taker)
+        ready.popleft()
+        return True
 
     def _give(self, feed: Feed, place: Place, taker: Taker) -> None:
         taker.lease = lease = Lease((feed,), place)

@@ -1,6 +1,7 @@
 """From what is written to what is seen: plans wait here until somebody reads, and are then applied in order (rule X2).
 
-E1  A plan counts once it is in `_pending`. Applied it is under the lock, in order, once; who was interrupted in between
+E1  A plan counts once it is in `_new`. From there it goes to `_pending` when somebody receives, and its messages to
+    receivers that keep up (arrivals.py). Applied it is under the lock, in order, once; who was interrupted in between
     leaves `interrupted`, and whoever takes the lock next makes it whole.
 E2  Holds end before the backend applies: the other way round a dead message would stay held.
 """
@@ -69,7 +70,10 @@ class Engine:
         self.pending_changes = 0
         self._guard: Callable[[], None] | None = None
         self._generation = locking.generation
+        self._new: deque[Plan] = deque()
+        """Plans that nobody has looked at yet."""
         self._pending: deque[Plan] = deque()
+        """Those before them that are not applied yet."""
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
@@ -163,6 +167,7 @@ class Engine:
                 made = Nonpersistent(self, directory, file_mode)
                 self.sequencer.mix()
                 self.delivery.mixed = True
+                self._passes_on = False
                 self.rows = made
                 self.nonpersistent = made
             return self.nonpersistent
@@ -175,7 +180,7 @@ class Engine:
         changes = plan.changes
         if plan.number > self._taken:
             self.pending_changes += len(changes)
-            self._pending.append(plan)
+            self._new.append(plan)
             self._taken = plan.number
         if plan.is_more:
             self._take_more(plan)
@@ -224,7 +229,17 @@ class Engine:
     @property
     def behind(self) -> bool:
         """Whether anything is pending."""
-        return self.written is not None or bool(self._pending)
+        return self.written is not None or bool(self._new or self._pending)
+
+    def look(self) -> None:
+        """With the lock held: pass on what has come to receivers that keep up. May be done again."""
+        new, passes_on = self._new, self._passes_on
+        while new:
+            plan = new[0]
+            if passes_on:
+                arrivals.pass_on(plan.changes, self.delivery)
+            self._pending.append(plan)
+            new.popleft()
 
     def current(self, drained: bool = True) -> None:
         """With the lock held, after `check`: the store is usable and, if `drained`, all that has returned is
@@ -259,12 +274,15 @@ class Engine:
                     self._finish_volatile(plan)
             self._applied = applied
             self.interrupted = False
+        self.look()
         pending = self._pending
         while pending:
             for _ in range(self._apply_some()):
                 pending.popleft()
+        if self.delivery.records:
+            self.delivery.records.clear()
         if self.pending_changes:
-            self.pending_changes = sum([len(plan.changes) for plan in list(pending)]) if pending else 0
+            self.pending_changes = sum([len(plan.changes) for plan in list(self._new)]) if self._new else 0
 
     def undo(self, plan: Plan) -> None:
         """A plan has not taken effect, whose callers were told that this is not known: nobody else gives back what they
@@ -305,15 +323,14 @@ class Engine:
         kinds = set(map(type, changes))
         plain = kinds <= _PLAIN
         self.interrupted = True
-        arriving = arrivals.expected(changes, self.delivery, self._passes_on and plain and self.nonpersistent is None)
         if kinds != _SENDS:
             for change in changes:
-                if type(change) is not Send:
+                if type(change) is Ack and not change.state.is_topic:
+                    change.state.feed.held.pop(change.seq, None)  # as its `settle` does: most are such
+                elif type(change) is not Send:
                     change.settle(self.delivery)
         if last is not None:
             self.backend.apply(changes, last)
-        if arriving:
-            arrivals.pass_on(arriving, self.delivery)
         if self._looks_at_sends() or not plain:
             self._finish(changes)
         if plan.volatile:
@@ -393,7 +410,7 @@ class Engine:
         """How many messages more there will be once all is applied that has returned. Of a topic none is dead before:
         whether all have acked it is not known."""
         more: dict[DestinationState | SubscriptionState, int] = {}
-        for plan in list(self._pending):
+        for plan in dict.fromkeys((*self._new, *self._pending)):
             if plan.number > self._applied:
                 for change in plan.changes:
                     self._count(change, more)

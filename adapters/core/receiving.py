@@ -75,10 +75,12 @@ class Receiving:
         with engine.lock:
             engine.current(drained=False)
             delivery, rows = engine.delivery, engine.rows
-            pending = feed.subscription is not None and engine.unsubscribing
-            pending = pending or delivery.mixed  # what is pending may come before what was fetched
-            ready = feed.has_ready and not pending and not feed.takers and delivery.has_room(feed)
-            if ready and delivery.lease(feed, rows, taker):  # what was fetched comes before all that is pending
+            engine.look()
+            if (
+                not delivery.mixed  # else what is pending may come before what is ready
+                and not (feed.subscription is not None and engine.unsubscribing)
+                and delivery.lease_ready(feed, taker)
+            ):
                 return True
             engine.drain()
             if engine.is_gone(feed):
@@ -154,6 +156,9 @@ class Receiving:
     def read(self, lease: Lease) -> Message | None:
         """The message; None if it has died meanwhile."""
         state = lease.feeds[0].state
+        record = self.engine.delivery.records.pop(lease.place[SEQ], None)
+        if record is not None:
+            return decode(self._store, state.destination, lease.place, record, lease)
         for record in self.engine.rows.bodies(state, [lease.place]):
             if record is not None:
                 return decode(self._store, state.destination, lease.place, record, lease)

@@ -26,6 +26,7 @@ from . import snapshot
 from .checksums import Files
 from .index import VERSION, Checkpoint, Index, remove_file
 from .replay import Replay
+from .rows import short_lived
 from .snapshot import Start
 
 log = logging.getLogger(__name__)
@@ -93,8 +94,11 @@ class Applier:
         (JournalEncoder.deliver). Raises StoreFailedError."""
         index, before, tail = self._index, self._applied.tail, last.own
         index.table = self._log.table
+        left, dead = short_lived(changes)
         try:
-            apply_all(changes, index)
+            if dead and index.rows.put_dead(dead, index.table):
+                index.emptied = True
+            apply_all(left, index)
         except lmdb.Error as error:
             self._damaged(error)
         index.operations += len(changes)

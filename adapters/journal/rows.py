@@ -21,7 +21,7 @@ from typing import Any, Final
 import lmdb
 
 from ..acceleration import inner_loop
-from ..core.changes import Send
+from ..core.changes import Ack, Change, Send
 from ..core.delivery import Feed
 from ..core.place import ORDER, OWN, SEQ, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
@@ -104,6 +104,23 @@ def places_of(rows: list[tuple[bytes, bytes]]) -> list[Place]:
         else read_row(unpack_seq(key)[0], value)[0]
         for key, value in rows
     ]
+
+
+def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[Send]]:
+    """What is left of the changes without the messages of queues that are acked by a later one of them, and without
+    these acks; and those messages."""
+    sends: dict[int, Send] = {}
+    dead: list[Send] = []
+    for change in changes:
+        if type(change) is Send:
+            if not change.state.is_topic:
+                sends[change.seq] = change
+        elif type(change) is Ack and change.seq in sends:
+            dead.append(sends.pop(change.seq))
+    if not dead:
+        return changes, dead
+    gone = {send.seq for send in dead}
+    return [c for c in changes if (type(c) is not Send and type(c) is not Ack) or c.seq not in gone], dead
 
 
 def expiry_key(since: int) -> bytes:
@@ -226,6 +243,21 @@ class MessageRows:
         if send.expires_at_ms:
             self._txn.put(EXPIRY_KEY.pack(send.expires_at_ms, send.seq), ID.pack(state.number), db=self._expiries_db)
         return _more(send.order, send.expires_at_ms, pending)
+
+    def put_dead(self, sends: Sequence[Send], table: SegmentTable) -> bool:
+        """New messages of queues that are acked already: no row tells of them. Returns whether a segment that takes no
+        more holds no live message now."""
+        for send in sends:
+            if send.name is not None:
+                self._remember((send.state.number, send.name), send.seq)
+        lsns = sorted([send.own[0] for send in sends])
+        first, emptied = table.find(lsns[0]), False
+        for segment, part in ((first, lsns),) if first is table.find(lsns[-1]) else groupby(lsns, table.find):
+            if segment is None:
+                raise AssertionError(f"index: one of the messages {sends[0].seq} to {sends[-1].seq} has no segment")
+            segment.mark_dead(*part)
+            emptied |= not segment.live and segment.end is not None
+        return emptied
 
     def remove(self, state: DestinationState, seq: int) -> None:
         """It is dead, for all."""

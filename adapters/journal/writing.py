@@ -47,6 +47,9 @@ _LEAVES: Final[dict[type, int]] = {
 }
 """What leaves of the log's reserve what a ticket needs (wal/ticket.py); all others GROW."""
 
+HEAVY_BYTES: Final = 16 << 10
+"""What is written and not applied yet is held in memory: so many bytes count as a change more."""
+
 _NO_TICKETS: list[Any] = []
 
 T = TypeVar("T")
@@ -154,6 +157,8 @@ class JournalEncoder:
             if not plan.is_more:  # else `written` has
                 self._sequencer.accept(plan)
             engine.take(plan)
+            if len(batch.data) > HEAVY_BYTES:
+                engine.pending_changes += len(batch.data) // HEAVY_BYTES
 
     def stopped(self) -> None:
         if self._log.failed is not None:

@@ -80,15 +80,17 @@ class Segment:
         self.live -= 1
         self.live_bytes -= length
 
-    def mark_dead(self, lsn: int) -> None:
-        """Mark it dead: one that was so before it was added."""
-        ordinal = lsn - self.base_lsn
-        dead, at = self.dead, ordinal >> 3
+    def mark_dead(self, *lsns: int) -> None:
+        """Mark them dead, at least one: such as were so before they were added."""
+        base, dead = self.base_lsn, self.dead
         if dead is None:
             dead = self.dead = bytearray()
-        if at >= len(dead):
-            dead.extend(bytes(at + 64 - len(dead)))
-        dead[at] |= 1 << (ordinal & 7)
+        missing = (max(lsns) - base >> 3) + 1 - len(dead)
+        if missing > 0:
+            dead.extend(bytes(missing + 63))
+        for lsn in lsns:
+            ordinal = lsn - base
+            dead[ordinal >> 3] |= 1 << (ordinal & 7)
         self.changed = True
 
     def is_dead(self, lsn: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.lanes import FETCH
+from anabranch.adapters.core.place import SEQ
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Settlement
 
@@ -40,20 +42,20 @@ def send(store: Store, first: int, last: int) -> list[bytes]:
 
 
 def lookups(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the backend is asked for from now on."""
+    """What the backend is asked for, or told, from now on."""
     asked: list[object] = []
     backend: Any = store._engine.backend
-    rows = backend.rows
 
-    def ask(*arguments: object) -> object:
+    def ask(real: Callable[..., object], *arguments: object) -> object:
         asked.append(arguments)
-        return rows(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(backend, "rows", ask)
+    for name in ("rows", "bodies", "apply"):
+        monkeypatch.setattr(backend, name, partial(ask, getattr(backend, name)))
     return asked
 
 
-def test_nothing_is_looked_up_while_receivers_keep_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_asked_for_while_receivers_keep_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = send(store, 0, 1)
     assert drain(store) == sent
     asked = lookups(store, monkeypatch)
@@ -65,6 +67,41 @@ def test_nothing_is_looked_up_while_receivers_keep_up(store: Store, monkeypatch:
             assert message.body == body
             message.ack()
     assert asked == []
+
+
+def test_what_is_acked_soon_leaves_no_row_and_its_id(store: Store) -> None:
+    """It comes and goes between two times that changes are applied; a longer-lived one among it stays."""
+    kept = store.send(A, b"kept", message_id="kept").seq
+    first = store.receive(A)
+    assert first is not None
+    for number in range(200):
+        store.send(A, b"%d" % number, message_id=f"id-{number}")
+        message = store.receive(A)
+        assert message is not None
+        message.ack()
+    assert store.depth(A) == 1
+    backend: Any = store.backend
+    rows = backend._index.rows
+    assert [place[SEQ] for _, place, _ in rows.all()] == [kept]
+    assert store.send(A, b"again", message_id="id-7").duplicate
+    assert_whole(store)
+    store.close()
+    store.open()
+    assert store.send(A, b"again", message_id="id-8").duplicate
+    assert drain(store) == [b"kept"]
+    assert_whole(store)
+
+
+def test_large_ones_that_are_acked_soon_do_not_gather_in_memory(store: Store) -> None:
+    for _ in range(40):
+        store.send(A, bytes(1 << 20))
+        message = store.receive(A)
+        assert message is not None
+        message.ack()
+        engine = store._engine
+        held = [change for plan in (*engine._new, *engine._pending) for change in plan.changes]
+        assert sum(change.size for change in held) <= 20 << 20
+    assert store.depth(A) == 0
 
 
 @pytest.mark.parametrize("together", [1, FETCH - 1, FETCH, FETCH + 1, 3 * FETCH])
@@ -126,6 +163,7 @@ def test_ctrl_c_leaves_nothing_out_of_sight(store: Store) -> None:
         message = store.receive(A)
         if message is not None:
             message.ack()
+        store.depth(A)
 
     def prepare(at: int) -> Callable[[], object]:
         assert drain(store) == []
