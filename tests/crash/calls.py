@@ -18,7 +18,7 @@ from unittest import mock
 
 import lmdb
 
-from anabranch.adapters import background
+from anabranch.adapters import background, locking
 from anabranch.adapters.background import Outcome
 from anabranch.adapters.wal import log as wal_log
 from anabranch.adapters.wal import syncing
@@ -234,6 +234,8 @@ def simulated(jobs: Jobs, seed: str) -> Iterator[None]:
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(background, "_shared", jobs))
+        # That of the real process would wait for ever for a look that it had asked these jobs for.
+        stack.enter_context(mock.patch.object(locking, "_watch", locking._Watch()))
         for module in (wal_log, syncing):
             stack.enter_context(mock.patch.object(module, "monotonic", jobs.clock))
         stack.enter_context(mock.patch.object(os, "urandom", chance.randbytes))
