@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...policies.errors import CorruptionError, StoreFailedError
 from ...policies.options import StoreOptions
 from ..store_types import Progress
-from .changes import Branch, Change
+from .branches import Branch
+from .changes import Change
 from .delivery import Rows
 from .place import Place
 from .plan import Plan
@@ -167,7 +168,7 @@ class Backend(Rows, Protocol):
         raise AssertionError("after an unknown outcome the store has failed")
 
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
-        """Bring changes that are written into what `rows` reads, by `changes.apply_all` to a Table (changes.py), unless
+        """Bring changes that are written into what `rows` reads, by `apply_all` to a Table (table.py), unless
         `write` has seen to that. `last` is the last of the plans that they are of."""
 
     def recover(self) -> int:

@@ -1,20 +1,149 @@
-"""A store's part of a transaction over several, in bytes: what is kept from its prepare to its outcome.
-
-Names instead of numbers, since a destination may be gone by the time of the commit.
-"""
+"""A store's part of a transaction over several: what can happen to it (changes.py), and in bytes what is kept from its
+prepare to its outcome: names instead of numbers, since a destination may be gone by the time of the commit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...policies.destination import Destination, Kind
-from ..store_types import Subscription
-from .changes import Ack, Branch, Change, Send, Subscribe, Unsubscribe, VolatileChange
+from ..store_types import Prepared, Subscription
+from .changes import SMALL_BYTES, Ack, Change, Send, VolatileChange
+from .delivery import Lease
+from .destination_changes import Subscribe, Unsubscribe
 from .place import order_of
 from .records import name_of, order_and_expiry
 from .states import Catalog, DestinationState
+
+if TYPE_CHECKING:
+    from .plan import Plan
+    from .table import Table
+
+
+class Branch:
+    """A store's part of a transaction over several: what its commit will do."""
+
+    __slots__ = ("changes", "leases", "own", "participants", "payload", "promise", "reservation",
+                 "returned", "transaction")  # fmt: skip
+
+    def __init__(self, transaction: bytes, participants: tuple[bytes, ...], changes: Sequence[Change]) -> None:
+        self.transaction = transaction
+        self.participants = participants
+        """Ids of all stores that take part."""
+        self.changes = changes
+        """Changes of subscriptions, sends, then acks."""
+        self.leases: Sequence[Lease] = ()
+        """Of what it acks."""
+        self.payload = b""
+        """All of it in bytes."""
+        self.returned: list[Change] = []
+        """What a rollback writes of the messages that are given back."""
+        self.promise = 0
+        """Bytes that are kept free for its outcome."""
+        self.reservation: object = None
+        """Room in the store until the outcome (limits.py)."""
+        self.own: Any = None
+        """The backend's."""
+
+    @property
+    def sends(self) -> list[Send]:
+        return [change for change in self.changes if type(change) is Send]
+
+    @property
+    def acks(self) -> list[Ack]:
+        return [change for change in self.changes if type(change) is Ack]
+
+    @property
+    def summary(self) -> Prepared:
+        """What the coordinator is told."""
+        changes = [change.change if type(change) is VolatileChange else change for change in self.changes]
+        sends, acks = (sum(type(change) is kind for change in changes) for kind in (Send, Ack))
+        return Prepared(self.transaction, self.participants, sends, acks)
+
+    @property
+    def outcome_size(self) -> int:
+        """At most so many bytes its outcome takes when it is written."""
+        return sum([change.size for change in self.changes]) + SMALL_BYTES
+
+
+class Prepare(Change):
+    """A branch waits for its outcome from now on."""
+
+    __slots__ = ("branch", "size")
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.size = SMALL_BYTES + len(branch.payload)
+
+    def plan(self, plan: Plan) -> None:
+        plan.prepare(self.branch)
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.prepare(self.branch)
+
+
+class Commit(Change):
+    """A prepared branch takes effect, as if it were done now (rule T8). Told twice, the second time says nothing."""
+
+    __slots__ = ("branch", "size")
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.size = branch.outcome_size
+
+    def plan(self, plan: Plan) -> list[Any] | None:
+        """What comes of its changes; None if it was committed or rolled back before."""
+        if not plan.is_prepared(self.branch):
+            return None
+        outcomes = [change.plan(plan) for change in self.branch.changes]
+        plan.settle(self.branch)
+        plan.changes.append(self)
+        return outcomes
+
+    def apply(self, table: Table) -> None:
+        table.settled(self.branch, True)
+
+
+class Rollback(Change):
+    """A prepared branch is forgotten. Likewise."""
+
+    __slots__ = ("branch", "size")
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.size = SMALL_BYTES * (2 + len(branch.leases))
+
+    def plan(self, plan: Plan) -> bool:
+        """Whether it was prepared."""
+        if not plan.is_prepared(self.branch):
+            return False
+        for change in self.branch.returned:
+            change.plan(plan)
+        plan.settle(self.branch)
+        plan.changes.append(self)
+        return True
+
+    def apply(self, table: Table) -> None:
+        table.settled(self.branch, False)
+
+    def states(self) -> Iterable[DestinationState]:
+        return (feed.state for lease in self.branch.leases for feed in lease.feeds)
+
+
+class Forget(Change):
+    """Committed transactions need no longer be remembered."""
+
+    __slots__ = ("size", "transactions")
+
+    def __init__(self, transactions: Sequence[bytes]) -> None:
+        self.transactions = transactions
+        self.size = SMALL_BYTES * (1 + len(transactions))
+
+    def apply(self, table: Table) -> None:
+        table.forget(self.transactions)
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):

@@ -19,7 +19,8 @@ from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
 from .. import locking
 from . import arrivals
 from .backend import Backend, Host
-from .changes import Ack, Change, Commit, Forget, Prepare, Rollback, Send
+from .branches import Commit, Forget, Prepare, Rollback
+from .changes import Ack, Change, Send
 from .delivery import CLAIMED, LEAVING, Delivery, Feed
 from .nonpersistent import Nonpersistent
 from .plan import Plan, Sequencer

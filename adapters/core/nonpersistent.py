@@ -25,12 +25,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...policies.options import MemoryOptions
-from .changes import SEQ_MAX, Ack, AckRange, Branch, Change, Remove, Returned, Send, Subscribe, Unsubscribe, sent
+from .branches import Branch
+from .changes import Ack, AckRange, Change, Returned, Send, sent
 from .changes import VolatileChange as Volatile
 from .delivery import Feed, Rows
+from .destination_changes import Remove, Subscribe, Unsubscribe
 from .place import SEQ, Place, VolatileSpot, is_volatile
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
+from .table import SEQ_MAX
 
 if TYPE_CHECKING:
     from .duplicates import Key
@@ -284,19 +287,15 @@ class Nonpersistent(Rows):
         self._kept.finish_all()  # what an interrupted send has written ahead is nobody's
         if type(change) is Remove:
             self._remove(change.state)
-        elif type(change) is Subscribe and change.subscriber is not None:
+        elif type(change) is Subscribe:
             if change.state.volatile is not None:
                 self._subscribe(change.state.volatile, change.subscriber)
                 if not change.retroactive:  # what is there is not for it
                     self._kept.apply_changes([AckRange(change.state.volatile, 0, SEQ_MAX, change.subscriber.number)])
-        elif (
-            type(change) is Unsubscribe
-            and change.subscriber is not None
-            and change.subscriber.topic.volatile is not None
-        ):
+        elif type(change) is Unsubscribe:
             shadow = change.subscriber.topic.volatile
-            ended = shadow.subscriptions.get(change.subscriber.subscription.key)
-            if ended is not None and ended.number == change.subscriber.number:
+            ended = _same(shadow, change.subscriber) if shadow is not None else None
+            if shadow is not None and ended is not None:
                 self._end(shadow, ended)
 
     def set_back(self, send: Send) -> None:

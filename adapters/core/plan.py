@@ -15,7 +15,9 @@ from typing import Any
 
 from ...policies.errors import AnabranchError
 from ..store_types import SubscriptionKey
-from .changes import Branch, Change, Commit, Declare, Send, VolatileChange
+from .branches import Branch, Commit
+from .changes import Change, Send, VolatileChange
+from .destination_changes import Declare
 from .duplicates import DuplicateWindow, Key
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
@@ -43,6 +45,8 @@ class Plan:
     settled: Sequence[Branch] = ()
     volatile: list[VolatileChange] = []  # noqa: RUF012
     """What takes effect with them and no backend is told of: of messages that are not persistent."""
+    volatile_ids: dict[Key, int] = {}  # noqa: RUF012
+    """Of these messages."""
     is_more = False
     """It does more than to send messages without ids, and to ack: one of the above says what, or `own`."""
     own: Any = None
@@ -85,18 +89,10 @@ class Plan:
             first = self._sequencer.window.get(key)
         return first
 
-    def volatile_seq_of(self, send: Send) -> int | None:
-        """The same of one that is not persistent, which is a duplicate of either kind; one that is persistent, of its
+    def volatile_seq_of(self, key: Key) -> int | None:
+        """The same for one that is not persistent, which is a duplicate of either kind; one that is persistent, of its
         kind alone."""
-        if send.name is None or is_requeued(send.record):
-            return None
-        key = (send.state.number, send.name)
-        first = self.seq_of(key)
-        for one in self.volatile if first is None else ():
-            other = one.change
-            if type(other) is Send and other.name == send.name and other.state is send.state:
-                return other.seq
-        return self._sequencer.volatile_window.get(key) if first is None else first
+        return self.seq_of(key) or self.volatile_ids.get(key) or self._sequencer.volatile_window.get(key)
 
     def remember(self, key: Key, seq: int) -> None:
         """A message has been sent with this id."""
@@ -104,6 +100,12 @@ class Plan:
             self.ids = {}
             self.is_more = True
         self.ids[key] = seq
+
+    def remember_volatile(self, key: Key, seq: int) -> None:
+        """The same of one that is not persistent."""
+        if not self.volatile_ids:
+            self.volatile_ids = {}
+        self.volatile_ids[key] = seq
 
     def current(self, state: DestinationState) -> DestinationState:
         """Of the same destination, the one that is there by then, or may be."""

@@ -15,14 +15,16 @@ from ...policies.destination import Destination
 from ...policies.errors import AnabranchError
 from ..background import shared
 from ..store_types import SubscriptionKey
-from .changes import SEQ_MAX, AckRange, Change, Remove, Unsubscribe
+from .changes import AckRange, Change
 from .delivery import Feed, claimed
+from .destination_changes import Remove, Unsubscribe
 from .engine import Engine
 from .place import SEQ, Place
 from .receiving import Receiving
 from .sending import Sending
 from .states import DestinationState, SubscriptionState
 from .subscriptions import require_unclaimed, shown, unknown
+from .table import SEQ_MAX
 
 log = logging.getLogger(__name__)
 

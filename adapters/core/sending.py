@@ -14,7 +14,8 @@ from .. import store_types
 from ..acceleration import inner_loop
 from ..background import shared
 from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
-from .changes import Change, Send, Subscribe, Unsubscribe, VolatileChange
+from .changes import Change, Send, VolatileChange
+from .destination_changes import Subscribe, Unsubscribe
 from .engine import APPLY_AT, Engine
 from .limits import Amount, Room
 from .nonpersistent import Nonpersistent

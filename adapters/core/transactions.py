@@ -14,8 +14,8 @@ from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownEr
 from .. import store_types
 from ..messages import Message, Outgoing, Receipt
 from ..store_types import Done, Pending, Prepared
-from .branches import branch_of, payload_of
-from .changes import Branch, Change, Commit, Forget, Prepare, Rollback, acks_of, returned_of, sent
+from .branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
+from .changes import Change, acks_of, returned_of, sent
 from .delivery import CLAIMED
 from .engine import Engine
 from .nonpersistent import Nonpersistent, give_back_room

@@ -14,9 +14,10 @@ import lmdb
 from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
 from ..background import shared
-from ..core.changes import Change, apply_all
+from ..core.changes import Change
 from ..core.engine import Engine
 from ..core.plan import Plan
+from ..core.table import apply_all
 from ..files import disk_errors, is_for_room, refused
 from ..wal.file import FILL_MAX
 from ..wal.log import Log

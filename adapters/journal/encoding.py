@@ -11,22 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...policies.destination import Destination, Kind
-from ..core.changes import (
-    Ack,
-    AckRange,
-    Branch,
-    Change,
-    Commit,
-    Declare,
-    Forget,
-    Prepare,
-    Remove,
-    Returned,
-    Rollback,
-    Send,
-    Subscribe,
-    Unsubscribe,
-)
+from ..core.branches import Branch, Commit, Forget, Prepare, Rollback
+from ..core.changes import Ack, AckRange, Change, Returned, Send
+from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from ..core.place import order_of
 from ..core.records import HEAD
 from ..core.states import DestinationState, SubscriptionState
@@ -184,8 +171,6 @@ def _decode_remove(record: Record, numbers: Numbers) -> Remove | None:
 
 def _encode_subscribe(change: Subscribe) -> bytes:
     begun = change.subscriber
-    if begun is None:
-        raise AssertionError(f"{change.subscription} was not planned")
     _, name, client, selector, no_local = begun.subscription
     flags = (NO_LOCAL if no_local else 0) | (HAS_SELECTOR if selector is not None else 0)
     texts = [text.encode() for text in (client, name, selector or "")]
@@ -212,8 +197,6 @@ def _decode_subscribe(record: Record, numbers: Numbers) -> Subscribe | None:
 
 
 def _encode_unsubscribe(change: Unsubscribe) -> bytes:
-    if change.subscriber is None:
-        raise AssertionError(f"the end of {change.key} was not planned")
     return UNSUBSCRIBE_PAYLOAD.pack(change.state.number, change.subscriber.number)
 
 

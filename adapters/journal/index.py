@@ -27,10 +27,12 @@ import msgspec
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
-from ..core.changes import AT_ONCE, SEQ_MAX, Branch, Send
+from ..core.branches import Branch
+from ..core.changes import Send
 from ..core.engine import COMMITTED_MAX
 from ..core.place import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..core.table import AT_ONCE, SEQ_MAX
 from ..files import FILE_MODE, create_lmdb, extend, open_lmdb
 from ..store_types import Subscription
 from ..wal.file import File
@@ -90,7 +92,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Index:
-    """One index file, open: a Table (core/changes.py). Every method is called under the store's lock."""
+    """One index file, open: a Table (core/table.py). Every method is called under the store's lock."""
 
     def __init__(
         self,

@@ -9,8 +9,9 @@ from typing import Final
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
-from ..core.changes import Change, Send, apply_all
+from ..core.changes import Change, Send
 from ..core.states import DestinationState, SubscriptionState
+from ..core.table import apply_all
 from ..store_types import Progress, Subscription
 from ..wal import format as w
 from ..wal.reader import Batch, BatchReader, Record, records_of

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from ..core.changes import Table
-from ..core.delivery import Delivery, Feed
+from ..core.changes import Change
+from ..core.delivery import Feed
 from ..core.plan import Plan, Sequencer
 from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..core.table import Table
 from ..wal.segment import Segment
 from ..wal.survey import Kept, Needed
 from ..wal.ticket import Tail
@@ -101,17 +102,14 @@ def needed_by(payload: bytes) -> Needed:
     return Needed(latest.first_needed, {kept.number: Kept(kept.end, kept.last_lsn) for kept in latest.kept})
 
 
-class WriteSnapshot:
+class WriteSnapshot(Change):
     """The change that puts a snapshot into the journal: nothing else comes of it."""
 
-    __slots__ = ("payload",)
+    __slots__ = ("payload", "size")
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
-
-    @property
-    def size(self) -> int:
-        return len(self.payload)
+        self.size = len(payload)
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)
@@ -119,12 +117,6 @@ class WriteSnapshot:
 
     def apply(self, table: Table) -> None:
         """It says what is in the index already."""
-
-    def settle(self, delivery: Delivery) -> None:
-        """It concerns no message."""
-
-    def states(self) -> Iterable[DestinationState]:
-        return ()
 
 
 class Start(NamedTuple):

@@ -9,19 +9,9 @@ from typing import Any, Final, TypeVar
 from google_crc32c import extend as crc32c
 
 from ..acceleration import inner_loop
-from ..core.changes import (
-    Ack,
-    AckRange,
-    Change,
-    Commit,
-    Forget,
-    Prepare,
-    Remove,
-    Returned,
-    Rollback,
-    Send,
-    Unsubscribe,
-)
+from ..core.branches import Commit, Forget, Prepare, Rollback
+from ..core.changes import Ack, AckRange, Change, Returned, Send
+from ..core.destination_changes import Remove, Unsubscribe
 from ..core.engine import Engine
 from ..core.plan import Plan
 from ..wal import format as w

@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..core.changes import AT_ONCE, SEQ_MAX, Branch, Send, Table
+from ..core.branches import Branch
+from ..core.changes import Send
 from ..core.place import ORDER, OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..core.table import AT_ONCE, SEQ_MAX, Table
 from .memory_limit import MemoryLimit, nothing
 from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, Chunk, Lane, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Spot

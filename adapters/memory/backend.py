@@ -10,7 +10,8 @@ from ...policies.errors import StoreFailedError
 from ...policies.options import MemoryOptions
 from ..clock import now_us
 from ..core import Backend, BackendStats, Found, Host, Settings
-from ..core.changes import Change, Commit
+from ..core.branches import Commit
+from ..core.changes import Change
 from ..core.plan import Plan
 from ..core.states import Catalog
 from ..store_types import Progress

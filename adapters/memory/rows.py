@@ -15,10 +15,13 @@ from typing import Final
 
 from ...policies.errors import StoreFailedError, StoreFullError
 from ...policies.options import MemoryOptions
-from ..core.changes import Change, Declare, Prepare, Send, Subscribe, apply_all
+from ..core.branches import Prepare
+from ..core.changes import Change, Send
 from ..core.delivery import Feed
+from ..core.destination_changes import Declare, Subscribe
 from ..core.place import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..core.table import apply_all
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
 from .memory_limit import MemoryLimit

@@ -24,7 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, StoreFullError
 from ...policies.options import SqlOptions
 from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
-from ..core.changes import Branch, Change, Prepare
+from ..core.branches import Branch, Prepare
+from ..core.changes import Change
 from ..core.delivery import Feed
 from ..core.place import Place
 from ..core.plan import Plan

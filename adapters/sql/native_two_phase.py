@@ -38,7 +38,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.errors import AnabranchError, ConfigError
 from ..background import shared
-from ..core.changes import Branch, Send
+from ..core.branches import Branch
+from ..core.changes import Send
 from ..core.records import kept_head
 from . import dialects
 from .columns import chunk_rows, message_row

@@ -16,10 +16,12 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection
 
 from ..core.backend import NotTakenError
-from ..core.changes import AT_ONCE, Branch, Commit, Send, apply_all
+from ..core.branches import Branch, Commit
+from ..core.changes import Send
 from ..core.place import ORDER, OWN, Place, order_of
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState
+from ..core.table import AT_ONCE, apply_all
 from .columns import chunk_rows, escaped, message_row, place_of
 from .duplicates import DuplicateRows
 from .effects import Effects

@@ -21,7 +21,8 @@ import anabranch
 from anabranch.adapters import acceleration
 from anabranch.adapters.acceleration import PURE
 from anabranch.adapters.core import records, sending
-from anabranch.adapters.core.changes import Ack, AckRange, Forget, Returned, Send
+from anabranch.adapters.core.branches import Forget
+from anabranch.adapters.core.changes import Ack, AckRange, Returned, Send
 from anabranch.adapters.core.delivery import Feed, Lease
 from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.files import write_small

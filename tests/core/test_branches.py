@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from anabranch.adapters.core.branches import branch_of, payload_of
-from anabranch.adapters.core.changes import Ack, Send, Subscribe, Unsubscribe
+from anabranch.adapters.core.changes import Ack, Send
+from anabranch.adapters.core.destination_changes import Subscribe, Unsubscribe
 from anabranch.adapters.core.states import Catalog
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Change, Subscription

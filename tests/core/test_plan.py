@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.core.changes import (
-    Branch,
-    Commit,
-    Declare,
-    Forget,
-    Prepare,
-    Remove,
-    Rollback,
-    Send,
-    Subscribe,
-    Unsubscribe,
-)
+from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback
+from anabranch.adapters.core.changes import Send
+from anabranch.adapters.core.destination_changes import Declare
 from anabranch.adapters.core.plan import Plan
 from anabranch.adapters.core.records import REQUEUED
-from anabranch.adapters.store_types import Subscription
 from anabranch.policies.destination import Destination
 
 from .made import send_to, sequencer_of, ticket_of
@@ -60,37 +50,6 @@ def test_the_window_forgets_the_oldest() -> None:
     ticket = ticket_of(send_to(a, message_id="1"), send_to(a, message_id="3"))
     sequencer.plan([ticket])
     assert ticket.outcomes == [(4, False), (3, True)]
-
-
-def test_what_is_removed_is_declared_anew_and_has_forgotten_its_ids() -> None:
-    sequencer, a = sequencer_of()
-    sequencer.accept(sequencer.plan([ticket_of(send_to(a, message_id="1"))]))
-    ticket = ticket_of(Remove(a), send_to(a, message_id="1"), Remove(a), Remove(a))
-    plan = sequencer.plan([ticket])
-    assert kinds(plan) == [Remove, Declare, Send, Remove]
-    assert ticket.outcomes[1] == (2, False)
-    sequencer.accept(plan)
-    assert not a.declared
-    assert sequencer.window.get((a.number, b"1")) is None
-
-
-def test_subscriptions_begin_and_end_once() -> None:
-    sequencer, _ = sequencer_of()
-    t = sequencer.catalog.state(T)
-    desk = Subscription(T, "desk")
-    number = sequencer.catalog.next_number()
-    ticket = ticket_of(
-        send_to(t), Subscribe(t, number, desk, False), Subscribe(t, 99, desk, False), send_to(t),
-        Unsubscribe(t, desk.key), Unsubscribe(t, desk.key), send_to(t),
-    )  # fmt: skip
-    plan = sequencer.plan([ticket])
-    assert kinds(plan) == [Declare, Send, Subscribe, Send, Unsubscribe, Send]
-    known = ticket.outcomes[1][0]
-    assert (known.number, known.start) == (number, 1)
-    assert [len(change.entitled) for change in plan.changes if isinstance(change, Send)] == [0, 1, 0]
-    assert ticket.outcomes[4:6] == [(known, True), (None, False)]
-    sequencer.accept(plan)
-    assert (sequencer.dropped, sequencer.subscribed, sequencer.catalog.subscriptions) == (2, {}, {})
 
 
 def test_an_outcome_is_carried_out_once() -> None:

@@ -13,22 +13,9 @@ import msgspec
 import pytest
 
 import anabranch
-from anabranch.adapters.core.branches import branch_of, payload_of
-from anabranch.adapters.core.changes import (
-    Ack,
-    AckRange,
-    Branch,
-    Change,
-    Commit,
-    Forget,
-    Prepare,
-    Remove,
-    Returned,
-    Rollback,
-    Send,
-    Subscribe,
-    Unsubscribe,
-)
+from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
+from anabranch.adapters.core.changes import Ack, AckRange, Change, Returned, Send
+from anabranch.adapters.core.destination_changes import Remove, Subscribe, Unsubscribe
 from anabranch.adapters.core.engine import Engine
 from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.core.states import Catalog

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.changes import Branch
+from anabranch.adapters.core.branches import Branch
 from anabranch.adapters.core.delivery import LEASED, LEAVING
 from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.journal.encoding import NUMBER, SEND_OVERHEAD

@@ -14,12 +14,14 @@ import msgspec
 from pydantic import Field
 
 from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
-from anabranch.adapters.core.changes import Branch, Change, Send, apply_all
+from anabranch.adapters.core.branches import Branch
+from anabranch.adapters.core.changes import Change, Send
 from anabranch.adapters.core.delivery import Feed
 from anabranch.adapters.core.place import DELIVERIES, Place, order_of
 from anabranch.adapters.core.plan import Plan
 from anabranch.adapters.core.records import order_and_expiry
 from anabranch.adapters.core.states import DestinationState, SubscriptionState
+from anabranch.adapters.core.table import apply_all
 from anabranch.adapters.directory import StoreDirectory
 from anabranch.adapters.files import sync_directory
 from anabranch.adapters.store_types import Progress, Subscription

@@ -1,0 +1,59 @@
+"""What a backend is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anabranch.adapters.core.branches import Forget
+from anabranch.adapters.core.changes import Ack, AckRange, Change, Returned
+from anabranch.adapters.core.destination_changes import Remove
+from anabranch.adapters.core.states import Catalog
+from anabranch.adapters.core.table import apply_all
+
+from ..contract.disk import A, B
+from .made import send_to
+
+
+class Heard:
+    """A table that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+def test_messages_to_one_destination_come_together() -> None:
+    catalog = Catalog()
+    a, b = catalog.state(A), catalog.state(B)
+    sends = [send_to(a), send_to(a), send_to(b), send_to(a), send_to(a)]
+    changes: list[Change] = [*sends[:4], Ack(a, 1, 0), sends[4]]
+    heard = Heard()
+    apply_all(changes, heard)
+    assert heard.calls == [("put", [*sends[:2], *sends[3:]]), ("put", [sends[2]]), ("ack", a, 1, 0, None)]
+
+    in_order = Heard()
+    apply_all(iter(changes), in_order)
+    assert in_order.calls == [
+        ("put", sends[:2]), ("put", [sends[2]]), ("put", [sends[3]]), ("ack", a, 1, 0, None), ("put", [sends[4]]),
+    ]  # fmt: skip
+
+
+def test_nothing_but_messages_and_acks_changes_its_place() -> None:
+    a = Catalog().state(A)
+    first, second = send_to(a), send_to(a)
+    heard = Heard()
+    apply_all([Ack(a, 1, 0), first, AckRange(a, 2, 5, 0), second, Ack(a, 6, 0)], heard)
+    assert heard.calls == [
+        ("put", [first]), ("ack", a, 1, 0, None), ("ack_range", a, 2, 5, 0), ("put", [second]), ("ack", a, 6, 0, None),
+    ]  # fmt: skip
+
+
+def test_each_has_a_method() -> None:
+    a = Catalog().state(A)
+    heard = Heard()
+    apply_all([AckRange(a, 1, 5, 0), Returned(a, 1, 0, 3), Remove(a), Forget([b"t"])], heard)
+    assert heard.calls == [
+        ("ack_range", a, 1, 5, 0), ("returned", a, 1, 0, 3, None), ("remove", a), ("forget", [b"t"]),
+    ]  # fmt: skip
