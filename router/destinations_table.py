@@ -198,6 +198,10 @@ class DestinationsTable:
         store_id = self._by_path.get(path)
         return self.stores.get(store_id) if store_id is not None else None
 
+    def destinations_in(self, store_id: bytes) -> list[Destination]:
+        """Those that are recorded in a store."""
+        return [held.destination for held in list(self.destinations.values()) if held.store_id == store_id]
+
     def record_store(self, row: StoreRow, destinations: Sequence[DestinationRow] = ()) -> None:
         """The store, and what it holds already, as one. Durable on return."""
         self._commit(_Batch([row], destinations))

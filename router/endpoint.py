@@ -98,7 +98,7 @@ class Endpoint:
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         registry, destination = self._registry, self.destination
         removals = registry.removals
-        store = registry.found(destination)
+        store = registry.by_destination.get(destination)
         if store is not None:
             try:
                 future = store.send_nowait(

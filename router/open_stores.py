@@ -6,8 +6,8 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeVar
 from weakref import WeakSet
 
@@ -19,7 +19,7 @@ from ..adapters.store_types import Progress
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, ConfigError, CorruptionError, PlacementError
 from ..policies.kinds import load_adapter
-from .destinations_table import StoreRow
+from .destinations_table import DestinationsTable, StoreRow
 from .store_directories import StoreDirectories
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,11 @@ class OpenStores:
     """
 
     def __init__(
-        self, directories: StoreDirectories, owner: object = None, require_lock: Callable[[], None] = lambda: None
+        self, directories: StoreDirectories, table: DestinationsTable, owner: object, require_lock: Callable[[], None]
     ) -> None:
         """As of StoreRegistry."""
-        self._directories, self._owner, self._require_lock = directories, owner, require_lock
+        self._directories, self._table = directories, table
+        self._owner, self._require_lock = owner, require_lock
         self._lock = threading.RLock()  # re-entrant, for signal handlers: another router's call may come here too
         self._open: dict[str, Store] = {}
         self._loaded: dict[str, Store] = {}
@@ -95,8 +96,6 @@ class OpenStores:
         self.progress: Progress | None = None
         self.on_open: Callable[[Store], None] = lambda store: None
         """Called with each store that was opened, before anybody else has it."""
-        self.recorded_in: Callable[[StoreRow], Iterable[Destination]] = lambda row: ()
-        """The destinations that are recorded in a store."""
         self.descriptors = 0
         """What the open stores keep open, as they say; counted anew now and then, since Ctrl-C may strike between a
         change of `_open` and of this."""
@@ -111,35 +110,18 @@ class OpenStores:
         with self._lock:
             return list(self._open.values())
 
-    def is_open(self, row: StoreRow) -> bool:
-        return row.path in self._open
-
     def get(self, row: StoreRow) -> Store | None:
         """The store of a row if it is open."""
         return self._open.get(row.path)
 
-    @contextmanager
-    def exclusive(self, path: str) -> Iterator[None]:
+    def exclusive(self, path: str) -> AbstractContextManager[None]:
         """Nobody else makes, opens or closes the store at this path meanwhile."""
-        while True:
-            with self._lock:
-                lock = self._exclusive.setdefault(path, threading.RLock())
-            with lock:
-                if self._exclusive.get(path) is lock:  # else the store was removed while we waited
-                    yield
-                    return
+        return _held(self._exclusive, path)
 
-    @contextmanager
-    def removing(self, path: str) -> Iterator[None]:
+    def removing(self, path: str) -> AbstractContextManager[None]:
         """Nobody else removes a destination of the store at this path meanwhile, or finds that store by one. Taken
         before `exclusive`."""
-        while True:
-            with self._lock:
-                lock = self._removing.setdefault(path, threading.RLock())
-            with lock:
-                if self._removing.get(path) is lock:  # likewise
-                    yield
-                    return
+        return _held(self._removing, path)
 
     def open(self, row: StoreRow) -> Store:
         """The store of a row, opened if it is not open."""
@@ -216,7 +198,7 @@ class OpenStores:
             self._require_accepting()
         except BaseException as error:
             if isinstance(error, CorruptionError) and not error.held:
-                error.name_held(dict.fromkeys(map(str, self.recorded_in(row))), "this store")
+                error.name_held(dict.fromkeys(map(str, self._table.destinations_in(row.store_id))), "this store")
             self.unload(row.path)
             raise
         return store
@@ -262,9 +244,8 @@ class OpenStores:
                 return False
             self._close(row.path)
             remove()
-            with self._lock:  # whoever waits for one of these locks takes the next one
-                self._exclusive.pop(row.path, None)
-                self._removing.pop(row.path, None)
+            self._exclusive.pop(row.path, None)  # whoever waits for one of these locks takes the next one
+            self._removing.pop(row.path, None)
             return True
 
     def close_at(self, path: str) -> None:
@@ -283,8 +264,7 @@ class OpenStores:
                 before(store.store_id)
             self.close_at(path)
 
-        with self._lock:
-            paths = list(self._exclusive)
+        paths = list(self._exclusive)
         count = len(self._open)
         errors = [error for _, _, error in shared().for_each(paths, close) if error is not None]
         if count >= MEMORY_STORES:
@@ -380,3 +360,14 @@ class OpenStores:
             return store.retire()
         except AnabranchError:
             return False  # failed: it stays, for its users to hear why and to reopen it
+
+
+@contextmanager
+def _held(locks: dict[str, threading.RLock], path: str) -> Iterator[None]:
+    """Hold the lock of a path."""
+    while True:
+        lock = locks.setdefault(path, threading.RLock())
+        with lock:
+            if locks.get(path) is lock:  # else the store was removed while we waited
+                yield
+                return

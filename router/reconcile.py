@@ -85,11 +85,11 @@ class Reconciler:
                 elif found is None and getattr(self._stores.adapter(row.kind), "volatile", False):
                     self._forget_volatile(row, path)
                     continue
-                elif not any(d.store_id == row.store_id for d in self._table.destinations.values()):
+                elif not self._table.destinations_in(row.store_id):
                     self._table.forget_store(row.store_id)  # nothing was ever in it, or all has moved out (D1)
                     continue
                 else:
-                    held = dict.fromkeys(map(str, self._stores.recorded_in(row)))
+                    held = dict.fromkeys(map(str, self._table.destinations_in(row.store_id)))
                     raise PlacementError(f"{_missing(row, path, found)}; {shown_held(held, 'it')}")
             now = StoreRow(row.store_id, self._directories.recorded(path), row.kind, self._name_now(row, path))
             if now != row:
@@ -98,8 +98,8 @@ class Reconciler:
     def _forget_volatile(self, row: StoreRow, path: Path) -> None:
         """The directory of a store that keeps nothing is gone, or is empty: nothing is lost with it, so it is made anew
         when it is needed."""
-        for held in [held for held in self._table.destinations.values() if held.store_id == row.store_id]:
-            self._table.forget_destination(held.destination)
+        for destination in self._table.destinations_in(row.store_id):
+            self._table.forget_destination(destination)
         self._table.forget_store(row.store_id)
         with suppress(OSError):
             path.rmdir()  # an empty one, which would be in the way

@@ -37,7 +37,8 @@ from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
 from .queue import Queue
 from .settling import TokenSettler, by_store, settle_nowait
-from .store_registry import StoreRegistry, missing_directories
+from .store_directories import require_directories
+from .store_registry import StoreRegistry
 from .topic import Topic
 from .transactions.coordinator import Coordinator
 from .transactions.outcomes import Heuristic, InDoubt, Outcomes
@@ -108,7 +109,7 @@ class Router:
         directory = self.config.directory
         with self._lock:
             try:
-                self._require_directories()
+                require_directories(self.config)
                 make_directory(directory, self.config.file_mode)
                 self._directory_lock.acquire()
             except OSError as error:
@@ -125,7 +126,7 @@ class Router:
                     self.coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
                     self.registry.open(progress)
                     self.registry.reconcile()
-                    self.coordinator.require_participants(self.registry.store_ids())
+                    self.coordinator.require_participants(self.registry.table.stores)
                 self._directory_lock.require()
                 self.registry.opened = True
                 self.coordinator.resolver.resolve_all()
@@ -134,12 +135,6 @@ class Router:
                 self.close()
                 raise
         return self
-
-    def _require_directories(self) -> None:
-        """Raise ConfigError for those that are not there and must not be made."""
-        missing = missing_directories(self.config)
-        if missing:
-            raise ConfigError(missing)
 
     def _lose(self, error: StoreFailedError) -> None:
         """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
@@ -412,12 +407,12 @@ class Router:
         whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had just
         been deleted, until its store is opened."""
         self.registry.require_open()
-        return sorted((d for d in self.registry.destinations() if str(d).startswith(prefix)), key=str)
+        return sorted((d for d in list(self.registry.table.destinations) if str(d).startswith(prefix)), key=str)
 
     def exists(self, destination: Address) -> bool:
         """Whether it has been sent to or subscribed to and not deleted. No store is asked, as by `destinations`."""
         self.registry.require_open()
-        return self.registry.is_recorded(resolve(destination))
+        return resolve(destination) in self.registry.table.destinations
 
     def delete(self, destination: Address) -> int:
         """Remove a destination and its messages; returns how many."""

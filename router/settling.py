@@ -135,7 +135,7 @@ class TokenSettler:
             store_id = b""
         if 2 * len(store_id) != _STORE_ID_DIGITS:
             raise UnknownMessageError(f"{token!r} is no token of a message: message.token says it")
-        if not self._registry.is_store(store_id):
+        if store_id not in self._registry.table.stores:
             raise UnknownMessageError(
                 f"token {token} is of store {store_id.hex()}, which this router has not; settle it where its message "
                 "was received"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import string
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
+from ..policies.errors import ConfigError
 from .destinations_table import StoreRow
-from .directory_names import directory_name
+
+NAME_BYTES_MAX: Final = 120
+_PLAIN: Final = frozenset(string.ascii_lowercase + string.digits + "_-.")
+_DIGEST_CHARACTERS: Final = 24
 
 
 class Place(NamedTuple):
@@ -93,3 +99,43 @@ def children(directory: Path) -> list[Path]:
         return sorted(path for path in directory.iterdir() if path.name[0] != "." and path.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def directory_name(destination: Destination) -> str:
+    """The name of the directory of a destination's own store: no two destinations ever share one, and none escapes the
+    directory it lies in.
+
+    It is percent-encoded, lower case only (some file systems fold case), at most 120 bytes; a longer one is cut and a
+    hash of the whole appended after `~`, which no encoded name contains."""
+    encoded = f"{destination.kind.name.lower()}." + "".join(
+        character if character in _PLAIN else "".join(f"%{byte:02x}" for byte in character.encode())
+        for character in destination.name
+    )
+    if len(encoded) <= NAME_BYTES_MAX:
+        return encoded
+    digest = hashlib.sha256(str(destination).encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{encoded[: NAME_BYTES_MAX - _DIGEST_CHARACTERS - 1]}~{digest}"
+
+
+def missing_directories(config: Config, stores: Iterable[StoreConfig] | None = None) -> list[str]:
+    """What is to be said of the data directory, and of those of these stores (None: of all), that are not there and
+    must not be made: a line for each."""
+    wanted = [] if config.create_directory else [("the data directory", config.directory)]
+    wanted += [
+        (f"the directory of store {store.name!r}", config.directory_of(store))
+        for store in (config.stores if stores is None else stores)
+        if not config.may_create(store)
+    ]
+    return [
+        f"{what}, {path}, is not there, and create_directory is false. A disk that is not mounted looks just like "
+        "that: mount it. If the directory is new, make it by hand once"
+        for what, path in wanted
+        if not path.is_dir()
+    ]
+
+
+def require_directories(config: Config, stores: Iterable[StoreConfig] | None = None) -> None:
+    """Raise ConfigError for those that are missing."""
+    missing = missing_directories(config, stores)
+    if missing:
+        raise ConfigError(missing)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from ..adapters import locking
@@ -32,7 +30,7 @@ from .deferred_sends import DeferredSends
 from .destinations_table import DestinationRow, DestinationsTable, StoreRow
 from .open_stores import OpenStores
 from .reconcile import Reconciler
-from .store_directories import StoreDirectories
+from .store_directories import StoreDirectories, require_directories
 from .store_statistics import StoreStatistics
 
 log = logging.getLogger(__name__)
@@ -54,16 +52,20 @@ class StoreRegistry:
         self._config = config
         self._routes = config.routes()
         self._directories = StoreDirectories(config)
-        self._table = DestinationsTable(config.directory / "placement.mdb", config.file_mode, require_lock)
-        self._stores = OpenStores(self._directories, owner, require_lock)
-        self._stores.recorded_in = self._recorded_in
-        self._by_destination = self._stores.by_destination
-        self._reconciler = Reconciler(self._directories, self._routes, self._table, self._stores)
+        self.table = DestinationsTable(config.directory / "placement.mdb", config.file_mode, require_lock)
+        """Which stores and destinations there are; it is read by all, and changed here."""
+        self._stores = OpenStores(self._directories, self.table, owner, require_lock)
+        self.by_destination = self._stores.by_destination
+        """The stores that were found before. One may have been closed since."""
+        self._reconciler = Reconciler(self._directories, self._routes, self.table, self._stores)
         self._generation = locking.generation
         self.opened = False
         """Set by the router, once all is compared: whether users may come."""
         self._stopped: StoreFailedError | None = None
-        self._statistics = StoreStatistics()
+        self._statistics = StoreStatistics(
+            lambda row: self._stores.get(row) is not None,
+            lambda row: self.with_row(row, lambda store: store.stats()),
+        )
         self.removals = 0
         """Destinations that were removed since this was made."""
         self._records_late = False
@@ -90,14 +92,14 @@ class StoreRegistry:
         known = set(store.destinations())
         self.removals += 1  # first: who found one of these rows looks again
         for destination in recorded:
-            held = self._table.destinations.get(destination)
+            held = self.table.destinations.get(destination)
             if destination not in known and held is not None and held.store_id == store.store_id:
-                self._table.let_go(destination)
-        row = self._table.stores[store.store_id]
+                self.table.let_go(destination)
+        row = self.table.stores[store.store_id]
         subscribed = {subscription.topic for subscription in store.subscriptions()}
         lost = [
             name
-            for name in known.difference(self._table.destinations)
+            for name in known.difference(self.table.destinations)
             if (name in subscribed or store.depth(name)) and self._routes.route(name) is not None
         ]
         if lost:
@@ -111,9 +113,9 @@ class StoreRegistry:
         self._generation = locking.generation
         self._stopped = None
         self._sweep()
-        self._table.open()
-        self._unchecked = {store_id: [] for store_id in self._table.stores}
-        for destination, held in self._table.destinations.items():
+        self.table.open()
+        self._unchecked = {store_id: [] for store_id in self.table.stores}
+        for destination, held in self.table.destinations.items():
             self._unchecked[held.store_id].append(destination)
         self._stores.progress, self._stores.accepting = progress, True
 
@@ -146,7 +148,7 @@ class StoreRegistry:
 
     def let_go(self) -> None:
         """Close the record. Idempotent."""
-        self._table.close()
+        self.table.close()
 
     @property
     def forked(self) -> bool:
@@ -181,7 +183,7 @@ class StoreRegistry:
 
     def store_of(self, destination: Destination) -> Store | None:
         """The open store that holds a destination; None if it has none yet."""
-        store = self._by_destination.get(destination)
+        store = self.by_destination.get(destination)
         if store is None:
             match = self.route(destination)
             self.require_open()
@@ -193,15 +195,15 @@ class StoreRegistry:
         without looking from now on, unless the router has stopped meanwhile, or sends to it are deferred."""
         self._deferred.wait(destination)
         while True:
-            known = self._table.destinations.get(destination)
-            row = self._table.stores.get(known.store_id) if known is not None else None
+            known = self.table.destinations.get(destination)
+            row = self.table.stores.get(known.store_id) if known is not None else None
             if row is None:
                 return None
             with self._stores.removing(row.path):
-                if self._table.destinations.get(destination) is not known:
+                if self.table.destinations.get(destination) is not known:
                     continue
                 store = self._stores.open(row)
-                if self._table.destinations.get(destination) is not known:
+                if self.table.destinations.get(destination) is not known:
                     continue  # the store was opened for the first time, and knew nothing of it
                 with self._deferred.lock:
                     if not self._deferred.holds(destination):
@@ -213,15 +215,18 @@ class StoreRegistry:
     def _unrecorded(self, destination: Destination, match: Match[StoreConfig]) -> Store | None:
         """A destination without a row has nothing, unless the record was restored from an old backup: then its
         messages are in the store that it is routed to, and it is recorded again."""
-        path = self._directories.expected(match.target, destination)
-        row = self._table.store_at(self._directories.recorded(path))
+        row = self._routed_row(destination, match)
         if row is None or not self.with_row(row, lambda store: store.depth(destination)):
             return None
         return self.store_for(destination)
 
+    def _routed_row(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow | None:
+        """The row of the store that a destination is routed to; None if that was never made."""
+        return self.table.store_at(self._directories.recorded(self._directories.expected(match.target, destination)))
+
     def store_for(self, destination: Destination) -> Store:
         """The open store for a destination, made and recorded if it is not there yet (rule D1)."""
-        store = self._by_destination.get(destination)
+        store = self.by_destination.get(destination)
         while store is None:
             match = self.route(destination)
             self.require_open()
@@ -236,9 +241,7 @@ class StoreRegistry:
         store = self.store_of(destination)
         if store is None:
             match = self.route(destination)
-            row = self._table.store_at(
-                self._directories.recorded(self._directories.expected(match.target, destination))
-            )
+            row = self._routed_row(destination, match)
             if row is None or match.target.per_destination:
                 return self.store_for(destination)
             self._records_late = True
@@ -252,15 +255,15 @@ class StoreRegistry:
         with disk_errors(f"{destination} cannot be given a place in {path}"):
             with self._stores.exclusive(self._directories.recorded(path)):
                 self.require_open()
-                row = self._table.store_at(self._directories.recorded(path))
+                row = self._routed_row(destination, match)
                 if row is None and path.exists() and (self._config.may_create(config) or not is_empty(path)):
                     row = self._reconciler.adopt(config, name, path)
                 elif row is None:
-                    self._require_directory(config)
+                    require_directories(self._config, [config])
                     adapter, options = self._stores.adapter(config.kind), self._directories.options(config)
                     store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
                     row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
-                    self._table.record_store(row)
+                    self.table.record_store(row)
                 if config.per_destination:  # else the store could be removed before
                     self._record([destination], row)
             if not config.per_destination:  # outside: what several threads declare at once is one commit
@@ -270,14 +273,7 @@ class StoreRegistry:
         """Record destinations in a store, durably."""
         rows = [_row(destination, row, self.route(destination)) for destination in destinations]
         with disk_errors(f"{', '.join(map(str, destinations))} cannot be recorded in store {row.name!r}"):
-            self._table.record_destinations(rows)
-
-    def _require_directory(self, config: StoreConfig) -> None:
-        """Raise ConfigError if the store's directory must be there and is not: since the router was opened, its disk
-        may have been unmounted."""
-        directory = self._config.directory_of(config)
-        if not self._config.may_create(config) and not directory.is_dir():
-            raise ConfigError([missing_directory(f"the directory of store {config.name!r}", directory)])
+            self.table.record_destinations(rows)
 
     def for_store(self, destination: Destination, call: Callable[[Store], T]) -> T:
         """Call with the store of a destination; once more if it had just been closed for being idle."""
@@ -296,17 +292,13 @@ class StoreRegistry:
     def for_held(self, destination: Destination, call: Callable[[Store], T], otherwise: T) -> T:
         """Call with the store that holds a destination, likewise; `otherwise` if it has none yet."""
         while True:
-            store = self._by_destination.get(destination)  # as store_of, without its call: each receive comes this way
+            store = self.by_destination.get(destination)  # as store_of, without its call: each receive comes this way
             if store is None and (store := self.store_of(destination)) is None:
                 return otherwise
             try:
                 return call(store)
             except ClosedError:
                 self.forget_closed(destination, store)
-
-    def found(self, destination: Destination) -> Store | None:
-        """Its store, if that was found before. Never waits; it may have been closed since."""
-        return self._by_destination.get(destination)
 
     def send_deferred(
         self, destination: Destination, send: Callable[[Store], Future[Receipt]], closed: Store | None
@@ -315,9 +307,9 @@ class StoreRegistry:
         or only a `closed` one. Never waits."""
         self.require_open()
         with self._deferred.lock:
-            store = self._by_destination.get(destination)
+            store = self.by_destination.get(destination)
             if store is None or store is closed:
-                self._by_destination.pop(destination, None)
+                self.by_destination.pop(destination, None)
                 return self._deferred.defer(destination, send)
         try:  # another thread has just found it
             return send(store)
@@ -334,22 +326,21 @@ class StoreRegistry:
             log.warning("%s has messages and no row in the placement record: %s", destination, error)
 
     def _record_again(self, destination: Destination) -> None:
-        if destination not in self._by_destination and self._recorded_store(destination) is None:
-            path = self._directories.recorded(self._directories.expected(self.route(destination).target, destination))
-            row = self._table.store_at(path)
+        if destination not in self.by_destination and self._recorded_store(destination) is None:
+            row = self._routed_row(destination, self.route(destination))
             if row is not None and destination in self.with_row(row, lambda store: store.destinations()):
                 with self._stores.exclusive(row.path):
-                    if self._table.stores.get(row.store_id) is row:
+                    if self.table.stores.get(row.store_id) is row:
                         self._record([destination], row)
 
     def delete(self, destination: Destination) -> int:
         """Remove a destination with all that it has; returns how many messages there were. Its row goes once that is
         durable, and its store, if that was its own."""
         while (store := self.store_of(destination)) is not None:
-            row = self._table.stores.get(store.store_id)
+            row = self.table.stores.get(store.store_id)
             if row is not None:
                 with self._stores.removing(row.path):
-                    if destination in self._table.destinations:
+                    if destination in self.table.destinations:
                         return self._delete(destination, row)
                     self._stores.forget(destination, row)
         return 0
@@ -363,7 +354,7 @@ class StoreRegistry:
         count = self.with_row(row, lambda store: store.delete(destination))
         if prepared or self.with_row(row, lambda store: store.recover_prepared()):
             return count  # these may send there: only what has a row is never lost sight of
-        self._table.let_go(destination)
+        self.table.let_go(destination)
         if row.name.partition(":")[2] == str(destination):
             self._remove_store(row, destination)
         return count
@@ -373,10 +364,10 @@ class StoreRegistry:
         and where its directory is not all that it has."""
 
         def remove() -> None:
-            if destination not in self._table.destinations:  # else somebody has sent there meanwhile
-                self._table.flush()  # first: a store that has a destination and no directory is refused at open
+            if destination not in self.table.destinations:  # else somebody has sent there meanwhile
+                self.table.flush()  # first: a store that has a destination and no directory is refused at open
                 remove_directory(self._directories.path(row), row.store_id)
-                self._table.let_go(row.store_id)
+                self.table.let_go(row.store_id)
 
         config = self._directories.options_of(row)
         contained = getattr(self._stores.adapter(row.kind), "is_contained", None)
@@ -400,14 +391,7 @@ class StoreRegistry:
         """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
         ClosedError if the router is closed too."""
         self.require_open()
-        self._stores.forget_closed(destination, self._table.stores.get(store.store_id), store)
-
-    def destinations(self) -> list[Destination]:
-        """All that are recorded."""
-        return list(self._table.destinations)
-
-    def is_recorded(self, destination: Destination) -> bool:
-        return destination in self._table.destinations
+        self._stores.forget_closed(destination, self.table.stores.get(store.store_id), store)
 
     # Durable subscriptions
 
@@ -427,37 +411,26 @@ class StoreRegistry:
 
     def dead_letter_of(self, store: Store) -> str | None:
         """Where a store's undelivered messages go: the pattern of a name. None: away."""
-        row = self._table.stores.get(store.store_id)
+        row = self.table.stores.get(store.store_id)
         return getattr(self._directories.options_of(row).options, "dead_letter", None) if row is not None else None
 
     # By id, by name, all
 
-    def store_by_id(self, store_id: bytes) -> Store:
-        """The open store of that id, opened if need be. Raises PlacementError for one that is not recorded."""
-        return self._stores.open(self._row_by_id(store_id))
-
     def with_id(self, store_id: bytes, call: Callable[[Store], T]) -> T:
-        """Call with the store of that id; as `with_row`. Raises PlacementError likewise."""
-        return self.with_row(self._row_by_id(store_id), call)
-
-    def _row_by_id(self, store_id: bytes) -> StoreRow:
-        row = self._table.stores.get(store_id)
+        """Call with the store of that id; as `with_row`. Raises PlacementError for one that is not recorded."""
+        row = self.table.stores.get(store_id)
         if row is None:
             raise PlacementError(f"no store {store_id.hex()} is recorded in {self._config.directory}")
-        return row
-
-    def is_store(self, store_id: bytes) -> bool:
-        """Whether a store of that id is recorded."""
-        return store_id in self._table.stores
+        return self.with_row(row, call)
 
     def open_store(self, store_id: bytes) -> Store | None:
         """The store of that id if it is open. Never waits."""
-        row = self._table.stores.get(store_id)
+        row = self.table.stores.get(store_id)
         return self._stores.get(row) if row is not None else None
 
     def name_of(self, store_id: bytes) -> str:
         """A store's name, or its id where it has none."""
-        row = self._table.stores.get(store_id)
+        row = self.table.stores.get(store_id)
         return row.name if row is not None else store_id.hex()
 
     def open_stores(self) -> list[Store]:
@@ -470,26 +443,17 @@ class StoreRegistry:
         while True:
             rows = self.rows_by_name()
             try:
-                return self._ask(rows)
+                return self._statistics.of(rows)
             except PlacementError:
-                if all(row.store_id in self._table.stores for row in rows.values()):
+                if all(row.store_id in self.table.stores for row in rows.values()):
                     raise  # else a store was removed meanwhile
-
-    def _ask(self, rows: Mapping[str, StoreRow]) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
-        closed: dict[str, Callable[[], StoreStats]] = {}
-        opened: dict[str, Callable[[], StoreStats]] = {}
-        for name, row in rows.items():
-            ask = partial(self.with_row, row, lambda store: store.stats())
-            (opened if self._stores.is_open(row) else closed)[name] = ask
-        stats, unresponsive = self._statistics.ask(closed, opened)
-        return {name: stats[name] for name in rows if name in stats}, unresponsive
 
     def subscriptions(self) -> set[Subscription]:
         """Of all stores; those that are not open are opened."""
-        rows = list(self._table.stores.values())
+        rows = list(self.table.stores.values())
         found = shared().for_each(rows, lambda row: self.with_row(row, lambda store: list(store.stats().subscriptions)))
         for row, _, error in found:
-            if error is not None and row.store_id in self._table.stores:  # else it was removed meanwhile
+            if error is not None and row.store_id in self.table.stores:  # else it was removed meanwhile
                 raise error
         return {subscription for _, known, _ in found for subscription in known or ()}
 
@@ -510,30 +474,23 @@ class StoreRegistry:
         return result
 
     def _record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
-        missing = [name for name in destinations if name not in self._by_destination]
+        missing = [name for name in destinations if name not in self.by_destination]
         if missing:
-            row = self._table.stores.get(store.store_id)
+            row = self.table.stores.get(store.store_id)
             if row is None:
                 raise ClosedError(f"store {store.name!r} was removed")
             with self._stores.removing(row.path):
-                missing = [name for name in missing if name not in self._table.destinations]
+                missing = [name for name in missing if name not in self.table.destinations]
                 if missing:
                     with self._stores.exclusive(row.path):
-                        if self._table.stores.get(row.store_id) is not row:
+                        if self.table.stores.get(row.store_id) is not row:
                             raise ClosedError(f"store {row.name!r} was removed")
                         self._record(missing, row)
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
-        if message._store.store_id not in self._table.stores:
+        if message._store.store_id not in self.table.stores:
             raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
-
-    def store_ids(self) -> list[bytes]:
-        """Of all recorded stores."""
-        return list(self._table.stores)
-
-    def _recorded_in(self, row: StoreRow) -> list[Destination]:
-        return [held.destination for held in list(self._table.destinations.values()) if held.store_id == row.store_id]
 
     def all_stores(self) -> list[Store]:
         """Every store that can be opened."""
@@ -560,29 +517,10 @@ class StoreRegistry:
     def rows_by_name(self) -> dict[str, StoreRow]:
         """All recorded stores. One whose name another has been given since is told apart by its directory."""
         rows: dict[str, StoreRow] = {}
-        for row in sorted(self._table.stores.values(), key=lambda row: (row.name, row.path)):
+        for row in sorted(self.table.stores.values(), key=lambda row: (row.name, row.path)):
             rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
         return rows
 
 
 def _row(destination: Destination, row: StoreRow, match: Match[StoreConfig]) -> DestinationRow:
     return DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
-
-
-def missing_directories(config: Config) -> list[str]:
-    """What is to be said of the directories that are not there and must not be made: a line for each."""
-    wanted = [] if config.create_directory else [("the data directory", config.directory)]
-    wanted += [
-        (f"the directory of store {store.name!r}", config.directory_of(store))
-        for store in config.stores
-        if not config.may_create(store)
-    ]
-    return [missing_directory(what, path) for what, path in wanted if not path.is_dir()]
-
-
-def missing_directory(what: str, path: Path) -> str:
-    """What is said of a directory that is not there and must not be made."""
-    return (
-        f"{what}, {path}, is not there, and create_directory is false. A disk that is not mounted looks just like "
-        "that: mount it. If the directory is new, make it by hand once"
-    )

@@ -9,7 +9,7 @@ import click
 from ...policies.config import StoreConfig, load, warnings
 from ...policies.errors import AnabranchError, ConfigError, Problem
 from ...policies.kinds import load_adapter
-from ..store_registry import missing_directories
+from ..store_directories import missing_directories
 from .modes import too_open
 from .output import LocalPath, echo_json, json_option
 

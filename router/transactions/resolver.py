@@ -258,7 +258,7 @@ class Resolver:
                 self._end(transaction)  # of volatile stores alone, perhaps, which are gone
         for store_id in sorted(store_ids):
             try:
-                self.recover(self._registry.store_by_id(store_id))
+                self._registry.with_id(store_id, self.recover)
             except (AnabranchError, OSError) as error:
                 log.debug("store %s cannot be told: %s", self._registry.name_of(store_id), error)
                 if self._is_gone(store_id, error):
@@ -268,7 +268,7 @@ class Resolver:
 
     def _is_gone(self, store_id: bytes, error: Exception) -> bool:
         """Whether a store is no more: only one that was decided by hand, or a volatile one, can have it yet to tell."""
-        return isinstance(error, PlacementError) and store_id not in self._registry.store_ids()
+        return isinstance(error, PlacementError) and store_id not in self._registry.table.stores
 
     def _pass_over(self, store_id: bytes) -> None:
         for transaction in self._table.all():

@@ -69,7 +69,7 @@ def test_temporary_queues_leave_nothing(config: anabranch.Config, where: str) ->
         assert not router.exists(f"{where}.3")
         assert set(router.stats().stores) == {"one"}
         places, stores = router.registry, router.registry._stores
-        assert len(places._table.stores) == 1
+        assert len(places.table.stores) == 1
         for known in (stores._exclusive, stores._removing, stores._used_in, stores._found_in):
             assert len(known) <= 1
         assert list(config.directory.glob("stores/each/*")) == []

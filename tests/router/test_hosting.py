@@ -351,7 +351,7 @@ def test_a_queue_that_is_deleted_keeps_its_listeners(tmp_path: Path) -> None:
         assert ear.next().body == b"2"
         listener.close()
         assert queue.delete() == 1
-        assert (router.exists("q"), router.registry.store_ids()) == (False, [])
+        assert (router.exists("q"), router.registry.table.stores) == (False, {})
 
 
 def test_many_in_turn_do_not_close_the_store_of_a_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
