@@ -212,22 +212,6 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
         _map_blocks_from(MAPPED_BYTES)
 
 
-def fill_lmdb(env: Any, path: Path, pages_ahead: int) -> None:
-    """See that so many pages behind the last one have their place on the disk; a commit that takes fewer finds it then,
-    also on a full one (rule J10). Raises OSError if there is no room for them.
-
-    LMDB does not write a last page that a transaction took and gave back. With more pages ahead than a transaction
-    takes no file is shorter than its pages say, whatever crash comes, so that one that is shorter has been cut.
-    """
-    size = (env.info()["last_pgno"] + 1 + pages_ahead) * env.stat()["psize"]
-    if path.stat().st_size < size:
-        fd = open_file(path, os.O_RDWR)
-        try:
-            extend(fd, size)
-        finally:
-            os.close(fd)
-
-
 def extend(fd: int, size: int) -> None:
     """Make a file so long, of zeros that have their place on the disk. Nobody else makes it longer meanwhile. Raises
     OSError."""

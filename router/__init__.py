@@ -11,7 +11,7 @@
 where messages go in, `consumer` where they come out. `dead_letters` moves what expired or reached the delivery limit
 into the dead-letter queues, `requeue` moves it back. `store_registry` routes, and finds or makes the store of a
 destination; `open_stores` keeps open stores and closes idle ones; `destinations_table` is the durable record of which
-store holds which destination (`placement.mdb`); `reconcile` compares it with configuration and disk, so that nothing is
+store holds which destination (`placement.records`); `reconcile` compares it with configuration and disk, so that nothing is
 lost sight of (invariant 6); `store_directories` says where directories lie. `addresses` reads what users call a
 destination. `replay` does a usage trace again, `cli` is the command line.
 
@@ -19,7 +19,7 @@ destination. `replay` does a usage trace again, `cli` is the command line.
 `decision_log`; `xid` names those that a transaction manager decides. `data_manager` is for managers of the
 `transaction` package, `dbapi` for Python's DB-API.
 
-On disk, in the configuration's directory: `router.lock`, `placement.mdb`, `stores/<name>/`, and `decisions/` once a
+On disk, in the configuration's directory: `router.lock`, `placement.records`, `stores/<name>/`, and `decisions/` once a
 transaction has needed it. What survives a crash is each store's affair, and
 for a transaction over several the decision log's (docs/transactions.md); the placement record is synced before a
 store's first use.

@@ -224,8 +224,8 @@ _MISPLACED: Final = (
     "or empty these destinations under the old configuration first:"
 )
 _UNKNOWN: Final = (
-    "placement.mdb does not know some of the stores, and the configuration would hide messages of {count} "
-    "destination(s) in them; nothing was changed. Restore placement.mdb from a backup. If there is none, open once "
+    "placement.records does not know some of the stores, and the configuration would hide messages of {count} "
+    "destination(s) in them; nothing was changed. Restore placement.records from a backup. If there is none, open once "
     "with a configuration that routes each destination to where it lies: stores are then recorded again by themselves. "
     "What does not fit:"
 )

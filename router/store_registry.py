@@ -52,7 +52,7 @@ class StoreRegistry:
         self._config = config
         self._routes = config.routes()
         self._directories = StoreDirectories(config)
-        self.table = DestinationsTable(config.directory / "placement.mdb", config.file_mode, require_lock)
+        self.table = DestinationsTable(config.directory / "placement.records", config.file_mode, require_lock)
         """Which stores and destinations there are; it is read by all, and changed here."""
         self._stores = OpenStores(self._directories, self.table, owner, require_lock)
         self.by_destination = self._stores.by_destination

@@ -30,7 +30,8 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from ..files import FILE_MODE, extend, is_out_of_files, write_all
-from ..lmdb_format import (
+from ..wal.file import File
+from .lmdb_format import (
     BRANCH,
     DEPTH_MAX,
     IN_OVERFLOW,
@@ -52,7 +53,6 @@ from ..lmdb_format import (
     read_tree,
     require_page,
 )
-from ..wal.file import File
 
 log = logging.getLogger(__name__)
 

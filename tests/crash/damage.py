@@ -51,7 +51,7 @@ PAGE: Final = 4096
 RIGHT: Final = ("right", "named", "ours", "known")
 KINDS: Final = {
     "*.seg": "segment", "*.free": "pool", "index.mdb": "index", "index.sums": "checksums",
-    "placement.mdb": "placement", "store.id": "id", "watermark": "watermark",
+    "placement.records": "placement", "store.id": "id", "watermark": "watermark",
     "store.db": "database", "store.db-wal": "wal", "store.db-shm": "shm", "*.swap": "swap", "*.lock": "lock",
     "*-lock": "lock",
 }  # fmt: skip

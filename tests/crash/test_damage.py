@@ -96,8 +96,8 @@ def prepare(base: Path, state: str) -> None:
 
 def victims(directory: Path) -> dict[str, list[Path]]:
     """The files by kind; a lock file's content says only who holds it."""
-    kinds = {"segment": "*.seg", "pool": "*.free", "index": "index.mdb", "placement": "placement.mdb", "id": "store.id"}
-    kinds |= {"sums": "index.sums", "lock": "*.lock"}
+    kinds = {"segment": "*.seg", "pool": "*.free", "index": "index.mdb", "sums": "index.sums"}
+    kinds |= {"placement": "placement.records", "id": "store.id", "lock": "*.lock"}
     return {kind: sorted(directory.rglob(pattern)) for kind, pattern in kinds.items()}
 
 

@@ -94,6 +94,7 @@ class TestPages:
             data[at] ^= 1 << at % 8
 
     def test_a_commit_without_checksums_is_undone(self, tmp_path: Path) -> None:
+        """Also the first one of a file that was just made (rule X5)."""
         index = tmp_path / "index.mdb"
         create_lmdb(index, 1 << 20)
         checksums = PageChecksums(index)

@@ -108,5 +108,5 @@ def test_the_page_of_formats_tells_the_version_of_each_file() -> None:
         "`watermark`, also of decisions": str(segments.VERSION),
         "`index.mdb`": str(index.VERSION),
         "`index.sums`": str(checksums.MAGIC[-1]),
-        "`placement.mdb`": str(placement.VERSION),
+        "`placement.records`": str(placement.VERSION),
     }

@@ -338,7 +338,7 @@ class TestMissingStores:
         """The placement record is lost as well: the decision log still knows that there was a store."""
         configuration = config(tmp_path / "data")
         transaction = held(configuration)
-        (configuration.directory / "placement.mdb").unlink()
+        (configuration.directory / "placement.records").unlink()
         store = configuration.directory / "stores" / "b"
         store.rename(tmp_path / "unmounted")
         with pytest.raises(PlacementError, match=rf"transaction {transaction} waits for store [0-9a-f]{{32}}"):
@@ -354,7 +354,7 @@ class TestMissingStores:
             tx = router.transaction(XID)
             tx.send("a.out,b.out", b"x")
             tx.prepare()
-        (tmp_path / "placement.mdb").unlink()
+        (tmp_path / "placement.records").unlink()
         with anabranch.open(configuration) as router:
             assert router.recover() == [XID]
             router.commit(XID)

@@ -39,7 +39,7 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> anabranch.Config:
 
 def rows(config: anabranch.Config) -> tuple[set[str], set[str]]:
     """The destinations and the stores in the record's file, which nobody has open."""
-    placement = DestinationsTable(config.directory / "placement.mdb")
+    placement = DestinationsTable(config.directory / "placement.records")
     placement.open()
     try:
         return {str(d) for d in placement.destinations}, {row.name for row in placement.stores.values()}
@@ -166,7 +166,7 @@ def test_a_prepared_send_keeps_its_row(config: anabranch.Config) -> None:
 
 class TestRecord:
     def placement(self, path: Path) -> DestinationsTable:
-        placement = DestinationsTable(path / "placement.mdb")
+        placement = DestinationsTable(path / "placement.records")
         placement.open()
         placement.record_store(StoreRow(b"i" * 16, "stores/a", "journal", "a"))
         return placement
@@ -243,7 +243,7 @@ def test_what_a_crash_left_behind_goes_once_the_store_is_opened(config: anabranc
         router.queue("kept").send(b"x")
         router.queue("lost").send(b"x")
         (kept, lost) = router.destinations()
-    placement = DestinationsTable(config.directory / "placement.mdb")
+    placement = DestinationsTable(config.directory / "placement.records")
     placement.open()
     row = placement.destinations[kept]
     placement.record_destinations([DestinationRow(0, "gone", row.store_id, ">")])

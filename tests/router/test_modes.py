@@ -82,7 +82,7 @@ def test_all_that_is_made_has_the_mode_that_is_said(
     assert {modes[path] for path in files} == {file}, modes
     assert {mode for path, mode in modes.items() if path not in files} == {directory}, modes
     names = {Path(path).name for path in modes}
-    assert {"router.lock", "placement.mdb", "store.id", "store.lock", "store.db", "store.db-wal", "1.swap"} <= names
+    assert {"router.lock", "placement.records", "store.id", "store.lock", "store.db", "store.db-wal", "1.swap"} <= names
     assert any(path.startswith("archive/") and path.endswith(".seg") for path in modes)
     assert {Path(path).suffix for path in modes if path.startswith("index/")} >= {".mdb", ".sums"}
     assert "deep/data/decisions/journal" in modes

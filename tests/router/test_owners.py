@@ -224,14 +224,14 @@ class TestLocksThatAreDeleted:
             message = queue.receive()
             assert message is not None
             (tmp_path / "data" / "router.lock").unlink()
-            record = (tmp_path / "data" / "placement.mdb").read_bytes()
+            record = (tmp_path / "data" / "placement.records").read_bytes()
             with pytest.raises(StoreFailedError, match=r"router\.lock was deleted while the router was open"):
                 router.queue("a.new").send(b"3")
             for call in (lambda: queue.send(b"3"), queue.receive, router.stats, router.transaction):
                 with pytest.raises(StoreFailedError, match="the router has stopped"):
                     call()
             message.ack()  # its store has a lock of its own
-            assert (tmp_path / "data" / "placement.mdb").read_bytes() == record
+            assert (tmp_path / "data" / "placement.records").read_bytes() == record
         with anabranch.open(config(tmp_path / "data")) as router:
             assert contents(router, "a.x") == [b"2"]
 

@@ -1,7 +1,6 @@
 """LMDB's file format: what the bytes of one page say.
 
-Which pages of a file are read, and what for, is not said here: lmdb_file.py reads all of one, journal/checksums.py
-those that a commit has written.
+Which pages of a file are read, and what for, checksums.py says.
 
 These are LMDB 0.9's files, of this machine's byte order and 64 bits, without LMDB's options for duplicate keys. The
 first two pages are the meta pages, which the commits write in turn: a file holds the last two commits, and pages that
@@ -39,16 +38,12 @@ NODE = struct.Struct("=IHH")
 bits of the number of the page below, the high 16, bytes of the key."""
 assert NODE.size == 8
 NUMBER = struct.Struct("=Q")
-"""A page's number as the value of a node whose row lies in overflow pages; also a key of the tree of free pages."""
+"""A page's number as the value of a node whose row lies in overflow pages."""
 
 BRANCH, LEAF, OVERFLOW, META_PAGE = 1, 2, 4, 8
 """Flags of a page."""
 IN_OVERFLOW, SUBTREE = 1, 2
 """Flags of a leaf's node."""
-INTEGER_KEYS: Final = 0x08
-"""Flag of a tree whose keys are numbers: that of free pages."""
-NO_DIRECTORY: Final = 0x4000
-"""Flag of the environment, which the tree of free pages has too: the file lies in no directory of its own."""
 NO_PAGE: Final = (1 << 64) - 1
 """The root of an empty tree."""
 DEPTH_MAX: Final = 32

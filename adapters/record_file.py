@@ -1,0 +1,196 @@
+"""A file of records, all of which are read when it is opened: for what is small, changes seldom and must survive.
+
+    0         512       1024            start         end
+    +---------+---------+------ - - ----+-------------+------ - - ----+
+    | slot 0  | slot 1  |               | records     |               |
+    +---------+---------+------ - - ----+-------------+------ - - ----+
+
+F3  A commit writes its records where nothing lies that counts, syncs, writes the slot that its number's last bit says,
+    and syncs. So at any moment one slot speaks of records that are all there.
+F4  Both slots are right and follow each other, and the records are those that the newer one has the checksum of; else
+    the file is damaged. What lies elsewhere may be anything.
+F5  Beside the records there is always room to write all of them anew (`is_crowded`): a file that holds less and less
+    never needs more of the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from google_crc32c import extend as crc32c
+
+from .files import FILE_MODE, extend, sync_directory, write_all
+from .wal.file import File
+
+SLOT = struct.Struct("<8sIQQQI")
+"""Magic, version of the records, number of the commit, start and end of the records in the file, their CRC-32C. Then
+the CRC-32C of these."""
+assert SLOT.size == 40
+NUMBER = struct.Struct("<I")
+"""A CRC-32C; bytes of a record, which come before it."""
+MAGIC: Final = b"ABrecs\x00\x01"
+SLOT_BYTES: Final = 512
+"""A slot has a sector of its own, which the disk writes whole or not at all."""
+FIRST: Final = 2 * SLOT_BYTES
+"""Where records may begin."""
+SPARE: Final = 64 * 1024
+"""Bytes that are free besides, and the least that is written anew."""
+AHEAD: Final = 128 * 1024
+"""By so much more than it needs the file grows, so that few commits have it grow."""
+
+
+class DamagedError(Exception):
+    """The file is not what was written; `offset` in bytes is about where."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(reason)
+        self.offset = offset
+
+
+class Slot(NamedTuple):
+    """What one commit says."""
+
+    version: int
+    number: int
+    """Of the commit."""
+    start: int
+    end: int
+    crc: int
+
+    def encode(self) -> bytes:
+        fields = SLOT.pack(MAGIC, *self)
+        return fields + NUMBER.pack(crc32c(0, fields))
+
+
+class RecordFile:
+    """One file, open from `open` to `close`. Not safe for threads. After an error, or Ctrl-C, a commit has happened or
+    not; the next one finds out."""
+
+    def __init__(self, path: Path, version: int, file_mode: int = FILE_MODE) -> None:
+        """`version` is that of the records."""
+        self._path, self._file_mode, self._version = path, file_mode, version
+        self._file: File | None = None
+        self._slot: Slot | None = None
+        """The last commit; None where it has to be read."""
+        self._allocated = 0
+        """Bytes of the file."""
+        self._whole = 0
+        """Bytes that the records took when they were written anew last."""
+
+    def create(self) -> None:
+        """Make it, empty and durable, unless it is there. Raises OSError."""
+        if self._path.exists():
+            return
+        made = self._path.with_name(self._path.name + ".tmp")
+        made.unlink(missing_ok=True)
+        file = File(made, os.O_RDWR | os.O_CREAT, self._file_mode)
+        for number in range(2):
+            write_all(file.fd, Slot(self._version, number, FIRST, FIRST, 0).encode(), number * SLOT_BYTES)
+        with suppress(OSError):  # a full disk: it is made longer when something is written
+            extend(file.fd, FIRST + SPARE + AHEAD)
+        os.fsync(file.fd)
+        made.rename(self._path)
+        sync_directory(self._path.parent)
+
+    def open(self) -> tuple[int, list[bytes]]:
+        """The records' version, and all of them in the order in which they came. Raises DamagedError, OSError."""
+        self._file, self._slot = File(self._path, os.O_RDWR), None
+        slot, data = self._read()
+        self._whole = len(data)
+        return slot.version, list(_split(data, slot.start))
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._file = self._slot = None
+
+    @property
+    def _fd(self) -> int:
+        if self._file is None:
+            raise AssertionError(f"{self._path} is not open")
+        return self._file.fd
+
+    def _read(self) -> tuple[Slot, bytes]:
+        """The last commit, and its records' bytes."""
+        self._allocated = os.fstat(self._fd).st_size
+        slots = [self._read_slot(number) for number in range(2)]
+        older, slot = sorted(slots, key=lambda slot: slot.number)
+        if slot.number != older.number + 1 or slots[slot.number % 2] is not slot:
+            raise DamagedError(0, f"its slots are of the commits {slots[0].number} and {slots[1].number}")
+        data = os.pread(self._fd, slot.end - slot.start, slot.start) if slot.end > slot.start else b""
+        if slot.start < FIRST or len(data) != slot.end - slot.start or crc32c(0, data) != slot.crc:
+            raise DamagedError(slot.start, "its records are not those that were written")
+        self._slot = slot
+        return slot, data
+
+    def _read_slot(self, number: int) -> Slot:
+        at = number * SLOT_BYTES
+        data = os.pread(self._fd, SLOT.size + NUMBER.size, at)
+        if len(data) != SLOT.size + NUMBER.size:
+            raise DamagedError(len(data), "it is cut short")
+        magic, *fields = SLOT.unpack_from(data)
+        if magic != MAGIC or NUMBER.unpack_from(data, SLOT.size)[0] != crc32c(0, data[: SLOT.size]):
+            raise DamagedError(at, f"slot {number} is damaged")
+        return Slot(*fields)
+
+    # Writing
+
+    def _last(self) -> Slot:
+        return self._slot or self._read()[0]
+
+    def reserve(self, size: int) -> None:
+        """See that there is room for a record of so many bytes, and to write all anew after it (F5). Raises OSError."""
+        slot = self._last()
+        end = slot.end + NUMBER.size + size
+        needed = end + end - slot.start + SPARE
+        if self._allocated < needed:
+            extend(self._fd, needed + AHEAD)
+            self._allocated = os.fstat(self._fd).st_size
+
+    def is_crowded(self, size: int) -> bool:
+        """Whether, instead of adding a record of so many bytes, all that counts should be written anew: most of what is
+        there counts no more, or else there would be no room to do so later."""
+        slot = self._last()
+        end = slot.end + NUMBER.size + size
+        length = end - slot.start
+        has_room = end <= self._allocated and (slot.start - FIRST >= length or self._allocated - end >= length)
+        return length > 2 * self._whole + SPARE or not has_room
+
+    def append(self, record: bytes) -> None:
+        """One more. Durable on return. Raises OSError."""
+        slot = self._last()
+        data = NUMBER.pack(len(record)) + record
+        self._commit(slot, slot.start, slot.end, data, crc32c(slot.crc, data))
+
+    def replace(self, record: bytes) -> None:
+        """One instead of all that are there. Durable on return. Raises OSError."""
+        slot = self._last()
+        data = NUMBER.pack(len(record)) + record
+        start = FIRST if slot.start - FIRST >= len(data) else slot.end
+        self._commit(slot, start, start, data, crc32c(0, data))
+        self._whole = len(data)
+
+    def _commit(self, last: Slot, start: int, at: int, data: bytes, crc: int) -> None:
+        """As F3 says, with `data` written at an offset."""
+        self._slot = None  # until it is done: interrupted, the file tells
+        write_all(self._fd, data, at)
+        os.fdatasync(self._fd)
+        slot = Slot(self._version, last.number + 1, start, at + len(data), crc)
+        write_all(self._fd, slot.encode(), slot.number % 2 * SLOT_BYTES)
+        os.fdatasync(self._fd)
+        self._allocated = max(self._allocated, slot.end)
+        self._slot = slot
+
+
+def _split(data: bytes, start: int) -> Iterable[bytes]:
+    at = 0
+    while at < len(data):
+        end = at + NUMBER.size + NUMBER.unpack_from(data, at)[0] if at + NUMBER.size <= len(data) else len(data) + 1
+        if end > len(data):
+            raise DamagedError(start + at, "a record is cut short")
+        yield data[at + NUMBER.size : end]
+        at = end
