@@ -88,7 +88,21 @@ def test_all_that_is_made_has_the_mode_that_is_said(
     assert "deep/data/decisions/journal" in modes
 
 
-FILES = {".lock", ".mdb", ".sums", ".id", ".db", ".db-wal", ".db-shm", ".swap", ".seg", ".free", ".spare", ".tmp"}
+FILES = {
+    ".lock",
+    ".mdb",
+    ".records",
+    ".sums",
+    ".id",
+    ".db",
+    ".db-wal",
+    ".db-shm",
+    ".swap",
+    ".seg",
+    ".free",
+    ".spare",
+    ".tmp",
+}
 
 
 def test_a_store_may_say_another_mode(tmp_path: Path) -> None:
