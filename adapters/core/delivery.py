@@ -368,11 +368,11 @@ class Delivery:
         return self._sweep.find(rows, limit, partial(self._take_one, taken), taken)
 
     def _take_one(self, taken: list[tuple[Lease, str]], feeds: Sequence[Feed], place: Place, reason: str) -> bool:
-        """False if there is no room for a lease."""
+        """False if there is no room for a lease, or it may be about to be purged."""
         seq = place[SEQ]
         if not feeds or any(seq in feed.held for feed in feeds):
             return True
-        if any(len(feed.held) >= self._max_leases for feed in feeds):
+        if any(len(feed.held) >= self._max_leases or feed.purging for feed in feeds):
             return False
         lease = Lease(tuple(feeds), place, LEASED, reason == EXPIRED and feeds[0].subscription is not None)
         taken.append((lease, reason))

@@ -103,11 +103,13 @@ class Nonpersistent(Rows):
         from ..memory.rows import NEW_COST, MemoryRows  # not above: it stands on this package
 
         self._engine, self._backend = engine, engine.backend
-        self._catalog = Catalog()
+        self.shadows = Catalog()
         """The shadows."""
         name = f"{engine.name} (not persistent)"
         options = MemoryOptions(file_mode=file_mode)
-        self._kept = MemoryRows(name, directory, options, True, self._catalog, engine.lock)
+        self._kept = MemoryRows(name, directory, options, True, self.shadows, engine.lock)
+        self.shadow_rows = self._kept.rows
+        """As Rows.rows, of a shadow and its subscriptions."""
         self._new_cost = NEW_COST
         self._priorities = self._backend.settings.priorities
         self._window = engine.sequencer.volatile_window
@@ -311,12 +313,12 @@ class Nonpersistent(Rows):
 
     def _shadow(self, state: DestinationState) -> DestinationState:
         """A destination's, made with its first message; taken up again if that was interrupted."""
-        shadow = self._catalog.by_number.get(state.number)
+        shadow = self.shadows.by_number.get(state.number)
         if shadow is None:
             shadow = DestinationState(state.number, state.destination)
             shadow.feed = state.feed
             shadow.declared = True
-            self._catalog.add(shadow)
+            self.shadows.add(shadow)
         self._kept.declare(shadow)
         for subscriber in state.subscriptions.values():
             self._subscribe(shadow, subscriber)
@@ -336,8 +338,6 @@ class Nonpersistent(Rows):
         if ended.feed.state is not shadow:
             ended.feed = Feed(shadow, ended)  # the other one is known to the catalog of the backend
         self._kept.unsubscribe(ended)
-        if ended.feed in self._catalog.leaving:
-            self._kept.apply_changes([AckRange(shadow, 0, SEQ_MAX, ended.number)])
         shadow.leave(ended)
 
     def remove(self, state: DestinationState) -> int:
@@ -362,29 +362,23 @@ class Nonpersistent(Rows):
             self._kept.remove(shadow)
             self._window.forget(state.number)
             shadow.declared = False
-            self._catalog.forget(shadow)
+            self.shadows.forget(shadow)
             state.volatile = None
             if self.is_leaving:
                 self._engine.on_leaving()
 
     @property
     def is_leaving(self) -> bool:
-        """Whether messages of removed destinations are still to go."""
-        return bool(self._catalog.leaving)
+        """Whether messages of what is gone are still to go."""
+        return bool(self.shadows.leaving)
 
-    def drop_some(self, count: int) -> bool:
-        """About so many of them go. Returns whether there are more. Any thread, without the lock. Raises what
-        Engine.check raises."""
+    def write_shadows(self, changes: Sequence[Change]) -> None:
+        """Do to shadows what only frees memory. Any thread, without the lock. Raises what Engine.check raises."""
         engine = self._engine
         engine.check()
         with engine.lock:
             engine.current()
-            for feed in list(self._catalog.leaving):
-                places = self._kept.rows(feed.state, None, None, 0, count)
-                last = places[-1][SEQ] if len(places) == count else SEQ_MAX
-                self._kept.apply_changes([AckRange(feed.state, 0, last, 0)])
-                break
-            return self.is_leaving
+            self._kept.apply_changes(changes)
 
     # Transactions over several stores: branches that concern these messages alone
 
@@ -511,12 +505,12 @@ class Nonpersistent(Rows):
     @property
     def messages(self) -> int:
         """Held, leased ones included."""
-        return self._catalog.messages
+        return self.shadows.messages
 
     @property
     def bytes(self) -> int:
         """Of these messages."""
-        return self._catalog.bytes
+        return self.shadows.bytes
 
     @property
     def memory_bytes(self) -> int:

@@ -22,7 +22,7 @@ from .engine import Engine
 from .place import SEQ, Place
 from .receiving import Receiving
 from .sending import Sending
-from .states import DestinationState, SubscriptionState
+from .states import Catalog, DestinationState, SubscriptionState
 from .subscriptions import require_unclaimed, shown, unknown
 from .table import SEQ_MAX
 
@@ -53,8 +53,8 @@ class Removal:
         drop_later = weakref.WeakMethod(self._drop_later)  # nothing that works for the engine keeps the store alive
         engine.on_leaving = lambda: (call := drop_later()) and call()
         self._drop_due = False
-        self._dropping = threading.Lock()
-        """Held by who removes what something has left behind: two would do it twice."""
+        self._dropping = threading.RLock()  # a signal handler may come back to it in the same thread
+        """Held for each write by who removes what something has left behind: two would do it twice."""
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None) -> int:
         """As Store.purge."""
@@ -104,19 +104,41 @@ class Removal:
         """Remove what is left of a destination that is no more. That it is gone stands: if this fails, or is
         interrupted, the background goes on, or the next opening."""
         try:
-            with self._dropping:
-                drop_volatile(self._engine)
-                drop(self._engine, feed, self._sending.write)
+            self._drop_left(lambda other: (other.state.number, other.number) == (feed.state.number, feed.number))
         except AnabranchError as error:
             log.debug("store %s: %s is not removed whole yet: %s", self._engine.name, feed.state.destination, error)
 
     def drop_all(self) -> None:
         """All that is left of what is gone."""
-        if self._engine.leaving:
-            with self._dropping:
-                drop_volatile(self._engine)
-                for feed in list(self._engine.catalog.leaving):
-                    drop(self._engine, feed, self._sending.write)
+        self._drop_left(lambda feed: True)
+
+    def _drop_left(self, is_asked_for: Callable[[Feed], bool]) -> None:
+        """What is left of these, persistent or not."""
+        engine, volatile = self._engine, self._engine.nonpersistent
+        kinds: list[tuple[Catalog, RowsOf, Write]] = [(engine.catalog, engine.backend.rows, self._sending.write)]
+        if volatile is not None:
+            kinds.append((volatile.shadows, volatile.shadow_rows, volatile.write_shadows))
+        for catalog, rows, write in kinds:
+            for feed in filter(is_asked_for, list(catalog.leaving)):
+                first: int | None = 0
+                while first is not None:
+                    first = self._drop_pages(catalog, rows, write, feed, first)
+                    if first is not None:
+                        sleep(PAUSE)
+
+    def _drop_pages(self, catalog: Catalog, rows: RowsOf, write: Write, feed: Feed, first: int) -> int | None:
+        """Some pages from the seq `first` on; where to go on, None at the end. Nobody sees these messages any more, so
+        that no page need know what somebody holds."""
+        engine = self._engine
+        with self._dropping:
+            engine.check()
+            with engine.lock:
+                engine.current()
+                if feed not in catalog.leaving:
+                    return None
+                last = _last_of_pages(rows, feed.state, first)
+            write([AckRange(feed.state, first, SEQ_MAX if last is None else last, feed.number)])
+        return None if last is None else last + 1
 
     def _drop_later(self) -> None:
         if not self._drop_due:
@@ -209,36 +231,11 @@ def _free_ranges(
     return ranges, count, None
 
 
-def drop(engine: Engine, feed: Feed, write: Write) -> None:
-    """Remove what is left of a removed destination, or for a subscription that has ended. Nobody sees it any more, so
-    that no page need know what somebody holds."""
-    first = 0
-    while True:
-        engine.check()
-        with engine.lock:
-            engine.current()
-            if feed not in engine.catalog.leaving:
-                return
-            last = _last_of_pages(engine, feed.state, first)
-        write([AckRange(feed.state, first, SEQ_MAX if last is None else last, feed.number)])
-        if last is None:
-            return
-        first = last + 1
-        sleep(PAUSE)
-
-
-def drop_volatile(engine: Engine) -> None:
-    """The same of messages that are not persistent, of all removed destinations."""
-    volatile = engine.nonpersistent
-    while volatile is not None and volatile.is_leaving and volatile.drop_some(PAGES * PAGE):
-        sleep(PAUSE)
-
-
-def _last_of_pages(engine: Engine, state: DestinationState, first: int) -> int | None:
+def _last_of_pages(rows: RowsOf, state: DestinationState, first: int) -> int | None:
     """The last seq of the next pages, None if there are no more behind them."""
     after = max(first - 1, 0)
     for _ in range(PAGES):
-        places = engine.backend.rows(state, None, None, after, PAGE)
+        places = rows(state, None, None, after, PAGE)
         if len(places) < PAGE:
             return None
         after = places[-1][SEQ]

@@ -116,6 +116,12 @@ class Catalog:
         removed = [feed.state for feed in self.leaving if feed.state.removed]
         return list(dict.fromkeys([*self.by_number.values(), *removed]))
 
+    def left(self, state: DestinationState, number: int) -> None:
+        """Nothing is left of a removed destination, or (by number) for a subscription that has ended. With the store's
+        lock held."""
+        for feed in [feed for feed in self.leaving if feed.state is state and number in (0, feed.number)]:
+            self.leaving.pop(feed, None)
+
     def next_number(self) -> int:
         """A number that nothing in this store ever had."""
         with self.lock:

@@ -295,8 +295,7 @@ class MemoryTable(Table):
             for chunk in chunks:
                 self._drop_ended(messages, chunk, number)
             if last == SEQ_MAX:
-                for feed in [feed for feed in self._catalog.leaving if feed.number == number]:
-                    self._catalog.leaving.pop(feed)
+                self._catalog.left(state, number)
         else:
             for chunk in chunks:
                 self._done(messages, chunk, chunk.between(first, last), number)
@@ -311,7 +310,7 @@ class MemoryTable(Table):
         if is_last:
             memory.used -= messages.cost
             messages.state.own = None
-            self._catalog.leaving.pop(messages.state.feed, None)
+            self._catalog.left(messages.state, 0)
         memory.unfinished = None
 
     def _drop_ended(self, messages: DestinationMessages, chunk: Chunk, number: int) -> None:

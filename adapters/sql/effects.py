@@ -147,8 +147,7 @@ class Effects:
         for feed in self.leaving:
             catalog.leaving[feed] = None
         for state, number in self.left:
-            for feed in [feed for feed in catalog.leaving if feed.state is state and number in (0, feed.number)]:
-                catalog.leaving.pop(feed)
+            catalog.left(state, number)
 
 
 def load_counts(catalog: Catalog, state: DestinationState, rows: Iterable[Sequence[Any]], priorities: bool) -> None:

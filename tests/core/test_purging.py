@@ -10,9 +10,10 @@ import pytest
 
 from anabranch.adapters.core import purging
 from anabranch.adapters.core.purging import PAGE, PAGES, purge
+from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Change, Subscription
 
-from ..contract.disk import A, B, T, assert_whole, bodies, eventually, take
+from ..contract.disk import A, B, C, Parallel, T, assert_whole, bodies, eventually, take
 from ..journal.disk import JournalDisk
 from ..memory.disk import MemoryDisk
 from ..sql.disk import SqliteDisk
@@ -171,3 +172,55 @@ def test_the_background_goes_on_where_nobody_else_does(disk: Disk, monkeypatch: 
     eventually(lambda: store.depth(T) == 0)
     eventually(lambda: not store._engine.catalog.leaving)
     assert_whole(store)
+
+
+def test_a_topic_goes_while_a_subscription_of_it_does(disk: Disk) -> None:
+    """Nothing is left of either, persistent or not."""
+    store = disk.create()
+    for subscription in (DESK, BOOK):
+        store.subscribe(subscription)
+    for persistent in (True, False):
+        store.send_many(T, [Outgoing(b"x", persistent=persistent)] * MANY)
+    store.commit([], [], None, [Change(DESK, False)])
+    assert store.delete(T) == 2 * MANY
+    assert_whole(store)
+    assert not store._engine.leaving
+    assert (store.destinations(), store.stats().messages) == ([], 0)
+
+
+def test_what_is_not_persistent_goes_in_pages(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a subscription which ends; what others have yet to ack stays."""
+    if disk.volatile:
+        return
+    store = disk.create()
+    for subscription in (DESK, BOOK):
+        store.subscribe(subscription)
+    store.send_many(T, [Outgoing(b"x", persistent=False)] * MANY)
+    for _ in range(5):
+        take(store, T, 0, BOOK.key).ack()
+    left = between_pages(monkeypatch, lambda: store.depth(T, BOOK.key))
+    assert store.unsubscribe(T, DESK.key) == MANY
+    assert left == [MANY - 5] * 3
+    assert store.depth(T) == MANY - 5
+    assert_whole(store)
+
+
+def test_one_removal_does_not_wait_for_another(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it another thread's, or in a signal handler that has interrupted it (rule G3)."""
+    store = disk.create()
+    for destination in (A, B, C):
+        store.send_many(destination, [b"x"] * MANY)
+    done: list[object] = []
+
+    def meanwhile(seconds: float) -> None:
+        monkeypatch.setattr(purging, "sleep", lambda seconds: None)
+        with Parallel(lambda: store.delete(B)) as elsewhere:
+            done.append(elsewhere.result())
+        done.append(store.delete(C))
+        done.append(list(store.check()))
+
+    monkeypatch.setattr(purging, "sleep", meanwhile)
+    assert store.delete(A) == MANY
+    assert done == [MANY, MANY, []]
+    assert_whole(store)
+    assert (store.destinations(), store.stats().messages) == ([], 0)
