@@ -30,10 +30,14 @@ HINT_WAIT: Final = 0.05
 """Seconds after which a waiter looks whether anybody leads: handing on is a hint, never a debt (rule G1)."""
 QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
-GATHER_SYNC_SECONDS: Final = 0.0005
-"""Where a sync takes less, a leader waits for nobody: parking costs about as much as it saves."""
+SLOW_SYNC_SECONDS: Final = 0.0005
 GATHER_SHARE: Final = 0.25
-"""Of a sync's time: how long a leader waits, at the most, for those who are likely to come."""
+"""Where a sync takes longer, a leader waits for all who are likely to come, at most for this share of its time."""
+QUICK_SYNC_SECONDS: Final = 0.00005
+GATHER_MIN: Final = 4
+GATHER_MAX: Final = 8
+"""Where it is neither slow nor quicker than this, for so many, if they are so many, at most for as long as it takes:
+the work for more keeps the interpreter busy during a sync. With fewer, parking costs about as much as it saves."""
 
 
 class GroupCommit(ABC):
@@ -208,10 +212,10 @@ class GroupCommit(ABC):
 
     def _lead_queued(self) -> None:
         """Write until the queue is empty."""
-        self._lead_due = False
         self._refuse_reentry()
-        while self._has_work():
+        while self._lead_due or self._has_work():
             with self._lead:
+                self._lead_due = False  # not before: as long as this thread waits, no other need come
                 self._lead_once()
             if self._starved:
                 self._relieve()
@@ -241,8 +245,12 @@ class GroupCommit(ABC):
     def _synced(self, seconds: float) -> None:
         """A sync that took so long has ended; its tickets are still queued."""
         queued = len(self._queue)
-        self._expected = queued if queued > 1 and seconds > GATHER_SYNC_SECONDS else 0
-        self._gather_seconds = seconds * GATHER_SHARE
+        if seconds > SLOW_SYNC_SECONDS:
+            self._expected = queued if queued > 1 else 0
+            self._gather_seconds = seconds * GATHER_SHARE
+        else:
+            self._expected = min(queued, GATHER_MAX) if queued >= GATHER_MIN and seconds > QUICK_SYNC_SECONDS else 0
+            self._gather_seconds = seconds
 
     def _take(self) -> tuple[list[Ticket], int]:
         """The tickets of the next batch and its size, at most; they stay at the head of the queue until they are

@@ -165,7 +165,7 @@ class Log(GroupCommit):
             self._leader = get_ident()
             if self._in_flight is not None:
                 self._finish(self._in_flight)
-            if self._expected and self._expected > len(self._queue) and not self._unsynced_queue and not self._ended:
+            if self._expected > len(self._queue) > 0 and not self._unsynced_queue and not self._ended:
                 self._gather()
             tickets, size = self._take()
             if not tickets:

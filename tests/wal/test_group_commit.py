@@ -54,6 +54,19 @@ def test_a_ticket_that_nobody_waits_for_is_written_all_the_same(one: Opened) -> 
     assert one.counted == [b"alone"]
 
 
+def test_as_long_as_another_thread_is_about_to_lead_no_third_one_comes(one: Opened) -> None:
+    with one.log._lead:
+        one.submit(b"1")
+        one.log.proceed()
+        one.submit(b"2")
+        one.log.proceed()
+        assert one.log._lead_due
+    eventually(lambda: one.counted == [b"1", b"2"])
+    one.submit(b"3")
+    one.log.proceed()
+    eventually(lambda: one.counted == [b"1", b"2", b"3"])
+
+
 def test_flush_waits_for_what_others_have_queued(one: Opened) -> None:
     one.submit(b"1")
     one.submit(b"2")
@@ -95,12 +108,15 @@ def test_a_leader_lets_nobody_wait_who_needs_no_sync(one: Opened) -> None:
     assert sorted(one.counted[1:]) == [b"a", b"b", b"c"]
 
 
-def test_only_slow_syncs_are_worth_waiting_for(one: Opened) -> None:
-    tickets = [one.submit(b"%d" % number) for number in range(4)]
-    one.log._synced(0.0001)
-    assert one.log._expected == 0
-    one.log._synced(0.004)
-    assert one.log._expected == 4
+@pytest.mark.parametrize(
+    ("seconds", "queued", "expected"),
+    [(0.00001, 12, 0), (0.0001, 3, 0), (0.0001, 4, 4), (0.0001, 12, 8), (0.004, 1, 0), (0.004, 2, 2), (0.004, 12, 12)],
+)
+def test_how_many_a_leader_waits_for(one: Opened, seconds: float, queued: int, expected: int) -> None:
+    """For all after a slow sync; for a few after a quick one, if they are more than two or three."""
+    tickets = [one.submit(b"%d" % number) for number in range(queued)]
+    one.log._synced(seconds)
+    assert one.log._expected == expected
     one.log._expected = 0
     for ticket in tickets:
         one.log.wait(ticket)
