@@ -10,6 +10,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_Size
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.ref cimport Py_INCREF
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -25,6 +26,8 @@ from google_crc32c import extend
 
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
+    object PyType_GenericAlloc(type, Py_ssize_t)
+    void PyTuple_SET_ITEM(object, Py_ssize_t, object)
 
 cdef extern from "crc32c.h" nogil:
     void crc32c_prepare()
@@ -51,6 +54,7 @@ cdef Py_ssize_t crc_bytes_max = crc32c_bytes_max()
 cdef enum:
     SEND = 1
     ACK = 2
+    SEND_MANY = 256         # no record's kind
     BATCH_BYTES = 32
     RECORD_BYTES = 20       # wal/format.py's RECORD_HEADER
     SEND_BYTES = 32         # with destination and seq
@@ -60,6 +64,7 @@ cdef enum:
     WHERE_BYTES = 16        # and WHERE
     ITEMS = 16
     SMALL_BYTES = 16384
+    SMALL_CHANGE = 64       # core/changes.py's SMALL_BYTES
 
 cdef uint64_t priority_max = 0, expires_max_ms = 0
 cdef object default_priority = None, order_of = None
@@ -67,7 +72,8 @@ cdef double SLOW_SECONDS = 0.001, SLOW_SHARE = 20
 
 # What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
 # loops import nothing that the log does not know.
-cdef object Send = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None, PURE = None
+cdef object Send = None, SendMany = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None
+cdef object PURE = None
 cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
 
 
@@ -83,15 +89,15 @@ cdef object twin(name):
 
 cdef int bind() except -1:
     """Import what has to do with messages."""
-    global Send, Ack, Tail, Message, Receipt, pack_headers, pack_id, unpack_headers, order_of
+    global Send, SendMany, Ack, Tail, Message, Receipt, pack_headers, pack_id, unpack_headers, order_of
     global default_priority, priority_max, expires_max_ms
     from .messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX, Message as message, Receipt as receipt
-    from .core.changes import Ack as ack, Send as send
+    from .core.changes import Ack as ack, Send as send, SendMany as send_many
     from .core.sending import order_of as order
     from .core.headers import pack_headers as pack, pack_id as pack_name, unpack_headers as unpack
     from .wal.ticket import Tail as tail
 
-    Ack, Tail, Message, Receipt = ack, tail, message, receipt
+    SendMany, Ack, Tail, Message, Receipt = send_many, ack, tail, message, receipt
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
     order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
     Send = send  # last: it is what the others are asked by
@@ -117,8 +123,6 @@ cdef struct Item:
     uint32_t destination
     uint32_t subscription
     uint64_t seq
-    const uchar *body
-    Py_ssize_t body_bytes
 
 
 # Writing a batch
@@ -137,15 +141,17 @@ def encode_batch(start, changes, counter, watermark):
 
 
 cdef object batch_of(object start, list changes, object counter, uint64_t watermark):
-    """None if there is a change in it that is no Send and no Ack."""
+    """None if there is a change in it that is no Send, no SendMany and no Ack."""
     cdef Item few[ITEMS]
     cdef Item *items = few
     cdef Item *item
     cdef Py_ssize_t count = len(changes), position, size
     cdef uint64_t lsn, at
-    cdef uint32_t offset, seed, crc
-    cdef object segment = start[0], change, state, last_state = None, body, data
-    cdef list bodies = []
+    cdef uint32_t offset, seed, records = 0
+    cdef object segment = start[0], change, state, last_state = None, data
+    cdef list contents = []
+    cdef bytes body, head
+    cdef tuple bodies
     cdef uint32_t number = 0
     cdef uchar *out
     cdef uchar *record
@@ -163,15 +169,21 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
             item = &items[position]
             if type(change) is Send:
                 body = change.record
-                if type(body) is not bytes:
-                    return None
-                bodies.append(body)  # they are all held until all is copied
-                item.kind = SEND
-                item.body, item.body_bytes = <const uchar *>PyBytes_AS_STRING(body), PyBytes_Size(body)
-                size = SEND_BYTES + item.body_bytes
-                change.own = plain((lsn + 1 + position, at, size))
+                contents.append(body)  # they are all held until all is copied
+                item.kind, size = SEND, SEND_BYTES + PyBytes_Size(body)
+                change.own = plain((lsn + 1 + records, at, size))
+                records += 1
             elif type(change) is Ack:
                 item.kind, item.subscription, size = ACK, change.number, ACK_BYTES
+                records += 1
+            elif type(change) is SendMany:
+                bodies, head = change.bodies, change.head
+                contents.append((head, bodies))
+                item.kind, size = SEND_MANY, (SEND_BYTES + PyBytes_Size(head)) * len(bodies)
+                for body in bodies:
+                    size += PyBytes_Size(body)
+                change.own = plain((lsn + 1 + records, at))
+                records += <uint32_t>len(bodies)
             else:
                 return None
             state = change.state
@@ -179,48 +191,68 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
                 number, last_state = state.number, state
             item.destination, item.seq = number, change.seq
             at += size
-        if at > 0xFFFFFFFF or lsn + count < lsn:
+        if at > 0xFFFFFFFF or lsn + records < lsn:
             return None
         data = PyBytes_FromStringAndSize(NULL, at - offset)
         out = <uchar *>PyBytes_AS_STRING(data)
+        memcpy(out, b"\xabBat", 4)
+        put32(out + 8, <uint32_t>(at - offset - BATCH_BYTES))
+        put32(out + 12, records)
+        put64(out + 16, lsn + 1)
+        put64(out + 24, watermark)
+        put32(out + 4, crc32c(seed ^ offset, out + 8, BATCH_BYTES - 8))
         at, record = <uint64_t>offset + BATCH_BYTES, out + BATCH_BYTES
-        size = 0  # of the bodies met
+        size = 0  # of the contents met
         for position in range(count):
             item = &items[position]
-            put64(record + 8, lsn + 1 + position)
-            record[16], record[17] = item.kind, 0
-            put16(record + 18, 0)
-            put32(record + 20, item.destination)
-            if item.kind == SEND:
-                put32(record + 4, <uint32_t>(SEND_BYTES - RECORD_BYTES + item.body_bytes))
-                put64(record + 24, item.seq)
-                memcpy(record + SEND_BYTES, item.body, item.body_bytes)
-                crc = seed ^ <uint32_t>at
-                if item.body_bytes <= crc_bytes_max:
-                    crc = crc32c(crc, record + 4, SEND_BYTES - 4 + item.body_bytes)
-                else:
-                    crc = extend(crc32c(crc, record + 4, SEND_BYTES - 4), bodies[size])
-                size += 1
-                put32(record, crc)
-                at += SEND_BYTES + item.body_bytes
-                record += SEND_BYTES + item.body_bytes
-            else:
-                put32(record + 4, ACK_BYTES - RECORD_BYTES)
+            if item.kind == ACK:
+                lsn += 1
+                put_head(record, ACK_BYTES, lsn, ACK, item.destination)
                 put32(record + 24, item.subscription)
                 put64(record + 28, item.seq)
                 put32(record, crc32c(seed ^ <uint32_t>at, record + 4, ACK_BYTES - 4))
                 at += ACK_BYTES
-                record += ACK_BYTES
-        memcpy(out, b"\xabBat", 4)
-        put32(out + 8, <uint32_t>(at - offset - BATCH_BYTES))
-        put32(out + 12, <uint32_t>count)
-        put64(out + 16, lsn + 1)
-        put64(out + 24, watermark)
-        put32(out + 4, crc32c(seed ^ offset, out + 8, BATCH_BYTES - 8))
-        return data, new(Tail, (segment, at, lsn + count, counter))
+                record = out + (at - offset)
+                continue
+            if item.kind == SEND:
+                lsn += 1
+                at += put_send(record, seed ^ <uint32_t>at, lsn, item, b"", contents[size])
+                record = out + (at - offset)
+            else:
+                head, bodies = contents[size]
+                for body in bodies:
+                    lsn += 1
+                    at += put_send(record, seed ^ <uint32_t>at, lsn, item, head, body)
+                    item.seq += 1
+                    record = out + (at - offset)
+            size += 1
+        return data, new(Tail, (segment, at, lsn, counter))
     finally:
         if items is not few:
             PyMem_Free(items)
+
+
+cdef inline void put_head(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind, uint32_t destination) noexcept:
+    put32(record + 4, <uint32_t>(size - RECORD_BYTES))
+    put64(record + 8, lsn)
+    record[16], record[17] = kind, 0
+    put16(record + 18, 0)
+    put32(record + 20, destination)
+
+
+cdef inline Py_ssize_t put_send(uchar *record, uint32_t crc, uint64_t lsn, Item *item, bytes head, bytes body) except -1:
+    """A message whose record is head and body. Returns its bytes."""
+    cdef Py_ssize_t body_at = SEND_BYTES + PyBytes_Size(head), size = body_at + PyBytes_Size(body)
+    put_head(record, size, lsn, SEND, item.destination)
+    put64(record + 24, item.seq)
+    memcpy(record + SEND_BYTES, PyBytes_AS_STRING(head), body_at - SEND_BYTES)
+    memcpy(record + body_at, PyBytes_AS_STRING(body), size - body_at)
+    if size - body_at <= crc_bytes_max:
+        crc = crc32c(crc, record + 4, size - 4)
+    else:
+        crc = extend(crc32c(crc, record + 4, body_at - 4), body)
+    put32(record, crc)
+    return size
 
 
 # Reading a page
@@ -476,6 +508,28 @@ def new_sends(state, messages, limit, priorities, apart):
     return sends
 
 
+def plain_bodies(messages, first, limit, size_max):
+    try:
+        return bodies_from(messages, first, limit, size_max)
+    except Exception:
+        return twin("plain_bodies")(messages, first, limit, size_max)
+
+
+cdef tuple bodies_from(tuple messages, Py_ssize_t first, Py_ssize_t limit, Py_ssize_t size_max):
+    cdef Py_ssize_t position, size = 0, more
+    if first < 0:
+        raise IndexError
+    for position in range(first, len(messages)):
+        body = messages[position]
+        if type(body) is not bytes or PyBytes_Size(body) > limit:
+            return position - first, size
+        more = HEAD_BYTES + PyBytes_Size(body)
+        if position > first and size + more + SMALL_CHANGE * (position - first + 1) > size_max:
+            return position - first, size
+        size += more
+    return max(len(messages) - first, 0), size
+
+
 # Rows of the index
 
 
@@ -510,6 +564,57 @@ cdef object rows_of(uint32_t number, object sends):
         )))
         size += length
     return rows, size
+
+
+def rows_of_many(number, sends):
+    try:
+        return rows_from(number, sends)
+    except Exception:
+        return twin("rows_of_many")(number, sends)
+
+
+cdef object rows_from(uint32_t number, object sends):
+    cdef RowsOfMany rows = RowsOfMany.__new__(RowsOfMany)
+    cdef tuple own = sends.own
+    put32_big(rows.key, number)
+    rows.bodies, rows.position = sends.bodies, 0
+    rows.seq, rows.lsn, rows.offset = sends.seq, own[0], own[1]
+    rows.head_bytes = SEND_BYTES + PyBytes_Size(sends.head)
+    if rows.offset + <uint64_t>sends.record_bytes + SEND_BYTES * len(rows.bodies) > 0xFFFFFFFF:
+        raise OverflowError
+    if rows.seq + <uint64_t>len(rows.bodies) < rows.seq or rows.lsn + <uint64_t>len(rows.bodies) < rows.lsn:
+        raise OverflowError
+    return rows
+
+
+cdef class RowsOfMany:
+    """The rows one by one: LMDB takes each before it asks for the next."""
+
+    cdef tuple bodies
+    cdef Py_ssize_t position, head_bytes
+    cdef uint64_t seq, lsn
+    cdef uint32_t offset
+    cdef uchar key[KEY_BYTES]
+    cdef uchar where[WHERE_BYTES]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef uint32_t length
+        if self.position >= len(self.bodies):
+            raise StopIteration
+        length = <uint32_t>(self.head_bytes + PyBytes_Size(self.bodies[self.position]))
+        put64_big(self.key + 4, self.seq + self.position)
+        put64(self.where, self.lsn + self.position)
+        put32(self.where + 8, self.offset)
+        put32(self.where + 12, length)
+        self.position += 1
+        self.offset += length
+        return (
+            PyBytes_FromStringAndSize(<char *>self.key, KEY_BYTES),
+            PyBytes_FromStringAndSize(<char *>self.where, WHERE_BYTES),
+        )
 
 
 def places_of(rows):
@@ -551,6 +656,35 @@ def receipts(destination, outcomes):
         return made
     except Exception:
         return twin("receipts")(destination, outcomes)
+
+
+def receipts_from(destination, first, count):
+    cdef list made = []
+    cdef uint64_t seq
+    cdef Py_ssize_t position, end
+    if Send is None:
+        bind()
+    try:
+        seq, end = first, count
+        if seq + <uint64_t>end < seq:
+            raise OverflowError
+        for position in range(end):
+            made.append(receipt_of(destination, seq + position))
+        return made
+    except Exception:
+        return twin("receipts_from")(destination, first, count)
+
+
+cdef inline object receipt_of(object destination, object seq):
+    """As `plain`: it takes part in no cycle."""
+    cdef tuple made = <tuple>PyType_GenericAlloc(Receipt, 3)
+    Py_INCREF(destination)
+    PyTuple_SET_ITEM(made, 0, destination)
+    Py_INCREF(seq)
+    PyTuple_SET_ITEM(made, 1, seq)
+    Py_INCREF(False)
+    PyTuple_SET_ITEM(made, 2, False)
+    return plain(made)
 
 
 # Writing to a file

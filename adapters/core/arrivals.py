@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .changes import Ack, Change, Declare, Send
+from .changes import Ack, Change, Send
+from .destination_changes import Declare
 from .lanes import FETCH
 
 if TYPE_CHECKING:

@@ -130,6 +130,9 @@ class Backend(Rows, Protocol):
     tells_places: bool = False
     """True: `own` of a Send, once that is applied, is what `rows` tells as OWN of the message's place, and `rows` gives
     fewer than it was asked for only where there are no more."""
+    takes_many: bool = False
+    """True: messages that are sent together to a queue and are bodies alone come as one SendMany (changes.py), in a
+    store that has no priorities."""
     guard: Callable[[], None] | None = None
     """Called before each operation, and quick: raises StoreFailedError if the store may be another process's by now."""
 

@@ -108,6 +108,58 @@ class Send(Change):
         return (self.state,)
 
 
+class SendMany(Change, Sequence[Send]):
+    """Messages at the end of a queue that are bodies alone: no ids, no headers, no expiry, in a store that does not
+    order by priority. Only for a backend that `takes_many`."""
+
+    __slots__ = ("bodies", "head", "own", "record_bytes", "seq", "size", "state")
+
+    order: int = 0
+
+    def __init__(self, state: DestinationState, head: bytes, bodies: tuple[bytes, ...], record_bytes: int) -> None:
+        self.state = state
+        self.head = head
+        """What stands before the body in the record of each."""
+        self.bodies = bodies
+        self.record_bytes = record_bytes
+        """Of all records together."""
+        self.size = record_bytes + SMALL_BYTES * len(bodies)
+        if not state.declared:
+            self.size += declaration_bytes(state)
+        self.seq = 0
+        """That of the first; the others follow. Set by the plan."""
+        self.own: Any = None
+        """The backend's: where it has written them."""
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def __getitem__(self, at: Any) -> Any:
+        send = Send(self.state, self.head + self.bodies[at], None)
+        send.seq = self.seq + at
+        return send
+
+    def plan(self, plan: Plan) -> int:
+        """The seq of the first."""
+        if plan.removed or not self.state.declared:  # as Send.plan
+            self.state = plan.current(self.state)
+            plan.declare(self.state)
+        self.seq = plan.last_seq + 1
+        plan.last_seq += len(self.bodies)
+        plan.more += len(self.bodies) - 1
+        plan.changes.append(self)
+        return self.seq
+
+    def apply(self, table: Table) -> None:
+        table.put(self)
+
+    def settle(self, delivery: Delivery) -> None:
+        """Nobody holds them yet."""
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
 class Ack(Change):
     """A message is done with."""
 

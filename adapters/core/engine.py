@@ -20,7 +20,7 @@ from .. import locking
 from . import arrivals
 from .backend import Backend, Host
 from .branches import Commit, Forget, Prepare, Rollback
-from .changes import Ack, Change, Send
+from .changes import Ack, Change, Send, SendMany
 from .delivery import CLAIMED, LEAVING, Delivery, Feed
 from .nonpersistent import Nonpersistent
 from .plan import Plan, Sequencer
@@ -36,8 +36,8 @@ PENDING_MAX: Final = 20_000
 """Changes; beyond it a sender waits until they are applied (invariant 10)."""
 TOGETHER_MAX: Final = 1024
 """Plans that are applied together."""
-_SENDS: Final = frozenset((Send,))
-_PLAIN: Final = frozenset((Send, Ack))
+_SENDS: Final = frozenset((Send, SendMany))
+_PLAIN: Final = _SENDS | {Ack}
 """Of these nothing follows once they are in the rows."""
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
@@ -180,7 +180,7 @@ class Engine:
         interruption, for the same."""
         changes = plan.changes
         if plan.number > self._taken:
-            self.pending_changes += len(changes)
+            self.pending_changes += plan.count
             self._new.append(plan)
             self._taken = plan.number
         if plan.is_more:
@@ -283,7 +283,7 @@ class Engine:
         if self.delivery.records:
             self.delivery.records.clear()
         if self.pending_changes:
-            self.pending_changes = sum([len(plan.changes) for plan in list(self._new)]) if self._new else 0
+            self.pending_changes = sum([plan.count for plan in list(self._new)]) if self._new else 0
 
     def undo(self, plan: Plan) -> None:
         """A plan has not taken effect, whose callers were told that this is not known: nobody else gives back what they
@@ -309,22 +309,23 @@ class Engine:
         plans = list(pending) if len(pending) <= TOGETHER_MAX else [pending[at] for at in range(TOGETHER_MAX)]
         changes: list[Change] = []
         last: Plan | None = None
-        count = 0
+        count = size = 0
         for plan in plans:
             count += 1
             if plan.number > number:  # not so of one that is in there twice
                 number = plan.number
                 if plan.changes:
                     changes += plan.changes
+                    size += plan.count
                     last = plan
-            if len(changes) >= APPLY_AT or plan.volatile:
+            if size >= APPLY_AT or plan.volatile:
                 break
         if number == self._applied:
             return count
         kinds = set(map(type, changes))
         plain = kinds <= _PLAIN
         self.interrupted = True
-        if kinds != _SENDS:
+        if not kinds <= _SENDS:
             for change in changes:
                 if type(change) is Ack and not change.state.is_topic:
                     change.state.feed.held.pop(change.seq, None)  # as its `settle` does: most are such
@@ -349,11 +350,11 @@ class Engine:
             if type(change) is Send:
                 if self._priorities or change.expires_at_ms:
                     self.delivery.added(change)
-            elif type(change) is not Ack:
+            elif type(change) not in _PLAIN:
                 self._finish_one(change)
         if self.nonpersistent is not None:
             for change in changes:
-                if type(change) is Send:
+                if type(change) is Send or type(change) is SendMany:
                     self.nonpersistent.set_back(change)
 
     def _finish_volatile(self, plan: Plan) -> None:
@@ -432,6 +433,8 @@ class Engine:
                 more[change.state] = more.get(change.state, 0) + 1
                 for subscriber in entitled:
                     more[subscriber] = more.get(subscriber, 0) + 1
+        elif type(change) is SendMany:
+            more[change.state] = more.get(change.state, 0) + len(change)
         elif type(change) is Ack:
             acked: DestinationState | SubscriptionState | None = change.state
             if change.state.is_topic:

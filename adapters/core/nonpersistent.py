@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ...policies.options import MemoryOptions
 from .branches import Branch
 from .changes import Ack, AckRange, Change, Returned, Send, sent
+from .changes import SendMany as Many
 from .changes import VolatileChange as Volatile
 from .delivery import Feed, Rows
 from .destination_changes import Remove, Subscribe, Unsubscribe
@@ -300,12 +301,14 @@ class Nonpersistent(Rows):
             if shadow is not None and ended is not None:
                 self._end(shadow, ended)
 
-    def set_back(self, send: Send) -> None:
-        """A message of the backend has come."""
+    def set_back(self, send: Send | Many) -> None:
+        """A message of the backend has come, or some."""
         self._set_back(send, send.order)
 
-    def _set_back(self, send: Send, order: int) -> None:
-        feeds = [subscriber.feed for subscriber in send.entitled] if send.state.is_topic else [send.state.feed]
+    def _set_back(self, send: Send | Many, order: int) -> None:
+        feeds = [send.state.feed]
+        if send.state.is_topic and type(send) is Send:
+            feeds = [subscriber.feed for subscriber in send.entitled]
         for feed in feeds:
             self._engine.delivery.set_back(feed, order, send.seq)
 

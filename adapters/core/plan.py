@@ -16,7 +16,7 @@ from typing import Any
 from ...policies.errors import AnabranchError
 from ..store_types import SubscriptionKey
 from .branches import Branch, Commit
-from .changes import Change, Send, VolatileChange
+from .changes import Change, Send, SendMany, VolatileChange
 from .destination_changes import Declare
 from .duplicates import DuplicateWindow, Key
 from .records import is_requeued
@@ -49,6 +49,8 @@ class Plan:
     """Of these messages."""
     is_more = False
     """It does more than to send messages without ids, and to ack: one of the above says what, or `own`."""
+    more = 0
+    """Messages beside the first of each SendMany."""
     own: Any = None
     """The backend's."""
 
@@ -74,6 +76,11 @@ class Plan:
                 ticket.error = error
             else:
                 self.tickets.append(ticket)
+
+    @property
+    def count(self) -> int:
+        """How much there is to apply: each message counts."""
+        return len(self.changes) + self.more
 
     @property
     def sync(self) -> bool:
@@ -249,8 +256,7 @@ class Sequencer:
         """From now on seqs are given out to messages that are not persistent. Whoever began to plan before is told by
         `_planning`, and whoever begins later sees `mixed`. Idempotent. Any thread."""
         self.mixed = True
-        changes = [change for ticket in self._planning for change in ticket.content]
-        most = sum(len(change.branch.changes) if type(change) is Commit else 1 for change in changes)
+        most = sum(_seqs(change) for ticket in self._planning for change in ticket.content)
         with self.lock:
             self._given = max(self._given, self.last_seq + most)
 
@@ -300,13 +306,25 @@ class Sequencer:
 
     def amount(self, sends: Iterable[Change]) -> tuple[int, int]:
         """How many messages and bytes these take of the store's room; those that are stored already, nothing."""
-        new = []
+        count = size = 0
         for change in sends:
+            if type(change) is SendMany:
+                count += len(change)
+                size += change.record_bytes
+                continue
             send = change.change if type(change) is VolatileChange else change
             assert type(send) is Send
             if send.name is not None and not is_requeued(send.record):
                 key = (send.state.number, send.name)
                 if self.window.get(key) is not None or (send is not change and self.volatile_window.get(key)):
                     continue
-            new.append(send)
-        return len(new), sum(send.record_bytes for send in new)
+            count += 1
+            size += send.record_bytes
+        return count, size
+
+
+def _seqs(change: Change) -> int:
+    """At most so many seqs it takes."""
+    if type(change) is SendMany:
+        return len(change)
+    return len(change.branch.changes) if type(change) is Commit else 1

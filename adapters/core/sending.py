@@ -14,17 +14,20 @@ from .. import store_types
 from ..acceleration import inner_loop
 from ..background import shared
 from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
-from .changes import Change, Send, VolatileChange
+from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange
 from .destination_changes import Subscribe, Unsubscribe
 from .engine import APPLY_AT, Engine
+from .lanes import FETCH
 from .limits import Amount, Room
 from .nonpersistent import Nonpersistent
 from .place import order_of
-from .records import encode, encode_outgoing
+from .records import HEAD, encode, encode_outgoing
 from .states import DestinationState
 from .subscriptions import checked
 from .tickets import Ticket
 from .writers import Writer
+
+Sent = Send | SendMany | VolatileChange
 
 CHUNK: Final = 512
 """Messages of a send of many that are made at once: Ctrl-C may have to wait for so many."""
@@ -39,6 +42,7 @@ class Sending:
         self._directory, self._file_mode = directory, file_mode
         self._settings = settings = engine.backend.settings
         self._apart = None if engine.backend.volatile else self._nonpersistent
+        self._takes_many = engine.backend.takes_many and not settings.priorities
         self.room = Room(engine.name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option)
 
     def _held(self) -> Amount:
@@ -99,7 +103,7 @@ class Sending:
         plain = subscription._replace(no_local=bool(subscription.no_local))
         return Subscribe(state, self._engine.catalog.next_number(), plain, change.retroactive)
 
-    def reserve(self, sends: Sequence[Send | VolatileChange]) -> object:
+    def reserve(self, sends: Sequence[Sent]) -> object:
         """Room for these; None where the store has no limits. Raises StoreFullError, and then nothing is reserved."""
         if not self.room.limited:
             return None
@@ -162,15 +166,12 @@ class Sending:
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
     ) -> list[Receipt]:
         """As Store.send_many."""
-        engine, settings = self._engine, self._settings
+        engine = self._engine
         engine.ensure_usable()
         state = engine.catalog.state(destination)
-        sends: list[Send | VolatileChange] = []  # what is wrong with one refuses all
-        rest = iter(messages)
-        while some := new_sends(
-            state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._apart
-        ):
-            sends += some
+        messages = tuple(messages)
+        takes_many = self._takes_many and len(messages) > FETCH and not state.is_topic
+        sends = (takes_many and self._many(state, messages)) or self._each(state, messages)
         reservation = self.reserve(sends)
         if engine.nonpersistent is not None and VolatileChange in map(type, sends):
             done = self._send_mixed(destination, sends, bool(sync))
@@ -181,12 +182,40 @@ class Sending:
             ticket.held = reservation
         del reservation
         self._writer.submit_all(tickets)
-        engine.sends += len(sends)
-        return [receipt for ticket in tickets for receipt in receipts(destination, self.wait(ticket))]
+        engine.sends += len(messages)
+        done = []
+        for ticket in tickets:
+            outcomes, first = self.wait(ticket), ticket.content[0]
+            if type(first) is SendMany:
+                done += receipts_from(destination, outcomes[0], len(first))
+            else:
+                done += receipts(destination, outcomes)
+        return done
 
-    def _send_mixed(
-        self, destination: Destination, sends: Sequence[Send | VolatileChange], sync: bool
-    ) -> list[Receipt]:
+    def _each(self, state: DestinationState, messages: Sequence[Outgoing | bytes]) -> list[Sent]:
+        """What is wrong with one refuses all."""
+        settings, rest = self._settings, iter(messages)
+        sends: list[Sent] = []
+        while some := new_sends(
+            state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._apart
+        ):
+            sends += some
+        return sends
+
+    def _many(self, state: DestinationState, messages: tuple[Any, ...]) -> list[Sent]:
+        """The same in parts as large as a ticket may be; none if one of them is not a body alone, or too large."""
+        settings, first = self._settings, 0
+        head, _ = encode(state.destination, b"", None, None, 0)
+        parts: list[Sent] = []
+        while first < len(messages):
+            count, size = plain_bodies(messages, first, settings.message_bytes_max, settings.ticket_bytes_max)
+            if not count:
+                return []
+            parts.append(SendMany(state, head, messages[first : first + count], size))
+            first += count
+        return parts
+
+    def _send_mixed(self, destination: Destination, sends: Sequence[Sent], sync: bool) -> list[Receipt]:
         """Many of which some are not persistent: not all at once, since these are put in under the store's lock."""
         done: list[Receipt] = []
         for start in range(0, len(sends), CHUNK):
@@ -195,7 +224,7 @@ class Sending:
                 self._engine.sends += len(part)
         return done
 
-    def _parts(self, sends: Sequence[Send | VolatileChange]) -> Iterator[tuple[Sequence[Send | VolatileChange], int]]:
+    def _parts(self, sends: Sequence[Sent]) -> Iterator[tuple[Sequence[Sent], int]]:
         """As large as a ticket may be, each with its size."""
         size_max = self._settings.ticket_bytes_max
         first = size = 0
@@ -238,6 +267,26 @@ def new_sends(
 ) -> list[Send | VolatileChange]:
     """The same of many."""
     return [new_send(state, message, limit, priorities, apart) for message in messages]
+
+
+@inner_loop
+def plain_bodies(messages: tuple[Any, ...], first: int, limit: int, size_max: int) -> tuple[int, int]:
+    """How many messages from this one on are bodies alone, of so many bytes at most, and take at most `size_max`
+    together when they are written; one may take more. And the bytes of their records."""
+    count = size = 0
+    for body in islice(messages, first, None):
+        record_bytes = HEAD.size + len(body) if type(body) is bytes and len(body) <= limit else 0
+        if not record_bytes or (count and size + record_bytes + SMALL_BYTES * (count + 1) > size_max):
+            break
+        count += 1
+        size += record_bytes
+    return count, size
+
+
+@inner_loop
+def receipts_from(destination: Destination, first: int, count: int) -> list[Receipt]:
+    """What is returned for so many messages with seqs from this one on."""
+    return [Receipt(destination, seq) for seq in range(first, first + count)]
 
 
 @inner_loop

@@ -102,7 +102,7 @@ class Applier:
             apply_all(left, index)
         except lmdb.Error as error:
             self._damaged(error)
-        index.operations += len(changes)
+        index.operations += tail.lsn - before.lsn
         if tail.segment is not before.segment and not before.segment.live:
             index.emptied = True
         self._applied = Applied(last.number, tail)

@@ -54,6 +54,7 @@ class JournalBackend(Backend):
     descriptors = STORE
     threaded = False
     tells_places = True
+    takes_many = True
 
     def __init__(
         self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None

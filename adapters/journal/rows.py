@@ -13,7 +13,7 @@ a bit for each subscription that has yet to ack it, and is dead when none is lef
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final
@@ -21,7 +21,7 @@ from typing import Any, Final
 import lmdb
 
 from ..acceleration import inner_loop
-from ..core.changes import Ack, Change, Send
+from ..core.changes import Ack, Change, Send, SendMany
 from ..core.delivery import Feed
 from ..core.place import ORDER, OWN, SEQ, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
@@ -92,6 +92,17 @@ def pack_rows(number: int, sends: Sequence[Send]) -> Packed | None:
         puts.append((pack_key(number, send.seq), pack_where(*own)))
         size += own[2]
     return puts, size
+
+
+@inner_loop
+def rows_of_many(number: int, sends: SendMany) -> Iterable[tuple[bytes, bytes]]:
+    """Likewise, of messages that follow each other in the journal; each row once it is asked for."""
+    lsn, offset = sends.own
+    head = SEND_OVERHEAD + len(sends.head)
+    for at, body in enumerate(sends.bodies):
+        length = head + len(body)
+        yield KEY.pack(number, sends.seq + at), WHERE.pack(lsn + at, offset, length)
+        offset += length
 
 
 @inner_loop
@@ -180,7 +191,16 @@ class MessageRows:
     # Changing
 
     def put(self, sends: Sequence[Send], table: SegmentTable) -> None:
-        """New messages of one destination, each of which has in `own` where its record is."""
+        """New messages of one destination, each of which has in `own` where its record is; or many, which say that of
+        the first."""
+        if type(sends) is SendMany:
+            segment = table.find(sends.own[0])
+            if segment is None:
+                raise AssertionError(f"index: message {sends.seq} of {sends.state.destination} has no segment")
+            with self._txn.cursor(db=self._messages_db) as cursor:
+                cursor.putmulti(rows_of_many(sends.state.number, sends))
+            self._count(sends.state, segment, len(sends), sends.record_bytes + SEND_OVERHEAD * len(sends))
+            return
         segment = table.find(sends[0].own[0])
         if segment is not None and (segment.end is None or sends[-1].own[0] <= segment.last_lsn):
             self._put(sends, segment)
@@ -203,10 +223,14 @@ class MessageRows:
         else:
             with self._txn.cursor(db=self._messages_db) as cursor:
                 cursor.putmulti(puts)
-        segment.live += len(puts)
+        self._count(state, segment, len(puts), size)
+
+    def _count(self, state: DestinationState, segment: Segment, count: int, size: int) -> None:
+        """So many messages have come, whose records take so many bytes together."""
+        segment.live += count
         segment.live_bytes += size
         segment.changed = True
-        self._catalog.count(state, len(puts), size - SEND_OVERHEAD * len(puts))
+        self._catalog.count(state, count, size - SEND_OVERHEAD * count)
         self.changed[state] = None
 
     def _pack_with_more(self, sends: Sequence[Send], segment: Segment) -> Packed:

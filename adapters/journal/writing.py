@@ -10,7 +10,7 @@ from google_crc32c import extend as crc32c
 
 from ..acceleration import inner_loop
 from ..core.branches import Commit, Forget, Prepare, Rollback
-from ..core.changes import Ack, AckRange, Change, Returned, Send
+from ..core.changes import Ack, AckRange, Change, Returned, Send, SendMany
 from ..core.destination_changes import Remove, Unsubscribe
 from ..core.engine import Engine
 from ..core.plan import Plan
@@ -193,7 +193,7 @@ class JournalWriter:
 def encode_batch(start: Tail, changes: list[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
     """The batch after `start` that holds a record for each of these changes, at least one, and the log's end behind
     it."""
-    if len(changes) == 1:
+    if len(changes) == 1 and type(changes[0]) is not SendMany:
         return _encode_one(start, changes[0], counter, watermark)
     return _encode_all(start, changes, counter, watermark)
 
@@ -240,16 +240,14 @@ def _encode_all(start: Tail, changes: Sequence[Change], counter: int, watermark:
     seed, offset = segment.seed, first + _BATCH_BYTES
     parts = [b""]
     for change in changes:
-        lsn += 1
-        if type(change) is Send:  # the body of a send_many: without another call
-            body = change.record
-            size = len(body) + _SEND_BYTES
-            record = _pack_send(size, lsn, SEND, 0, 0, change.state.number, change.seq) + body
-            change.own = (lsn, offset, size + 20)
-        else:
-            record = _record(change, lsn, offset)
-        parts += (_pack_crc(crc32c(seed ^ offset, record)), record)
-        offset += len(record) + 4
+        each: Sequence[Change] = (change,)
+        if type(change) is SendMany:
+            change.own, each = (lsn + 1, offset), change
+        for one in each:
+            lsn += 1
+            record = _record(one, lsn, offset)
+            parts += (_pack_crc(crc32c(seed ^ offset, record)), record)
+            offset += len(record) + 4
     length = offset - first - _BATCH_BYTES
-    parts[0] = w.encode_batch_header(seed, first, length, len(changes), start.lsn + 1, watermark)
+    parts[0] = w.encode_batch_header(seed, first, length, lsn - start.lsn, start.lsn + 1, watermark)
     return b"".join(parts), tuple.__new__(Tail, (segment, offset, lsn, counter))

@@ -22,11 +22,12 @@ from anabranch.adapters import acceleration
 from anabranch.adapters.acceleration import PURE
 from anabranch.adapters.core import records, sending
 from anabranch.adapters.core.branches import Forget
-from anabranch.adapters.core.changes import Ack, AckRange, Returned, Send
+from anabranch.adapters.core.changes import Ack, AckRange, Returned, Send, SendMany
 from anabranch.adapters.core.delivery import Feed, Lease
 from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.files import write_small
 from anabranch.adapters.journal import bodies, rows, writing
+from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal import reader
 from anabranch.adapters.wal.segment import Segment
@@ -90,14 +91,25 @@ def state_of(number: int, destination: Destination = ORDERS) -> DestinationState
     return state
 
 
+MANY = st.lists(BODY, max_size=9).map(tuple)
+
+
+def many_of(messages: tuple[bytes, ...], state: DestinationState | None = None) -> SendMany:
+    head = bytes(range(records.HEAD.size))
+    return SendMany(state or state_of(7), head, messages, sum(map(len, messages)) + len(head) * len(messages))
+
+
 @st.composite
 def changes_of(draw: st.DrawFn) -> list[Any]:
     states = [state_of(draw(NUMBER)), state_of(draw(NUMBER), OTHERS)]
     made: list[Any] = []
-    for kind in draw(st.lists(st.sampled_from("ssssaaaarxf"), min_size=1, max_size=40)):
+    for kind in draw(st.lists(st.sampled_from("ssssaaaarxfm"), min_size=1, max_size=40)):
         state = draw(st.sampled_from(states))
         if kind == "s":
             made.append(Send(state, draw(BODY), None))
+            made[-1].seq = draw(st.one_of(GOOD_LONG, LONG))
+        elif kind == "m":
+            made.append(many_of(draw(MANY), state))
             made[-1].seq = draw(st.one_of(GOOD_LONG, LONG))
         elif kind == "a":
             made.append(Ack(state, draw(st.one_of(GOOD_LONG, LONG)), draw(NUMBER)))
@@ -116,7 +128,7 @@ def test_a_batch_is_the_same(changes: list[Any], offset: int, lsn: int, counter:
     found = outcome(writing.encode_batch, start, changes, counter, watermark)
     owns = [getattr(change, "own", None) for change in changes]
     for change in changes:
-        if type(change) is Send:
+        if type(change) is Send or type(change) is SendMany:
             change.own = None
     assert found == outcome(PURE["encode_batch"], start, changes, counter, watermark)
     if found[0] == "returned":
@@ -145,6 +157,34 @@ def test_messages_are_written_and_read_without_their_twins(
         assert read == [body for body, _ in messages]
         first = data[w.BATCH_HEADER.size :][: places[0][4][2]]
         assert bodies.body_of(first, SEGMENT.seed, 7, places[0]) == messages[0][0]
+
+
+@given(MANY.filter(bool), st.integers(0, 1 << 31), GOOD_LONG, GOOD_LONG)
+def test_many_are_written_as_one_by_one_without_their_twins(
+    messages: tuple[bytes, ...], offset: int, lsn: int, seq: int
+) -> None:
+    many = many_of(messages)
+    many.seq = seq
+    each = list(many)
+    expected = writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [*each], 1, 2)
+    with pytest.MonkeyPatch.context() as patches:
+        for name in ("encode_batch", "rows_of_many"):
+            is_alone(name, patches)
+        assert writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [many], 1, 2) == expected
+        packed = rows.pack_rows(7, each)
+        assert packed is not None
+        assert list(rows.rows_of_many(7, many)) == packed[0]
+    assert packed[1] == many.record_bytes + len(many) * SEND_OVERHEAD
+
+
+@given(MANY, st.tuples(LONG, NUMBER), LONG, NUMBER)
+def test_the_rows_of_many_are_the_same(
+    messages: tuple[bytes, ...], own: tuple[int, int], seq: int, number: int
+) -> None:
+    many = many_of(messages)
+    many.own, many.seq = own, seq
+    found = [outcome(lambda loop=loop: list(loop(number, many))) for loop in (rows.rows_of_many, PURE["rows_of_many"])]
+    assert found[0] == found[1]
 
 
 @given(st.integers(0, (1 << 32) - 1), BODY)
@@ -350,6 +390,29 @@ def test_whatever_rows_hold_is_read_the_same(page: list[tuple[bytes, bytes]]) ->
     both(rows, "places_of", page)
     both(rows, "places_of", [(key[:-1], value) for key, value in page])
     both(rows, "places_of", [*page, (None, None)])
+
+
+@given(
+    st.lists(st.one_of(BODY, BODY.map(bytearray), st.just(None)), max_size=9).map(tuple),
+    st.integers(-1, 10),
+    st.sampled_from([10, 300, 1 << 20]),
+    st.sampled_from([0, 500, 1 << 20]),
+)
+def test_bodies_alone_are_found_the_same(messages: tuple[Any, ...], first: int, limit: int, size_max: int) -> None:
+    found = both(sending, "plain_bodies", messages, first, limit, size_max)
+    both(sending, "plain_bodies", messages, None, limit, size_max)
+    if found[0] == "returned":
+        count, size = found[1]
+        taken = messages[first : first + count]
+        assert size == sum(records.HEAD.size + len(body) for body in taken)
+
+
+@given(LONG, st.integers(-1, 9))
+def test_receipts_of_many_are_the_same(first: int, count: int) -> None:
+    found = both(sending, "receipts_from", ORDERS, first, count)
+    assert [type(receipt) for receipt in found[1]] == [anabranch.Receipt] * max(count, 0)
+    both(sending, "receipts_from", ORDERS, None, count)
+    both(sending, "receipts_from", ORDERS, first, None)
 
 
 @given(st.lists(st.tuples(GOOD_LONG, st.booleans())))

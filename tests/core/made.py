@@ -15,6 +15,7 @@ from anabranch.adapters.core.states import Catalog, DestinationState
 from anabranch.adapters.core.tickets import Ticket
 from anabranch.policies.destination import Destination
 
+from ..journal.disk import JournalDisk
 from ..memory.disk import MemoryDisk
 from ..model import FAST
 from ..thirdparty.disk import OneFileDisk
@@ -42,6 +43,16 @@ def onefile() -> Iterator[OneFileDisk]:
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
         OneFileDisk(Path(path)) as disk,
+    ):
+        yield disk
+
+
+@contextmanager
+def journal() -> Iterator[JournalDisk]:
+    """Where journal stores lie."""
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
+        JournalDisk(Path(path)) as disk,
     ):
         yield disk
 
