@@ -68,7 +68,7 @@ cdef enum:
 
 cdef uint64_t priority_max = 0, expires_max_ms = 0
 cdef object default_priority = None, order_of = None
-cdef double SLOW_SECONDS = 0.001, SLOW_SHARE = 20
+cdef double SLOW_SECONDS = 0.001, SLOW_SHARE = 20, LOOK_SECONDS = 1
 
 # What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
 # loops import nothing that the log does not know.
@@ -691,7 +691,24 @@ cdef inline object receipt_of(object destination, object seq):
 
 
 cdef object system_pwrite = os.pwrite, system_fdatasync = os.fdatasync
-cdef double hands_over_until = 0.0
+cdef double hands_over_until = 0.0, looks_until = 0.0
+
+cdef extern from *:
+    """
+    #include <sys/resource.h>
+
+    /* How often this thread has waited for something, such as a disk; -1 where that is not told. */
+    static long waits(void)
+    {
+    #ifdef RUSAGE_THREAD
+        struct rusage usage;
+        if (getrusage(RUSAGE_THREAD, &usage) == 0)
+            return usage.ru_nvcsw;
+    #endif
+        return -1;
+    }
+    """
+    long waits() noexcept nogil
 
 
 cdef double monotonic() noexcept nogil:
@@ -700,10 +717,15 @@ cdef double monotonic() noexcept nogil:
     return now.tv_sec + now.tv_nsec / 1e9
 
 
-def took(double seconds):
-    """A write has just taken so long, with all other threads waiting."""
-    global hands_over_until
-    hands_over_until = monotonic() + seconds * SLOW_SHARE
+def took(double seconds, bint waited):
+    """A write has just taken so long, with all other threads waiting. Where the processor was somebody else's meanwhile
+    handing over helps nobody: only what `waited` for the disk counts. Whether it did is looked at for a while after the
+    first that was slow."""
+    global hands_over_until, looks_until
+    cdef double now = monotonic()
+    looks_until = now + LOOK_SECONDS
+    if waited:
+        hands_over_until = now + seconds * SLOW_SHARE
 
 
 def write_small(fd, data, offset):
@@ -711,15 +733,19 @@ def write_small(fd, data, offset):
     cdef double began, seconds
     cdef int descriptor
     cdef off_t at
+    cdef long waits_before = 0
+    cdef bint looks
     # Who puts another function there, to watch or to spoil what is written, is asked.
     if type(data) is bytes and os.pwrite is system_pwrite:
         size, began = PyBytes_Size(data), monotonic()
         if size <= SMALL_BYTES and began >= hands_over_until:
-            descriptor, at = fd, offset
+            descriptor, at, looks = fd, offset, began < looks_until
+            if looks:
+                waits_before = waits()
             written = pwrite(descriptor, PyBytes_AS_STRING(data), size, at)
             seconds = monotonic() - began
             if seconds > SLOW_SECONDS:
-                took(seconds)
+                took(seconds, looks and (waits_before < 0 or waits() != waits_before))
             if written == size:
                 return
     twin("write_small")(fd, data, offset)  # again, if less was written or nothing: it tells why

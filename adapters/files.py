@@ -156,8 +156,9 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 @inner_loop
 def write_small(fd: int, data: bytes, offset: int) -> None:
     """write_all, for what is not synced now. Compiled, a write of up to 16 KiB does not hand the interpreter to other
-    threads, which takes longer than the write; once one took more than a millisecond, all do for twenty times as
-    long as it took: a slow disk stops the other threads for a twentieth of the time."""
+    threads, which takes longer than the write; once two within a second took more than a millisecond, the second of
+    them waiting for the disk, all do for twenty times as long as it took: a slow disk stops the other threads for a
+    twentieth of the time."""
     write_all(fd, data, offset)
 
 

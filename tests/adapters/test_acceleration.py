@@ -474,15 +474,19 @@ def test_after_a_slow_write_the_others_let_other_threads_run(fd: int, monkeypatc
     compiled_loops = acceleration.find_compiled({})
     if compiled_loops is None or not anabranch.accelerated:
         return  # all of them do
-    compiled_loops.took(3600.0)
+    compiled_loops.took(3600.0, True)
     try:
         write_small(fd, b"later", 0)
         assert left == [b"later"]
     finally:
-        compiled_loops.took(0.0)
+        compiled_loops.took(0.0, True)
     write_small(fd, b"now", 0)
     assert left == [b"later"]
     assert os.pread(fd, 9, 0) == b"now"
+    compiled_loops.took(3600.0, False)  # but not for the disk: the processor was somebody else's
+    write_small(fd, b"too", 0)
+    assert left == [b"later"]
+    assert os.pread(fd, 9, 0) == b"too"
 
 
 def test_threads_that_write_do_not_disturb_each_other(fd: int) -> None:
