@@ -12,7 +12,7 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -45,54 +45,73 @@ class Interrupter:
     def __init__(self, at: int) -> None:
         self.left = at
         self.where = ""
-        self._before: dict[FrameType, int] = {}
-        """Where each frame was at the bytecode before."""
-        self._rounds: Counter[tuple[object, ...]] = Counter()
+        self._paths: dict[tuple[int, int, CodeType], int] = {}
+        """A number for each way to a function: that to its caller, where it is called there, and the function."""
+        self._path_of: dict[FrameType, int] = {}
+        self._rounds: Counter[tuple[int, int]] = Counter()
 
     def trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "call":
-            if frame.f_code.co_name == "__del__":
-                return None  # what is raised there, Python swallows
-            if "/adapters/" not in frame.f_code.co_filename and "/router/" not in frame.f_code.co_filename:
-                return None
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            return self.trace
-        if event == "opcode":
-            before = self._before.get(frame, 0)
-            self._before[frame] = frame.f_lasti
-            if _delivers(frame.f_code, before, frame.f_lasti) and self._counts(frame):
-                self.left -= 1
-                if self.left == 0:
-                    self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                    raise KeyboardInterrupt
-        elif event == "return":
-            self._before.pop(frame, None)
-        return self.trace
+        """For `sys.settrace`: told of each call."""
+        code = frame.f_code
+        if code.co_name == "__del__":
+            return None  # what is raised there, Python swallows
+        if "/adapters/" not in code.co_filename and "/router/" not in code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._tracer(frame, _places(code))
 
-    def _counts(self, frame: FrameType) -> bool:
-        """Whether a signal at this place is not like those of earlier rounds of the same loop."""
-        path: list[object] = []
-        caller: FrameType | None = frame
-        while caller is not None and caller.f_code is not interrupted.__code__:
-            path += (caller.f_code, caller.f_lasti)
-            caller = caller.f_back
-        self._rounds[tuple(path)] += 1
-        return self._rounds[tuple(path)] <= ROUNDS
+    def _tracer(self, frame: FrameType, places: Places) -> Callable[[FrameType, str, Any], Any]:
+        """What is told of each bytecode of a function. Closures, since most of a test's time is theirs."""
+        path = self._path_of[frame] = self._path(frame)
+        checked, delivers = places
+        before = 0
+
+        def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+            nonlocal before
+            if event == "opcode":
+                last, before = before, frame.f_lasti
+                if checked[last] and delivers(last, before):
+                    self._rounds[path, before] += 1
+                    if self._rounds[path, before] <= ROUNDS:  # else it is like those of earlier rounds of the same loop
+                        self.left -= 1
+                        if self.left == 0:
+                            self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                            raise KeyboardInterrupt
+            elif event == "return":
+                self._path_of.pop(frame, None)
+            return trace
+
+        return trace
+
+    def _path(self, frame: FrameType) -> int:
+        caller = frame.f_back
+        above, called_at = 0, 0
+        if caller is not None and caller.f_code is not interrupted.__code__:
+            known = self._path_of.get(caller)
+            above, called_at = self._path(caller) if known is None else known, caller.f_lasti
+        return self._paths.setdefault((above, called_at, frame.f_code), len(self._paths) + 1)
+
+
+Places = tuple[Sequence[bool], Callable[[int, int], bool]]
+"""Of a function: by the offset of each bytecode whether a signal may be delivered after it, and, if so, whether that
+has the same effect as if it were delivered at the bytecode that comes next."""
 
 
 @cache
-def _delivers(code: CodeType, before: int, now: int) -> bool:
-    """Whether a signal may be delivered after the bytecode at `before`, with the same effect as if it were here."""
-    opcode, following = code.co_code[before], code.co_code[now]
-    if opcode not in CHECKED or (opcode == dis.opmap.get("PRECALL") and following == dis.opmap["CALL"]):
-        return False  # Python 3.11 calls in two steps, PRECALL and CALL; nothing is delivered between them
-    # It would be raised there: what guards that place must guard this one, as at the end of a `with` it does not.
-    return _handler(code, before) == _handler(code, now)
+def _places(code: CodeType) -> Places:
+    opcodes = code.co_code
+    precall, call = dis.opmap.get("PRECALL"), dis.opmap.get("CALL")
+    handlers: list[int | None] = [None] * len(opcodes)
+    for entry in reversed(dis._parse_exception_table(code)):  # type: ignore[attr-defined]
+        handlers[entry.start : entry.end] = [entry.target] * (entry.end - entry.start)
 
+    def delivers(before: int, now: int) -> bool:
+        if opcodes[before] == precall and opcodes[now] == call:
+            return False  # Python 3.11 calls in two steps, PRECALL and CALL; nothing is delivered between them
+        # It would be raised there: what guards that place must guard this one, as at the end of a `with` it does not.
+        return handlers[before] == handlers[now]
 
-def _handler(code: CodeType, offset: int) -> int | None:
-    entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
-    return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
+    return [opcode in CHECKED for opcode in opcodes], delivers
 
 
 def interrupted(at: int, call: Callable[[], object]) -> str:
