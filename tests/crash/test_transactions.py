@@ -153,7 +153,7 @@ def test_a_rule_that_is_broken_is_seen(
     owner: type, method: str, instead: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, method, instead)
-    assert campaign(3, [kind], lambda line: None, Share(), every=100)
+    assert campaign(3, [kind], lambda line: None, Share(), every=100, enough=1)
 
 
 def test_the_account_sees_what_is_wrong() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import math
 import shutil
 import sys
 import tempfile
@@ -332,8 +333,9 @@ def campaign(
     every: int = 1,
     only: int = 0,
     backward: bool = False,
+    enough: float = math.inf,
 ) -> int:
-    """Every call, every kind, or a share of them; how many trials went wrong."""
+    """Every call, every kind, or a share of them; how many trials went wrong. It ends once `enough` did."""
     program = scripted(stores)
     bad = 0
     with scratch() as place:
@@ -345,7 +347,7 @@ def campaign(
         report(f"{stores} stores, {faults.count} calls; {wrong[:3] or 'all is well without faults'}")
         for kind in kinds:
             if kind == "power":
-                bad += _power(base, program, stores, report, share, every, only, backward)
+                bad += _power(base, program, stores, report, share, every, only, backward, enough)
                 continue
             trials = 0
             calls = [call.split()[0] for call in faults.log[: faults.count]]
@@ -363,6 +365,8 @@ def campaign(
                 bad += bool(wrong)
                 for line in wrong[:3]:
                     report(line)
+                if bad >= enough:
+                    return bad
             report(f"{stores} stores, {kind}: {trials} of {len(places)} calls, {bad} wrong so far")
     return bad
 
@@ -376,6 +380,7 @@ def _power(
     every: int,
     only: int,
     backward: bool,
+    enough: float,
 ) -> int:
     recording = record(base, program, stores, backward)
     number, different = distinct(recording)
@@ -388,6 +393,8 @@ def _power(
         bad += bool(wrong)
         for line in wrong[:3]:
             report(line)
+        if bad >= enough:
+            break
     report(
         f"{stores} stores, power: {recording.recorder.now()} points, {number} states, {len(different)} distinct, "
         f"{checked} checked, {bad} wrong"
