@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
-import anabranch.adapters.sql  # here, not in each child of a server
 
 from ..ledger import Marks, read_marks
 from ..mixed import MOST, Hand, prepare, retry

@@ -12,7 +12,8 @@ import socket
 import sys
 import traceback
 
-import anabranch.adapters.journal  # noqa: F401  routers load it late, each child anew
+import anabranch.adapters.journal  # routers load it late, each child anew
+import anabranch.adapters.sql  # noqa: F401
 
 from . import checker
 
