@@ -118,12 +118,13 @@ def drain(store: Store, destination: Destination = A, subscription: Subscription
     return found
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until it holds, for what others do without telling."""
-    deadline = time.monotonic() + PATIENCE
+def eventually(condition: Callable[[], object], otherwise: Callable[[], object] = lambda: "nothing is said") -> None:
+    """Wait until it holds, for what others do without telling. Raises AssertionError with what `otherwise` returns."""
+    deadline, pause = time.monotonic() + PATIENCE, 0.0005
     while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.002)
+        assert time.monotonic() < deadline, f"it does not come about: {otherwise()}"
+        time.sleep(pause)
+        pause = min(2 * pause, 0.016)
 
 
 def assert_whole(store: Store) -> None:

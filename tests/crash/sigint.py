@@ -28,6 +28,7 @@ from pathlib import Path
 import anabranch
 from anabranch.policies.options import StoreOptions
 
+from ..contract.disk import eventually
 from ..shares import add_options
 from .ledger import Contents, Operation, body_of, compare, contents, identity_of, violations
 
@@ -304,14 +305,8 @@ def storm(
         thread.join(HANGS_AFTER)
     took, total = time.monotonic() - started, sum(len(party.sent) for party in parties)
     wrong = failures + [f"{thread.name} hangs" for thread in others if thread.is_alive()]
-    deadline = time.monotonic() + HANGS_AFTER
-    while (
-        router.coordinator.table.running() or router.in_doubt()
-    ):  # what was interrupted, another thread brings to its end
-        if time.monotonic() > deadline:
-            wrong.append(f"in doubt: {router.in_doubt()}")
-            break
-        time.sleep(0.01)
+    # What was interrupted, another thread brings to its end.
+    eventually(lambda: not router.coordinator.table.running() and not router.in_doubt(), router.in_doubt)
     found = contents(router)
     wrong += [line for party in parties for line in party.expected(found)] + violations(router)
     leased = sum(store.leased for store in router.stats().stores.values())

@@ -22,7 +22,6 @@ import sqlite3
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ import anabranch
 from anabranch.adapters.journal import JournalStore
 from anabranch.router.decision_log import DecisionLog
 
+from ..contract.disk import eventually
 from ..shares import Share, add_options, of_options
 from . import mixed
 from .ledger import Held, Marks, Operation, name, nothing_else_waits, read_marks, sends_of, whole_lines
@@ -49,7 +49,6 @@ ERRORS: Final = {
     "told": ("disk I/O error", "SQLITE_IOERR_FSYNC"),
 }
 KINDS: Final = ("killed", "killed-after", *ERRORS)
-SOON: Final = 120.0
 LIVES: Final = 2
 TURNS: Final = 4
 
@@ -161,11 +160,8 @@ class Script:
                 for step in steps:
                     if not self.attempt(step):
                         self._mend(router)
-            deadline = time.monotonic() + SOON
-            while (waiting := nothing_else_waits(router)) and not self.wrong:
-                if time.monotonic() > deadline:
-                    self.wrong += waiting
-                time.sleep(0.005)
+            waiting = partial(nothing_else_waits, router)
+            eventually(lambda waiting=waiting: self.wrong or not waiting(), waiting)
             router.close()
 
     def _open(self) -> anabranch.Router:

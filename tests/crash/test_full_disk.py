@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +11,10 @@ import pytest
 
 import anabranch
 
+from ..contract.disk import eventually
 from ..router.disk import crashed
 from .ledger import body_of, contents, identity_of, violations
 
-SOON = 120.0
-"""What is in doubt is tried again after 30 seconds at the latest."""
 SIZE = "8m"
 BODY = 20_000
 
@@ -214,10 +212,7 @@ def over_two(router: anabranch.Router, start: int, size: int) -> int:
 
 def settled(router: anabranch.Router) -> None:
     """Wait until nothing is in doubt."""
-    deadline = time.monotonic() + SOON
-    while router.in_doubt():
-        assert time.monotonic() < deadline, router.in_doubt()
-        time.sleep(0.02)
+    eventually(lambda: not router.in_doubt(), router.in_doubt)
 
 
 def apart(main: Path, a: Path, b: Path) -> anabranch.Config:

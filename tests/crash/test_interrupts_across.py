@@ -5,7 +5,6 @@ What the interrupted thread leaves half done the background finishes; the tests 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,11 +13,10 @@ import pytest
 import anabranch
 from anabranch.adapters.journal import JournalStore
 
+from ..contract.disk import eventually
 from ..shares import Share
 from .ledger import body_of, contents, identity_of, violations
 from .test_interrupts import everywhere
-
-SOON = 120.0
 
 
 @pytest.fixture
@@ -57,10 +55,7 @@ class Scene:
 
     def settled(self, where: str) -> None:
         """Wait until the background has finished what was interrupted."""
-        deadline = time.monotonic() + SOON
-        while self._busy():
-            assert time.monotonic() < deadline, f"{where}: it hangs: {self.router.in_doubt()}, {self.router.stats()}"
-            time.sleep(0.0005)
+        eventually(lambda: not self._busy(), lambda: (where, self.router.in_doubt(), self.router.stats()))
         for store in self.router.registry.open_stores():
             if isinstance(store, JournalStore):
                 store.backend._log.flush()  # else a worker may carry on with a batch between two looks

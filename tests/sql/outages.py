@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import anabranch
 from anabranch import AnabranchError
 
+from ..contract.disk import eventually
 from ..shares import add_options, of_options
 from .server import PostgresServer
 
@@ -251,10 +252,7 @@ def bodies(router: anabranch.Router, name: str) -> list[str]:
 
 def settled(router: anabranch.Router) -> None:
     """Wait until nothing is in doubt any more. Raises AssertionError."""
-    deadline = time.monotonic() + SETTLED
-    while doubtful := router.in_doubt():
-        assert time.monotonic() < deadline, f"still in doubt: {doubtful}"
-        time.sleep(0.02)
+    eventually(lambda: not router.in_doubt(), router.in_doubt)
 
 
 def violations(router: anabranch.Router, ledger: Ledger) -> list[str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import anabranch
 
+from ...contract.disk import eventually
 from ..ledger import Marks, read_marks
 from ..mixed import MOST, Hand, prepare, retry
 from .cross import held, opened
@@ -138,8 +138,9 @@ def killed_at_work(directory: Path, workload: Workload, turn: int, die: Callable
         for thread in threads:
             thread.start()
         if not turn % 2:  # a busy machine may come to it late
-            while marks.path.stat().st_size < before + 1000 and all(thread.is_alive() for thread in threads):
-                time.sleep(0.001)
+            eventually(
+                lambda: marks.path.stat().st_size >= before + 1000 or not all(thread.is_alive() for thread in threads)
+            )
             fuse.start()
         for thread in threads:
             thread.join()
