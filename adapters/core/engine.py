@@ -22,9 +22,11 @@ from .backend import Backend, Host
 from .branches import Commit, Forget, Prepare, Rollback
 from .changes import Ack, Change, Send, SendMany
 from .delivery import CLAIMED, LEAVING, Delivery, Feed
+from .mixed_rows import MixedRows
 from .nonpersistent import Nonpersistent
 from .plan import Plan, Sequencer
 from .states import Catalog, DestinationState, SubscriptionState
+from .tickets import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +51,12 @@ class Engine:
 
     def __init__(self, name: str, backend: Backend) -> None:
         self.name, self.backend = name, backend
-        self.rows: Backend | Nonpersistent = backend
+        self.rows: Backend | MixedRows = backend
         """What tells which messages there are."""
         self.nonpersistent: Nonpersistent | None = None
-        """Once one was sent that is not persistent: then it is `rows`."""
+        """Once one was sent that is not persistent."""
+        self.submit: Callable[[Ticket], object] = self._refuse
+        """Writer.submit, or what stands in front of it once some messages are not persistent."""
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
@@ -120,6 +124,9 @@ class Engine:
         """Why nothing is written any more."""
         return self.failure() if self.failed is not None else ClosedError(f"store {self.name!r} is closed")
 
+    def _refuse(self, ticket: Ticket) -> object:
+        raise self.refusal()
+
     def fail(self, cause: BaseException) -> None:
         """Stop for good (invariant 7)."""
         if self.failed is None:
@@ -152,8 +159,9 @@ class Engine:
         """What the backend is given."""
         return Host(self.catalog, self.lock, self.fail)
 
-    def start(self) -> None:
-        """The backend has filled the catalog."""
+    def start(self, submit: Callable[[Ticket], object]) -> None:
+        """The backend has filled the catalog. `submit`: the writer's."""
+        self.submit = self._submit = submit
         self._guard = self.backend.guard
         self.closed = False
         self.failed = None
@@ -165,11 +173,11 @@ class Engine:
         with self.lock:
             self.current()
             if self.nonpersistent is None:
-                made = Nonpersistent(self, directory, file_mode)
+                made = Nonpersistent(self, self._submit, directory, file_mode)
                 self.sequencer.mix()
                 self.delivery.mixed = True
                 self._passes_on = False
-                self.rows = made
+                self.rows, self.submit = made.rows, made.submit
                 self.nonpersistent = made
             return self.nonpersistent
 

@@ -5,27 +5,31 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from ...policies.errors import StoreFullError
 
 Amount = tuple[int, int]
 """Messages and their bytes."""
 
+What = TypeVar("What")
 
-class Reservation:
+
+class Reservation(Generic[What]):
     """Room that is given back when its last user lets go of it: by then the messages are counted as held, or failed.
 
     Not by a call, since a KeyboardInterrupt may come before any call.
     """
 
-    __slots__ = ("_amount", "_given_back")
+    __slots__ = ("_given_back", "what")
 
-    def __init__(self, amount: Amount, given_back: deque[Amount]) -> None:
-        self._amount = amount
+    def __init__(self, what: What, given_back: deque[What]) -> None:
+        self.what = what
         self._given_back = given_back
 
     def __del__(self) -> None:
-        self._given_back.append(self._amount)
+        if hasattr(self, "_given_back"):  # not so if its constructor was interrupted
+            self._given_back.append(self.what)
 
 
 class Room:
@@ -47,14 +51,14 @@ class Room:
         self._messages = self._bytes = 0
         self._given_back: deque[Amount] = deque()
 
-    def hold(self, amount: Amount) -> Reservation:
+    def hold(self, amount: Amount) -> Reservation[Amount]:
         """Room for so much, whether or not it is there: of a prepared branch found at open."""
         with self._lock:
             self._messages += amount[0]
             self._bytes += amount[1]
         return Reservation(amount, self._given_back)
 
-    def reserve(self, amount: Amount) -> Reservation:
+    def reserve(self, amount: Amount) -> Reservation[Amount]:
         """Room for so much. Raises StoreFullError, and then nothing is reserved."""
         with self._lock:
             self.require(amount)

@@ -19,8 +19,7 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from collections.abc import Iterator, MutableSequence, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -29,9 +28,11 @@ from .branches import Branch
 from .changes import Ack, AckRange, Change, Returned, Send, sent
 from .changes import SendMany as Many
 from .changes import VolatileChange as Volatile
-from .delivery import Feed, Rows
+from .delivery import Feed
 from .destination_changes import Remove, Subscribe, Unsubscribe
-from .place import SEQ, Place, VolatileSpot, is_volatile
+from .limits import Reservation
+from .mixed_rows import AT_ONCE, PLANNED, MixedRows, shadow_of
+from .place import SEQ, is_volatile
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
 from .table import SEQ_MAX
@@ -40,14 +41,13 @@ if TYPE_CHECKING:
     from .duplicates import Key
     from .engine import Engine
     from .plan import Plan
+    from .tickets import Ticket
 
 log = logging.getLogger(__name__)
 
 SWAP: Final = "swap"
 """The directory of the swap files, in the store's own."""
 
-_AT_ONCE: Final = 0
-_PLANNED: Final = 1
 _COMMITTED: Final = (b"",)
 """Stands for room that is reserved: nothing is refused any more."""
 
@@ -60,22 +60,6 @@ def sweep(directory: Path) -> None:
         pass
     except OSError as error:
         log.warning("what was swapped by a process that was killed cannot be removed: %s", error)
-
-
-class Reserved:
-    """Memory for messages that are committed later; given back when nobody refers to it any more."""
-
-    # Of one whose constructor was interrupted:
-    key = b""
-    _freed: Any = None
-
-    def __init__(self, key: bytes, freed: deque[bytes]) -> None:
-        self.key = key
-        self._freed = freed
-
-    def __del__(self) -> None:
-        if self._freed is not None:
-            self._freed.append(self.key)
 
 
 def give_back_room(changes: Sequence[Change]) -> None:
@@ -96,14 +80,16 @@ class _Written(NamedTuple):
     plan: Plan | None
 
 
-class Nonpersistent(Rows):
-    """Of one store that is open, made with its first such message. As Rows it tells of all messages, those of the
-    backend too. Under the store's lock, if not said otherwise."""
+class Nonpersistent:
+    """Of one store that is open, made with its first such message. Under the store's lock, if not said otherwise."""
 
-    def __init__(self, engine: Engine, directory: Path, file_mode: int | None) -> None:
+    def __init__(
+        self, engine: Engine, submit: Callable[[Ticket], object], directory: Path, file_mode: int | None
+    ) -> None:
+        """`submit`: the writer's. `directory`: the store's, for swap files."""
         from ..memory.rows import NEW_COST, MemoryRows  # not above: it stands on this package
 
-        self._engine, self._backend = engine, engine.backend
+        self._engine, self._submit = engine, submit
         self.shadows = Catalog()
         """The shadows."""
         name = f"{engine.name} (not persistent)"
@@ -111,8 +97,10 @@ class Nonpersistent(Rows):
         self._kept = MemoryRows(name, directory, options, True, self.shadows, engine.lock)
         self.shadow_rows = self._kept.rows
         """As Rows.rows, of a shadow and its subscriptions."""
+        self.rows = MixedRows(engine.catalog, engine.backend, self._kept)
+        """Of all messages of the store."""
         self._new_cost = NEW_COST
-        self._priorities = self._backend.settings.priorities
+        self._priorities = engine.backend.settings.priorities
         self._window = engine.sequencer.volatile_window
         self._written: _Written | None = None
         self._applying = False
@@ -135,29 +123,34 @@ class Nonpersistent(Rows):
         volatile = [change for change in changes if type(change) is Volatile]
         if volatile and len(volatile) == len(changes):
             return True
-        sends = [one.change for one in volatile if type(one.change) is Send]
+        sends = [one for one in volatile if type(one.change) is Send]
         if sends:
-            self._engine.check()
-            with self._engine.lock:
-                self._engine.current()
-                room = self._reserve(b"ticket %d" % next(self._keys), sends)
-            for one in volatile:
+            room = self._engine.asked(lambda: self._reserve(sends))
+            for one in sends:
                 one.room = room
         return False
+
+    def submit(self, ticket: Ticket) -> None:
+        """In front of Writer.submit: what concerns these messages alone is done by then. Any thread. Raises likewise,
+        and as `takes` and `write`."""
+        changes = list(ticket.content)
+        if self.takes(changes):
+            ticket.outcomes = self.write(changes)
+            ticket.finish(None)
+        else:
+            ticket.content = changes
+            self._submit(ticket)
 
     def write(self, changes: Sequence[Change]) -> list[Any]:
         """Do it at once. Returns what comes of each. Any thread. Raises what Engine.check raises, StoreFullError and
         StoreFailedError; then nothing took effect."""
-        engine = self._engine
-        engine.check()
-        with engine.lock:
-            engine.current()
-            return self._write(changes)
+        return self._engine.asked(lambda: self._write(changes))
 
-    def _reserve(self, key: bytes, sends: Sequence[Send]) -> Reserved:
+    def _reserve(self, sends: Sequence[Change]) -> Reservation[bytes]:
+        """Memory for messages that are committed later."""
         self._free()
-        room = Reserved(key, self._freed)
-        self._kept.reserve(key, sends)
+        room = Reservation(b"ticket %d" % next(self._keys), self._freed)
+        self._kept.reserve(room.what, _sends(sends))
         return room
 
     def _free(self) -> None:
@@ -176,7 +169,7 @@ class Nonpersistent(Rows):
     def _do(self, change: Change, doing: list[Change], ids: dict[Key, int]) -> tuple[int, bool] | None:
         """What comes of a change that is done at once."""
         if type(change) is not Send:
-            doing += self._shadowed(change)
+            doing += _shadowed(change)
             return None
         sequencer, state = self._engine.sequencer, self._engine.catalog.current(change.state)
         if change.name is not None:
@@ -187,7 +180,7 @@ class Nonpersistent(Rows):
         seq = sequencer.next_seq()
         if change.name is not None:
             ids[state.number, change.name] = seq
-        self._add(change, state, seq, _AT_ONCE, doing)
+        self._add(change, state, seq, AT_ONCE, doing)
         return seq, False
 
     def _add(self, send: Send, state: DestinationState, seq: int, lane: int, doing: list[Change]) -> None:
@@ -200,19 +193,6 @@ class Nonpersistent(Rows):
                 self.dropped += 1
                 return
         doing.append(kept)
-
-    def _shadowed(self, change: Change) -> Iterator[Change]:
-        """The same of its destination's shadow; nothing if that is gone."""
-        assert isinstance(change, Ack | Returned | AckRange)
-        shadow = change.state.volatile
-        if shadow is None:
-            return
-        if type(change) is Ack:
-            yield Ack(shadow, change.seq, change.number, change.place)
-        elif type(change) is Returned:
-            yield Returned(shadow, change.seq, change.number, change.count, None)
-        elif type(change) is AckRange:
-            yield AckRange(shadow, change.first, change.last, change.number)
 
     def _take_effect(self, written: _Written, reserved: Sequence[bytes]) -> None:
         """Raises StoreFullError, StoreFailedError, and then it does not; not if there is room `reserved`."""
@@ -272,9 +252,9 @@ class Nonpersistent(Rows):
         for one in plan.volatile:
             change = one.change
             if one.room is not None:
-                rooms[one.room.key] = None
+                rooms[one.room.what] = None
             if type(change) is not Send:
-                doing += self._shadowed(change)
+                doing += _shadowed(change)
             elif not change.state.removed:  # since it was planned, or later in the same plan
                 state = self._engine.catalog.current(change.state)
                 if change.name is not None:
@@ -282,7 +262,7 @@ class Nonpersistent(Rows):
                     if self._window.get(key) not in (None, change.seq) and not is_requeued(change.record):
                         continue  # it was sent by another meanwhile
                     ids[key] = change.seq
-                self._add(change, state, change.seq, _PLANNED, doing)
+                self._add(change, state, change.seq, PLANNED, doing)
         self._take_effect(_Written(doing, ids, None, plan), [*rooms] or _COMMITTED)
 
     def follow(self, change: Change) -> None:
@@ -297,7 +277,7 @@ class Nonpersistent(Rows):
                     self._kept.apply_changes([AckRange(change.state.volatile, 0, SEQ_MAX, change.subscriber.number)])
         elif type(change) is Unsubscribe:
             shadow = change.subscriber.topic.volatile
-            ended = _same(shadow, change.subscriber) if shadow is not None else None
+            ended = shadow_of(shadow, change.subscriber) if shadow is not None else None
             if shadow is not None and ended is not None:
                 self._end(shadow, ended)
 
@@ -343,10 +323,8 @@ class Nonpersistent(Rows):
         self._kept.unsubscribe(ended)
         shadow.leave(ended)
 
-    def remove(self, state: DestinationState) -> int:
-        """Of a destination that goes: its messages, leased ones too. Returns how many there were."""
-        self._engine.current()
-        count = state.volatile.count if state.volatile is not None else 0
+    def remove(self, state: DestinationState) -> None:
+        """Of a destination that goes: its messages, leased ones too."""
         for feed in state.feeds():
             for seq, lease in list(feed.held.items()):
                 if is_volatile(lease.place):
@@ -354,7 +332,6 @@ class Nonpersistent(Rows):
             feed.rewind()
         self._remove(state)
         self._engine.catalog.drop(state)
-        return count
 
     def _remove(self, state: DestinationState) -> None:
         shadow = state.volatile
@@ -377,131 +354,33 @@ class Nonpersistent(Rows):
 
     def write_shadows(self, changes: Sequence[Change]) -> None:
         """Do to shadows what only frees memory. Any thread, without the lock. Raises what Engine.check raises."""
-        engine = self._engine
-        engine.check()
-        with engine.lock:
-            engine.current()
-            self._kept.apply_changes(changes)
+        self._engine.asked(lambda: self._kept.apply_changes(changes))
 
     # Transactions over several stores: branches that concern these messages alone
 
     def prepare(self, branch: Branch) -> None:
-        """Any thread. Raises as `write`."""
-        self._engine.check()
-        with self._engine.lock:
-            self._engine.current()
-            self._free()
-            self._kept.reserve(branch.transaction, [send for send in map(sent, branch.changes) if send is not None])
-            self.prepared[branch.transaction] = branch
+        """Raises as `write`."""
+        self._free()
+        self._kept.reserve(branch.transaction, _sends(branch.changes))
+        self.prepared[branch.transaction] = branch
 
     def commit_prepared(self, branch: Branch) -> list[Any] | None:
-        """What comes of its changes; None if it has been told its outcome before. Any thread."""
-        self._engine.check()
-        with self._engine.lock:
-            self._engine.current()
-            if self.prepared.get(branch.transaction) is not branch:
-                return None
-            outcomes = self._write(branch.changes, branch.transaction, [branch.transaction])
-            branch.reservation = None
-            return outcomes
+        """What comes of its changes; None if it has been told its outcome before."""
+        if self.prepared.get(branch.transaction) is not branch:
+            return None
+        outcomes = self._write(branch.changes, branch.transaction, [branch.transaction])
+        branch.reservation = None
+        return outcomes
 
     def rollback_prepared(self, branch: Branch) -> bool:
-        """Whether it was prepared. Any thread."""
-        engine = self._engine
-        engine.check()
-        with engine.lock:
-            engine.current()
-            if self.prepared.get(branch.transaction) is not branch:
-                return False
-            for lease in branch.leases:
-                engine.delivery.unlease(lease, self, delivered=True)
-            self._write(branch.returned, branch.transaction)
-            branch.reservation = None
-            return True
-
-    # Rows
-
-    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
-        found = self._backend.next_order(state, subscription, order)
-        shadow = state.volatile
-        if shadow is None or not shadow.count:
-            return found
-        same = _same(shadow, subscription)
-        first = self._kept.next_order(shadow, same, 2 * order) if subscription is None or same is not None else None
-        if first is None:
-            return found
-        return first >> 1 if found is None else min(found, first >> 1)
-
-    def rows(
-        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
-    ) -> Sequence[Place]:
-        shadow = state.volatile
-        if shadow is None or not shadow.count:
-            return self._backend.rows(state, subscription, order, after, limit)
-        found = self.volatile_rows(state, subscription, order, after, limit)
-        if state.count:
-            found += self._backend.rows(state, subscription, order, after, limit)
-        found.sort(key=itemgetter(SEQ))
-        del found[limit:]
-        return found
-
-    def volatile_rows(
-        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
-    ) -> list[Place]:
-        """As `rows`, of these messages alone."""
-        shadow = state.volatile
-        if shadow is None:
-            return []
-        same = _same(shadow, subscription)
-        if subscription is not None and same is None:
-            return []
-        if order is None:
-            return [_place(place) for place in self._kept.rows(shadow, same, None, after, limit)]
-        lanes = shadow.own.lanes
-        orders = [one for one in (2 * order + _AT_ONCE, 2 * order + _PLANNED) if one in lanes]
-        found = [_place(place) for one in orders for place in self._kept.rows(shadow, same, one, after, limit)]
-        if len(orders) > 1:
-            found.sort(key=itemgetter(SEQ))
-        return found[:limit]
-
-    def row(
-        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
-    ) -> Place | None:
-        shadow = state.volatile
-        if shadow is not None:
-            same = _same(shadow, subscription)
-            if subscription is None or same is not None:
-                place = self._kept.row(shadow, same, seq)
-                if place is not None:
-                    return _place(place)
-        return self._backend.row(state, subscription, seq, order)
-
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        shadow = state.volatile
-        found = self._kept.unacked(shadow, seq) if shadow is not None else ()
-        return found or self._backend.unacked(state, seq)
-
-    def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
-        yield from self._backend.expired(since, now)
-        for shadow, place in self._kept.expired(since, now):
-            state = self._engine.catalog.by_number.get(shadow.number)
-            if state is not None:
-                yield state, _place(place)
-
-    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
-        yield from self._backend.limited(least)
-        for feed, place in self._kept.limited(least):
-            yield feed, _place(place)
-
-    def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """As Backend.bodies. Any thread."""
-        if len(places) == 1:
-            return (self._kept if is_volatile(places[0]) else self._backend).bodies(state, places)
-        return self._bodies(state, places)
-
-    def _bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        for volatile, run in itertools.groupby(places, is_volatile):
-            yield from (self._kept if volatile else self._backend).bodies(state, list(run))
+        """Whether it was prepared."""
+        if self.prepared.get(branch.transaction) is not branch:
+            return False
+        for lease in branch.leases:
+            self._engine.delivery.unlease(lease, self.rows, delivered=True)
+        self._write(branch.returned, branch.transaction)
+        branch.reservation = None
+        return True
 
     # Asking
 
@@ -542,15 +421,19 @@ class Nonpersistent(Rows):
         self._kept.let_go(clean)
 
 
-def _same(shadow: DestinationState, subscription: SubscriptionState | None) -> SubscriptionState | None:
-    """A subscription's shadow."""
-    if subscription is None:
-        return None
-    same = shadow.subscriptions.get(subscription.subscription.key)
-    return same if same is not None and same.number == subscription.number else None
+def _sends(changes: Iterable[Change]) -> list[Send]:
+    return [send for send in map(sent, changes) if send is not None]
 
 
-def _place(place: Place) -> Place:
-    """In memory, as the core knows it."""
-    order, seq, expires, deliveries, spot = place
-    return order >> 1, seq, expires, deliveries, VolatileSpot(spot)
+def _shadowed(change: Change) -> list[Change]:
+    """The same of its destination's shadow; nothing if that is gone."""
+    assert isinstance(change, Ack | Returned | AckRange)
+    shadow = change.state.volatile
+    if shadow is None:
+        return []
+    if type(change) is Ack:
+        return [Ack(shadow, change.seq, change.number, change.place)]
+    if type(change) is Returned:
+        return [Returned(shadow, change.seq, change.number, change.count)]
+    assert type(change) is AckRange
+    return [AckRange(shadow, change.first, change.last, change.number)]

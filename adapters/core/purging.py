@@ -160,7 +160,7 @@ def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write:
     messages the destination is less."""
     kinds: list[tuple[RowsOf, Write]] = [(engine.backend.rows, write)]
     if engine.nonpersistent is not None:  # apart: the messages of one kind may lie between those of the other
-        kinds.append((engine.nonpersistent.volatile_rows, engine.nonpersistent.write))
+        kinds.append((engine.nonpersistent.rows.volatile_rows, engine.nonpersistent.write))
     free = gone = 0
     for feed in feeds:
         for rows, write_range in kinds:

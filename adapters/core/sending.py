@@ -113,13 +113,8 @@ class Sending:
 
     def write(self, changes: Sequence[Change], sync: bool = False, unsynced: bool = False) -> list[Any]:
         """Until the changes are written, together. Returns what comes of each."""
-        volatile = self._engine.nonpersistent
-        if volatile is not None:
-            changes = list(changes)
-            if volatile.takes(changes):
-                return volatile.write(changes)
         ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
-        self._writer.submit(ticket)
+        self._engine.submit(ticket)
         return self.wait(ticket)
 
     def wait(self, ticket: Ticket) -> list[Any]:

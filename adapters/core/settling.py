@@ -67,14 +67,10 @@ class Settling:
             changes = acks_of(leases) if not first else [*first, *acks_of(leases)]
             if not changes:
                 return []
-            volatile = self._engine.nonpersistent
-            if volatile is not None and volatile.takes(changes):
-                outcomes = volatile.write(changes)
-            else:
-                ticket = _ticket(changes, not first, sync, reservation)
-                del reservation
-                self._writer.submit(ticket)
-                outcomes = self._writer.wait(ticket)
+            ticket = _ticket(changes, not first, sync, reservation)
+            del reservation
+            self._engine.submit(ticket)
+            outcomes = self._writer.wait(ticket)
         except (UnknownMessageError, OutcomeUnknownError):
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
@@ -124,12 +120,7 @@ class Settling:
         del reservation
         ticket.future = (future, lambda done: result(done.outcomes))
         future.add_done_callback(lambda done: self._acked(done, leases, hold, changes))
-        nonpersistent = self._engine.nonpersistent
-        if nonpersistent is not None and nonpersistent.takes(changes):
-            ticket.outcomes = nonpersistent.write(changes)
-            ticket.finish(None)
-            return future
-        self._writer.submit(ticket)
+        self._engine.submit(ticket)
         self._writer.proceed()
         return future
 
@@ -200,12 +191,8 @@ class Settling:
         try:
             for start in range(0, len(changes), COUNTED_AT_ONCE):
                 part = changes[start : start + COUNTED_AT_ONCE]
-                volatile = self._engine.nonpersistent
-                if volatile is not None and volatile.takes(part):
-                    volatile.write(part)
-                    continue
                 ticket = Ticket(part, sum(change.size for change in part), unsynced=True)
-                self._writer.submit(ticket)
+                self._engine.submit(ticket)
                 self._writer.wait(ticket)
         except StoreFailedError:
             if self._engine.failed is not None:

@@ -166,7 +166,7 @@ class Store:
                 self.backend.require_owned()
                 if not self.volatile:
                     sweep(self.directory)
-                engine.start()
+                engine.start(self._writer.submit)
                 self._opened = True
                 if engine.leaving:  # there was no room to remove it while nobody else was there
                     engine.on_leaving()

@@ -132,7 +132,7 @@ class Transactions:
         branch = Branch(transaction, tuple(participants), first)
         branch.reservation, branch.leases = room, leases
         if volatile is not None and alone:
-            volatile.prepare(branch)
+            engine.asked(lambda: volatile.prepare(branch))
             return Done(None)
         self._backend.stage(branch)
         if not self._backend.volatile:  # else nobody ever reads it back
@@ -168,7 +168,7 @@ class Transactions:
             return made
 
         if volatile is not None:
-            return Done(receipts(volatile.commit_prepared(branch)))
+            return Done(receipts(engine.asked(lambda: volatile.commit_prepared(branch))))
         self._backend.before_outcome(branch, True)
         return self._step(Commit(branch), receipts, unsynced=True)
 
@@ -179,7 +179,7 @@ class Transactions:
             return Done(False)
         branch.returned = returned_of(branch.leases)
         if volatile is not None:
-            return Done(volatile.rollback_prepared(branch))
+            return Done(self._engine.asked(lambda: volatile.rollback_prepared(branch)))
         self._backend.before_outcome(branch, False)
 
         def rolled_back(outcome: bool) -> bool:
