@@ -32,7 +32,7 @@ from .delivery import Feed
 from .destination_changes import Remove, Subscribe, Unsubscribe
 from .limits import Reservation
 from .mixed_rows import AT_ONCE, PLANNED, MixedRows, shadow_of
-from .place import SEQ, is_volatile
+from .place import is_volatile
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
 from .table import SEQ_MAX
