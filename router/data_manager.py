@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from transaction import manager as of_this_thread
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
-from zope.interface import implementer
+from zope.interface import classImplements, implementer
 
 from ..adapters.messages import Headers, Message
 from ..policies.errors import TransactionError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .router import Router
 
 log = logging.getLogger(__name__)
+
+classImplements(Savepoint, IDataManagerSavepoint)
 
 
 def join(router: Router, manager: Any = None, xid: Xid | None = None) -> DataManager:
@@ -164,18 +166,6 @@ class DataManager:
 
     # ISavepointDataManager
 
-    def savepoint(self) -> DataManagerSavepoint:
+    def savepoint(self) -> Savepoint:
         """This point of the transaction."""
-        return DataManagerSavepoint(self._transaction.savepoint())
-
-
-@implementer(IDataManagerSavepoint)
-class DataManagerSavepoint:
-    """A point that the transaction manager can go back to."""
-
-    def __init__(self, savepoint: Savepoint) -> None:
-        self._savepoint = savepoint
-
-    def rollback(self) -> None:
-        """Undo what was done since."""
-        self._savepoint.rollback()
+        return self._transaction.savepoint()

@@ -43,9 +43,6 @@ from ..policies.durability import Sync
 from ..policies.errors import CorruptionError, StoreFailedError
 from .xid import Xid
 
-COMMIT: Final = "commit"
-ROLLBACK: Final = "rollback"
-
 EPOCH: Final = 16
 XA_PREPARED: Final = 17
 DECISION: Final = 18
@@ -72,11 +69,6 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     xid: Xid | None = None
     by_hand: bool = False
     """Heuristic: an operator's resolution, kept until it is told to be forgotten."""
-
-
-def outcome_of(decision: Decision) -> str:
-    """What was decided: COMMIT or ROLLBACK."""
-    return COMMIT if decision.commit else ROLLBACK
 
 
 class External(msgspec.Struct, frozen=True, array_like=True):
@@ -379,12 +371,6 @@ class DecisionLog:
             raise CorruptionError(path, offset, f"record of unknown type {kind}", "use the version that wrote it")
 
     # Releasing segments
-
-    def reclaim(self) -> None:
-        """Carry what is in force to the tail and release the segments before it (rule T5)."""
-        reclaimer = self._reclaimer
-        if reclaimer is not None:
-            reclaimer.run()
 
     def _snapshot(self) -> tuple[list[Segment], bytes]:
         """All segments but the last, and what is in force."""

@@ -83,16 +83,16 @@ class TokenSettler:
     def settle(self, tokens: Sequence[str], how: Settlement, reason: str) -> Results:
         """Settle each; those of one store together, but each rejected one on its own."""
         results: Results = [None] * len(tokens)
-        for store, registry in self._by_store(tokens, results):
+        for store, places in self._by_store(tokens, results):
             if how is Settlement.REJECT:
-                for place in registry:
+                for place in places:
                     results[place] = self._rejected(store, tokens[place], reason)
                 continue
             try:
-                found = store.settle([tokens[place] for place in registry], how)
+                found = store.settle([tokens[place] for place in places], how)
             except AnabranchError as error:
-                found = [error] * len(registry)
-            for place, wrong in zip(registry, found, strict=True):
+                found = [error] * len(places)
+            for place, wrong in zip(places, found, strict=True):
                 results[place] = wrong
         return results
 
@@ -102,14 +102,14 @@ class TokenSettler:
             return in_background(lambda: self.settle(tokens, how, reason))
         results: Results = [None] * len(tokens)
         futures: list[Future[None]] = []
-        for store, registry in self._by_store(tokens, results):
+        for store, places in self._by_store(tokens, results):
             try:
-                future = store.settle_nowait([tokens[place] for place in registry], how)
+                future = store.settle_nowait([tokens[place] for place in places], how)
             except AnabranchError as error:
-                for place in registry:
+                for place in places:
                     results[place] = error
                 continue
-            futures.append(_noted(future, registry, results))
+            futures.append(_noted(future, places, results))
         return _all(futures, lambda: results)
 
     def _by_store(self, tokens: Sequence[str], results: Results) -> list[tuple[Store, list[int]]]:
@@ -156,7 +156,7 @@ class TokenSettler:
         return None
 
 
-def _noted(future: Future[Results], registry: Sequence[int], results: Results) -> Future[None]:
+def _noted(future: Future[Results], places: Sequence[int], results: Results) -> Future[None]:
     """Resolves once what became of these tokens is in `results`."""
     noted: Future[None] = Future()
 
@@ -165,7 +165,7 @@ def _noted(future: Future[Results], registry: Sequence[int], results: Results) -
         if error is not None and not isinstance(error, AnabranchError):
             noted.set_exception(error)
             return
-        for at, place in enumerate(registry):
+        for at, place in enumerate(places):
             results[place] = error if error is not None else done.result()[at]
         noted.set_result(None)
 

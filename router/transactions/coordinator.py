@@ -59,7 +59,6 @@ class Coordinator:
     ) -> None:
         self._sync = options.sync is Sync.ALWAYS
         self._registry = registry
-        self._closed = True
         self.log = DecisionLog(directory, options.sync, file_mode)
         self.table = TransactionTable(options, self.log)
         self.cleanup = DecisionCleanup(self.log, registry, self.table)
@@ -80,7 +79,7 @@ class Coordinator:
                 "those that are prepared, with their stores", error,
             )  # fmt: skip
         self.table.load()
-        self._closed = self.resolver.closed = self.cleanup.closed = False
+        self.table.closed = False
 
     def require_participants(self, store_ids: Iterable[bytes]) -> None:
         """Raise PlacementError if a store that a transaction names is not recorded (rule T3)."""
@@ -95,12 +94,12 @@ class Coordinator:
 
     def close(self) -> None:
         """Forget what can be forgotten. Idempotent."""
-        if not self._closed:
+        if not self.table.closed:
             try:
                 self.cleanup.run()
             except AnabranchError as error:
                 log.debug("decisions are kept for the next open: %s", error)
-            self._closed = self.resolver.closed = self.cleanup.closed = True
+            self.table.closed = True
 
     def reopen(self) -> None:
         """Read the decision log again, after it failed or was moved aside. Raises CorruptionError, PlacementError, and
@@ -245,7 +244,7 @@ class Coordinator:
         transaction.move(DONE)
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self.table.closed:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
         self._registry.require_open()
 
@@ -332,7 +331,7 @@ class Coordinator:
     def take_over(self, transaction: GlobalTransaction) -> None:
         """From a thread that was interrupted with it, perhaps before it began, perhaps after it was done: to the end
         that it could still reach. For a background thread, which no signal strikes."""
-        if self._closed or not transaction.running:
+        if self.table.closed or not transaction.running:
             return
         try:
             if transaction.external and transaction.state in (PREPARED, IN_DOUBT):
@@ -364,7 +363,7 @@ class Coordinator:
 
     def resolve_after_flush(self, transaction: GlobalTransaction) -> None:
         """Once all that was handed to the log is there, or not. Raises what the log raises."""
-        if not self._closed:
+        if not self.table.closed:
             self.log.flush()
             self.resolver.resolve(transaction)
 

@@ -35,8 +35,7 @@ class DecisionCleanup:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing happens in the background until `closed` is unset."""
-        self.closed = True
+        """The router is opened."""
         self._due = False
         self._count = 0
         """How many are done since it last came round."""
@@ -53,7 +52,7 @@ class DecisionCleanup:
     def _run_in_background(self) -> None:
         with self._lock:
             self._due = False
-        if self.closed:
+        if self._table.closed:
             return
         try:
             self.run()
@@ -114,5 +113,5 @@ def _sync_outcomes(store: Store, transactions: Sequence[GlobalTransaction]) -> N
     prepared = {branch.transaction for branch in store.recover_prepared()}
     for transaction in transactions:
         if transaction.id in prepared:  # it failed since, and without its decision would roll back
-            (store.commit_prepared if transaction.commit else store.rollback_prepared)(transaction.id).wait()
+            transaction.begin_in(store).wait()
     store.sync()  # last: another thread may be telling it just now

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from ...adapters.core import Store
+from ...adapters.store_types import Pending
 from ..xid import Xid
 from .participant import Participant
 from .states import ACTIVE, COMMIT, DECIDED, DONE, IN_DOUBT, PREPARED, ROLLBACK, Outcome, State, TransactionState
@@ -68,6 +71,10 @@ class GlobalTransaction:
             assert DECIDED in self.state.successors
             self.commit = commit
             self.state = DECIDED
+
+    def begin_in(self, store: Store) -> Pending[Any]:
+        """Begin to carry its outcome out in a store, where it is prepared."""
+        return (store.commit_prepared if self.commit else store.rollback_prepared)(self.id)
 
     @property
     def outcome(self) -> Outcome | None:

@@ -46,8 +46,7 @@ class Resolver:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing happens in the background until `closed` is unset."""
-        self.closed = True
+        """The router is opened."""
         self._retry_due = False
         self._retry_seconds = RETRY_SECONDS
 
@@ -149,11 +148,11 @@ class Resolver:
         store = only or participant.store
         if store is not None and (only or transaction.running or participant.volatile):  # else another may be open now
             try:
-                return store, (store.commit_prepared if transaction.commit else store.rollback_prepared)(transaction.id)
+                return store, transaction.begin_in(store)
             except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
                 if only is not None:
                     raise
-        return self._registry.with_id(participant.store_id, partial(_step, transaction))
+        return self._registry.with_id(participant.store_id, lambda store: (store, transaction.begin_in(store)))
 
     def _carried_out(self, transaction: GlobalTransaction, participant: Participant, store: Store, result: Any) -> None:
         if transaction.commit:
@@ -181,7 +180,7 @@ class Resolver:
 
     def resolve_later(self, transaction: GlobalTransaction) -> None:
         """For a background thread: what its own thread could not do."""
-        if not self.closed:
+        if not self._table.closed:
             self.resolve(transaction)
 
     # A store, all stores
@@ -279,7 +278,7 @@ class Resolver:
     def retry_later(self) -> None:
         """Everything that waits is tried again soon."""
         with self._lock:
-            if self._retry_due or self.closed:
+            if self._retry_due or self._table.closed:
                 return
             seconds = self._retry_seconds
             shared().schedule_while_alive(seconds, self._retry)
@@ -289,14 +288,9 @@ class Resolver:
     def _retry(self) -> None:
         with self._lock:
             self._retry_due = False
-        if self.closed:
+        if self._table.closed:
             return
         self.resolve_all()
         self.recover_open()
         if not self._retry_due:
             self._retry_seconds = RETRY_SECONDS
-
-
-def _step(transaction: GlobalTransaction, store: Store) -> tuple[Store, Pending[Any]]:
-    """A store, and the step that carries the outcome out in it."""
-    return store, (store.commit_prepared if transaction.commit else store.rollback_prepared)(transaction.id)

@@ -36,6 +36,8 @@ class TransactionTable:
         self.by_id: dict[bytes, GlobalTransaction] = {}
         """All that have come to their first phase."""
         self._timer = False
+        self.closed = True
+        """Whether nothing is to happen in the background."""
 
     def clear(self) -> None:
         """The router is opened: what its threads had in hand before is theirs no more."""

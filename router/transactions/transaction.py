@@ -109,9 +109,7 @@ class Transaction:
             if kind is None and self.state in ("open", "voted", "timed out"):
                 self.commit()  # which says so if its time was over
             elif kind is not None and self.state in ("open", "voted"):
-                with suppress(
-                    TransactionError
-                ):  # its time was over just now: the block's own error is the one to hear of
+                with suppress(TransactionError):  # its time was over just now: the block's own error says more
                     self.rollback()
         except KeyboardInterrupt:
             if self.state in ("open", "voted"):  # it had not come so far as to end it
@@ -201,14 +199,6 @@ class Transaction:
                 self._take_back(message, before)
                 raise
 
-    def _take_back(self, message: Message, operations: int) -> None:
-        """Leave nothing of an ack that was interrupted anywhere: the message is free, or leased still."""
-        participant = self._participant(message._store, message.destination)
-        participant.acks = [acked for acked in participant.acks if acked is not message]
-        self._drop_empty()
-        del self._order[operations:]
-        unclaim(message._store, [message])
-
     def release(self, message: Message) -> None:
         """Give a leased message back when the transaction ends, however it ends (with `prepare`: once that is done):
         it is free then, at its old place, delivered once more. Until then nobody else has it.
@@ -227,10 +217,20 @@ class Transaction:
                 self._released.append(message)
                 self._order.append((_NOBODY, RELEASE))
             except KeyboardInterrupt:
-                self._released = [released for released in self._released if released is not message]
-                del self._order[before:]
-                unclaim(message._store, [message])
+                self._take_back(message, before)
                 raise
+
+    def _take_back(self, added: Message | Change, operations: int) -> None:
+        """Leave nothing of an ack, a release or a change that was interrupted anywhere: a message is free, or leased
+        still."""
+        for participant in self._participants.values():
+            participant.acks = [other for other in participant.acks if other is not added]
+            participant.changes = [other for other in participant.changes if other is not added]
+        self._released = [other for other in self._released if other is not added]
+        self._drop_empty()
+        del self._order[operations:]
+        if isinstance(added, Message):
+            unclaim(added._store, [added])
 
     def _free_released(self) -> None:
         """May be done again."""
@@ -278,9 +278,7 @@ class Transaction:
                 self._order.append((participant, CHANGE))
                 participant.changes.append(change)
             except KeyboardInterrupt:
-                del self._order[before:]
-                participant.changes = [other for other in participant.changes if other is not change]
-                self._drop_empty()
+                self._take_back(change, before)
                 raise
 
     def savepoint(self) -> Savepoint:

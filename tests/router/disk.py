@@ -171,3 +171,9 @@ class Faults:
     def _fdatasync_or_fail(self, fd: int) -> None:
         self._meet("fdatasync", fd)
         self._fdatasync(fd)
+
+
+def keep_background_out(router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No decision is forgotten, and no store told again, but by who asks for it."""
+    monkeypatch.setattr(router.coordinator.cleanup, "add", lambda: None)
+    monkeypatch.setattr(router.coordinator.resolver, "retry_later", lambda: None)

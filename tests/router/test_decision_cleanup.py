@@ -8,13 +8,13 @@ import pytest
 
 import anabranch
 
-from .disk import OPTIONS, Faults, bodies, config
+from .disk import OPTIONS, Faults, bodies, config, keep_background_out
 
 
-def test_what_is_carried_out_is_synced_then_forgotten(tmp_path: Path) -> None:
+def test_what_is_carried_out_is_synced_then_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with anabranch.open(config(tmp_path)) as router:
         coordinator = router.coordinator
-        coordinator.cleanup.closed = True  # nothing in the background
+        keep_background_out(router, monkeypatch)
         for _ in range(3):
             router.send("a.x,b.x", b"1")
         assert len(coordinator.log.decisions) == 3
@@ -32,7 +32,7 @@ def test_a_store_that_cannot_be_synced_keeps_its_own(tmp_path: Path, monkeypatch
     faults = Faults(monkeypatch)
     with anabranch.open(config(tmp_path, OPTIONS)) as router:
         coordinator = router.coordinator
-        coordinator.cleanup.closed = coordinator.resolver.closed = True
+        keep_background_out(router, monkeypatch)
         router.send("a.x,b.x", b"1")
         router.send("a.x,c.x", b"2")
         kept, _ = coordinator.table.all()
@@ -63,11 +63,11 @@ def test_what_was_decided_by_hand_stays(tmp_path: Path) -> None:
         assert known.id in coordinator.log.decisions
 
 
-def test_what_is_done_keeps_no_message_until_it_is_forgotten(tmp_path: Path) -> None:
+def test_what_is_done_keeps_no_message_until_it_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand large transactions may wait to be forgotten together."""
     with anabranch.open(config(tmp_path)) as router:
         coordinator = router.coordinator
-        coordinator.cleanup.closed = True  # nothing in the background
+        keep_background_out(router, monkeypatch)
         router.queue("a.x").send(b"1")
         message = router.queue("a.x").receive()
         assert message is not None

@@ -11,7 +11,7 @@ from anabranch.adapters.messages import Outgoing
 from anabranch.router.transactions.global_transaction import GlobalTransaction
 from anabranch.router.transactions.states import DECIDED, DONE, IN_DOUBT, PREPARED
 
-from .disk import Faults, bodies, config
+from .disk import Faults, bodies, config, keep_background_out
 
 XID = anabranch.Xid(1, "global", "branch")
 
@@ -50,7 +50,7 @@ def test_a_store_that_cannot_be_told_is_told_again(tmp_path: Path, monkeypatch: 
     with anabranch.open(config(tmp_path)) as router:
         resolver = router.coordinator.resolver
         known = prepared(router)
-        resolver.closed = True  # nothing in the background
+        keep_background_out(router, monkeypatch)
         faults.fail("pwrite", "/stores/b/")
         router.commit(XID)
         (b,) = (store.store_id for store in router.registry.open_stores() if store.name == "b")

@@ -10,7 +10,7 @@ import anabranch
 from anabranch.policies.errors import TransactionError
 from anabranch.router.transactions.states import DONE, PREPARED
 
-from .disk import config, take
+from .disk import config, keep_background_out, take
 
 XID, OTHER = anabranch.Xid(1, "global", "one"), anabranch.Xid(1, "global", "two")
 
@@ -78,10 +78,10 @@ def test_an_xid_is_in_use_until_it_has_ended(tmp_path: Path) -> None:
         router.commit(XID)
 
 
-def test_what_is_done_is_known_until_its_decision_is_forgotten(tmp_path: Path) -> None:
+def test_what_is_done_is_known_until_its_decision_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with anabranch.open(config(tmp_path)) as router:
         table = router.coordinator.table
-        router.coordinator.cleanup.closed = True  # nothing in the background
+        keep_background_out(router, monkeypatch)
         router.send("a.x,b.x", b"1")
         (known,) = table.all()
         assert (known.state, known.outcome, table.has(known), table.running()) == (DONE, "commit", True, [])
