@@ -1,8 +1,8 @@
-"""What every part that keeps files needs: making a change of names durable, and LMDB files that survive their birth."""
+"""What every part that keeps files needs: what a disk's errors mean, how files are made and written, how
+their names are made durable."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import lmdb
 
@@ -20,10 +20,6 @@ from ..policies.errors import ConfigError, OutOfDescriptorsError, StoreFailedErr
 from .acceleration import inner_loop
 from .descriptors import limit
 
-LMDB_ENGINE: Final = 0
-"""The lmdb package bundles two engines whose files are mutually unreadable: 0 is LMDB 0.9."""
-
-
 OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE))
 """What the operating system says of a process, and of a machine, that can have no more files open."""
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILES
@@ -31,10 +27,6 @@ FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILE
 may be tried again."""
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
 """And of a place that is the wrong one."""
-
-
-SHORT_WRITE_MAX: Final = 1 << 20
-"""Bytes; LMDB writes a quarter of that at once."""
 
 
 def refused(what: str, error: OSError, after: str = "") -> StoreFullError:
@@ -69,18 +61,6 @@ def disk_errors(what: str) -> Iterator[None]:
         full = isinstance(error, lmdb.DiskError)
         step = "free some space and try again" if full else "see to the disk and try again"
         raise (StoreFullError if full else StoreFailedError)(f"{what}: {error}; {step}") from error
-
-
-def is_for_room(error: lmdb.Error, path: Path) -> bool:
-    """Whether LMDB failed at a commit to this file for want of space. Where a write came out short it says EIO, and
-    that is how a disk that is just getting full says it first. Trying again later is right even if it was another EIO:
-    a commit that failed has touched no page of the one before."""
-    if isinstance(error, lmdb.DiskError):
-        return True
-    if os.strerror(errno.EIO) not in str(error):
-        return False
-    disk = os.statvfs(path)
-    return disk.f_bavail * disk.f_frsize < SHORT_WRITE_MAX
 
 
 def sync_directory(path: Path) -> None:
@@ -195,24 +175,6 @@ def sweep_unfinished(directory: Path, name: str | None = None) -> int:
     return len(found)
 
 
-def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
-    """One file, no lock file: the directory's lock is the owner's. Raises OSError if no file can be opened any more,
-    which says nothing about this one; lmdb.Error."""
-    try:
-        _map_blocks_from(LMDB_LIST_BYTES)
-        return lmdb.open(
-            str(path), map_size=map_bytes, subdir=False, lock=False, max_dbs=max_dbs, readahead=False,
-            lib_version=LMDB_ENGINE, mode=FILE_MODE,
-        )  # fmt: skip
-    except lmdb.Error as error:
-        for number in OUT_OF_FILES:
-            if os.strerror(number) in str(error):
-                raise OSError(number, os.strerror(number), str(path)) from error
-        raise
-    finally:
-        _map_blocks_from(MAPPED_BYTES)
-
-
 def extend(fd: int, size: int) -> None:
     """Make a file so long, of zeros that have their place on the disk. Nobody else makes it longer meanwhile. Raises
     OSError."""
@@ -222,74 +184,3 @@ def extend(fd: int, size: int) -> None:
             os.posix_fallocate(fd, start, size - start)
         else:
             write_all(fd, bytes(size - start), start)
-
-
-def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
-    """An empty file. Made under another name and renamed, since LMDB refuses a file that a power failure met before its
-    first commit (rule X5). One that is there is emptied, and keeps its place on the disk."""
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.unlink(missing_ok=True)
-    with suppress(FileNotFoundError):
-        path.rename(unfinished)
-    fd = open_file(unfinished, os.O_RDWR | os.O_CREAT, file_mode)  # LMDB heeds the umask
-    try:
-        empty = _empty_lmdb.get(map_bytes)
-        if empty is None:
-            size = os.fstat(fd).st_size
-            os.ftruncate(fd, 0)
-            _let_lmdb_begin(unfinished, map_bytes)
-            _empty_lmdb[map_bytes] = unfinished.read_bytes()
-            with suppress(OSError):  # another process may have been faster to take it
-                extend(fd, size)
-        else:
-            write_all(fd, empty, 0)
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    unfinished.rename(path)
-    sync_directory(path.parent)
-
-
-def _let_lmdb_begin(path: Path, map_bytes: int) -> None:
-    """What a new environment writes, into an empty file."""
-    env = open_lmdb(path, map_bytes, 1)
-    env.sync(True)
-    env.close()
-
-
-_empty_lmdb: Final[dict[int, bytes]] = {}
-"""What LMDB has written into a new file, by the size of the map: always the same, some KiB. LMDB itself is asked once
-alone, since each environment that is opened and closed again leaves 2 MiB of memory that it has touched."""
-
-
-LMDB_LIST_BYTES: Final = 1 << 20
-"""LMDB takes a list of 2 MiB for each environment, cleared, and uses a few KiB of it; and another of 1 MiB."""
-MAPPED_BYTES: Final = 32 << 20
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-
-
-def _map_blocks_from(size: int) -> None:
-    """Have the C library take blocks of so many bytes and more from the system, and give them back once they are freed.
-
-    A list that LMDB gets from the system takes only the memory that is used of it; one that lies where another was
-    freed is cleared, and takes all: 2 MiB for each store that is opened after others were closed. Bodies shall not be
-    taken from the system one by one, so else the size is the highest that glibc itself would come to. Does nothing
-    where it is another library, or where the environment says what the size shall be."""
-    tune = getattr(ctypes.CDLL(None), "mallopt", None)
-    if tune is not None and not _ALLOCATION_IS_GIVEN:
-        tune(_M_MMAP_THRESHOLD, size)
-        tune(_M_TRIM_THRESHOLD, 2 * MAPPED_BYTES)
-
-
-_ALLOCATION_IS_GIVEN: Final = any(
-    name.startswith("MALLOC_") or (name == "GLIBC_TUNABLES" and "malloc" in value) for name, value in os.environ.items()
-)
-
-
-def give_memory_back() -> None:
-    """Let the C library return to the system what was freed. LMDB takes 3 MiB for each environment, of which glibc
-    keeps what lies between blocks that are in use. Does nothing where it is another library."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -14,7 +14,8 @@ from weakref import WeakSet
 from ..adapters.background import shared
 from ..adapters.core import Store
 from ..adapters.descriptors import STORE, read_files, shares
-from ..adapters.files import give_memory_back, is_out_of_files, refused
+from ..adapters.files import is_out_of_files, refused
+from ..adapters.malloc import give_memory_back
 from ..adapters.store_types import Progress
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, ConfigError, CorruptionError, PlacementError

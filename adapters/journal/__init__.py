@@ -16,9 +16,10 @@ Where things are:
 
 - `store` names the kind; the contract is the core's (../core), and `backend` is what it asks of a journal
 - writing: ../wal is the log; `writing` makes its bytes of changes, by `encoding`, the one place that knows them
-- the index: `applying` (what is written goes into it, and it is written out now and then), `index` (LMDB), `rows` (its
-  messages: order, expiry, who has yet to ack), `indexed` (what it keeps of destinations and subscriptions), `checksums`
-  (of its pages: what is damaged is not opened)
+- the index: `applying` (what is written goes into it, and it is written out now and then), `index` (its tables), `rows`
+  (its messages: order, expiry, who has yet to ack), `transaction_rows`, `indexed` (what it keeps of destinations and
+  subscriptions), `index_file` (LMDB's file), `checksums` (of its pages, which `lmdb_format` takes apart: what is
+  damaged is not opened)
 - `bodies` reads messages back
 - at open: `opening` (recovery in order), `replay` (the index is brought up to the log); `check` (invariants)
 - space: `snapshot` (what must be said before segments go)

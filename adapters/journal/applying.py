@@ -18,14 +18,15 @@ from ..core.changes import Change
 from ..core.engine import Engine
 from ..core.plan import Plan
 from ..core.table import apply_all
-from ..files import disk_errors, is_for_room, refused
+from ..files import disk_errors, refused
 from ..wal.file import FILL_MAX
 from ..wal.log import Log
 from ..wal.segment import Segment, SegmentTable
 from ..wal.ticket import Tail
 from . import snapshot
 from .checksums import Files
-from .index import VERSION, Checkpoint, Index, remove_file
+from .index import VERSION, Checkpoint, Index
+from .index_file import is_for_room, remove_file
 from .replay import Replay
 from .rows import short_lived
 from .snapshot import Start
@@ -146,7 +147,7 @@ class Applier:
         self._log.fail(error)
         if not isinstance(error, lmdb.DiskError):
             with suppress(OSError):
-                remove_file(self._index.path)
+                remove_file(self._index.file.path)
 
     def _damaged(self, error: lmdb.Error) -> None:
         """Stop, and raise StoreFailedError."""
@@ -193,7 +194,7 @@ class Applier:
                 index.drop_segments(dropped)
                 index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).segments, files)
             except lmdb.Error as error:
-                if not is_for_room(error, index.path) or index.checkpointed is None:
+                if not is_for_room(error, index.file.path) or index.checkpointed is None:
                     raise
                 log.debug("%s: the index is written out step by step: %s", self._log.name, error)
                 engine.counts_stand = False
@@ -206,7 +207,7 @@ class Applier:
             engine.counts_stand = False
             # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which
             # comes once LMDB has committed.
-            if isinstance(error, lmdb.Error) and is_for_room(error, index.path):
+            if isinstance(error, lmdb.Error) and is_for_room(error, index.file.path):
                 self._full_until = time.monotonic() + FULL_PAUSE
                 raise StoreFullError(
                     f"{self._log.name}: there is no room to write the index out: {error}; free some space"
@@ -218,7 +219,7 @@ class Applier:
 
     def _checksum_files(self) -> Files | None:
         try:
-            return self._index.checksum_files()
+            return self._index.file.open_checksums()
         except OSError as error:
             self._full_until = time.monotonic() + FULL_PAUSE
             raise refused(f"{self._log.name}: the index cannot be written out: {error}", error) from error
@@ -246,7 +247,7 @@ class Applier:
                 self._engine.catalog.recount()
                 return
             except lmdb.Error as error:
-                if not is_for_room(error, index.path) or step == 0:
+                if not is_for_room(error, index.file.path) or step == 0:
                     raise
 
     def _replay_in_steps(self, step: int) -> None:
@@ -288,7 +289,7 @@ class Applier:
         sealed = [s for s in self._log.table.segments if s.number < tail.segment.number]
         empty = [s for s in sealed if not s.live]
         kept = [s for s in sealed if s.live]
-        rows = len(engine.sequencer.window) + index.transactions + len(index.subscriptions) + index.rows.counted
+        rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
         expected = snapshot.size_expected(kept, len(index.states), rows)
         worth = 1 if starved else snapshot.WORTH
         if expected * worth > sum(s.capacity for s in empty):
@@ -302,7 +303,7 @@ class Applier:
         if table is not self._measured:
             last = table.segments[-1]
             self._dead_bytes, self._measured = snapshot.size_most(table.segments, max(last.allocated, FILL_MAX)), table
-        rows = len(engine.sequencer.window) + index.transactions + len(index.subscriptions) + index.rows.counted
+        rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
         return self._dead_bytes + snapshot.ID_BYTES * (rows + len(engine.catalog.by_number))
 
     def reserve(self, size: int) -> None:
@@ -311,7 +312,7 @@ class Applier:
         index = self._index
         applied = index.checkpointed.seq if index.checkpointed is not None else 0
         sends = self._engine.sequencer.last_seq - applied + size // snapshot.RECORD_MIN
-        index.reserve(sends, len(self._log.table.segments), self._dead_bytes)
+        index.file.reserve(sends, len(self._log.table.segments), self._dead_bytes)
         self._counted = index.rows.counted
 
     @property

@@ -36,7 +36,8 @@ from .applying import Applier
 from .bodies import Bodies
 from .check import violations
 from .directory import StoreDirectory, first_segment
-from .index import Index, is_of_index, remove_file
+from .index import Index, is_of_index
+from .index_file import remove_file
 from .opening import bring_up, log_recovered
 from .rows import FIRST_KEY, expiry_key
 from .snapshot import WriteSnapshot

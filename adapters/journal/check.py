@@ -101,7 +101,7 @@ def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[
 
 
 def _branches(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[str]:
-    for transaction, (lsn, offset, length) in index.prepared():
+    for transaction, (lsn, offset, length) in index.transactions.prepared():
         segment = table.find(lsn)
         if segment is None or read_record(segment, PREPARE, lsn, offset, length) is None:
             yield f"C5 the prepared transaction {transaction.hex()} (record {lsn}) does not read back"

@@ -1,11 +1,10 @@
 """The index: which messages are there and where, in LMDB. Derived from the journal alone (rules X1 to X5).
 
-    messages, and what belongs to them: rows.py
+    messages, and what belongs to them: rows.py; transactions: transaction_rows.py
     subscriptions  number                                   ->  topic, client, name, ..., start, bit, to be acked, ended
     segments       number                                   ->  base LSN, last LSN, end, live, live bytes, dead bits
     destinations   number                                   ->  kind, name, messages, bytes, removed
     duplicates     seq                                      ->  destination, message id
-    transactions   id                                       ->  LSN, offset, length of its PREPARE; empty: committed
     state          b"checkpoint"                            ->  Checkpoint
 
 Everything between two checkpoints happens in one open write transaction, which is LMDB's cache: nothing of it reaches
@@ -16,7 +15,6 @@ interruption half way through `apply` are therefore the same thing: go back to t
 from __future__ import annotations
 
 import logging
-import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,39 +27,23 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
 from ..core.branches import Branch
 from ..core.changes import Send
-from ..core.engine import COMMITTED_MAX
 from ..core.place import OWN, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import AT_ONCE, SEQ_MAX
-from ..files import FILE_MODE, create_lmdb, extend, open_lmdb
+from ..files import FILE_MODE
 from ..store_types import Subscription
-from ..wal.file import File
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Checkpoint as LogCheckpoint
 from ..wal.survey import Kept
-from .checksums import Files, IndexBrokenError, PageChecksums, path_of
-from .encoding import Own
+from .checksums import Files, IndexBrokenError
+from .index_file import IndexFile
 from .indexed import IndexedSubscription, indexed
-from .rows import ID, TABLES, WHERE, Ask, MessageRows, at_once
+from .rows import ID, TABLES, Ask, MessageRows, at_once
+from .transaction_rows import TransactionRows
 
 log = logging.getLogger(__name__)
 
 VERSION: Final = 5
-MAP_BYTES: Final = 1 << 30
-"""The first size of the map: address space, not memory nor disk. Doubled when 70 % full (rule X4)."""
-MAP_FULL_PERCENT: Final = 70
-
-MARGIN_PAGES: Final = 64
-MARGIN_SHARE: Final = 8
-"""LMDB writes pages anew instead of over themselves, and uses again those of the last commit but one. So a small index
-takes as many pages more as it has, a large one such a share of them and some: its commits are made as small as that."""
-AHEAD_PAGES: Final = 256
-"""It is allocated by so many pages more than it needs, so that this is not done each time."""
-SEND_BYTES: Final = 128
-"""At most so many a message takes, about."""
-COPIES: Final = 3
-"""Of a long row: the one that counts, that of the commit before, and the one that is being written."""
-
 HELD_MAX: Final = 200_000
 """Messages; an error of a store with more does not look for those of one segment, which takes 1 us for each."""
 
@@ -103,17 +85,14 @@ class Index:
         priorities: bool = False,
         file_mode: int = FILE_MODE,
     ) -> None:
-        self.path = path
-        self._file_mode = file_mode
+        self.file = IndexFile(path, file_mode)
         self.priorities = priorities
         self._store_id = store_id
         self._catalog = catalog
         self._duplicate_limit = duplicate_limit
-        self._env: Any = None
         self._txn: Any = None
         self.table = SegmentTable(())
         """The segments in which is written what is applied."""
-        self._checksums = PageChecksums(path, file_mode)
         self.checkpointed: Checkpoint | None = None
         self.is_undone = False
         """The file's last checkpoint had no checksums yet when the process was killed: it is the one before."""
@@ -128,35 +107,26 @@ class Index:
         self.last_number = 0
         """The highest that a destination or a subscription had, as far as is applied."""
         self.rows = MessageRows(priorities, self.states, catalog, self.remember, self._remove_live)
+        self.transactions = TransactionRows(self._remove_live)
         self._duplicates = 0
-        self.transactions = 0
-        """Prepared, or committed and not forgotten."""
-        self._committed = 0
         self.operations = 0
         """Applied since the last checkpoint."""
-        self._pages = self._reserved = 0
-        """Pages in use by the last commit, and pages that are kept for what comes."""
-        self._page_bytes = 4096
         self.emptied = False
         """A sealed segment has lost its last live message: there is something to reclaim."""
 
     # Opening
 
     def create(self) -> None:
-        """Make the file anew, empty, and open it. What it had of the disk it keeps (rule J10)."""
-        PageChecksums(self.path, self._file_mode).void()
-        create_lmdb(self.path, MAP_BYTES, self._file_mode)
+        """Make the file anew, empty, and open it."""
         self.checkpointed, self.is_undone = None, False
-        self._checksums = PageChecksums(self.path, self._file_mode)  # what the old file held says nothing of this one
-        self._open_file()
+        self.file.create(TABLES + 6)
+        self._open_tables()
 
     def open(self) -> Checkpoint:
         """Verify the file and open it. Raises IndexBrokenError."""
-        if not self.path.exists():
-            raise IndexBrokenError("it is missing")
-        self.is_undone = self._checksums.verify()
         try:
-            self._open_file()
+            self.is_undone = self.file.open(TABLES + 6)
+            self._open_tables()
             packed = self._txn.get(b"checkpoint", db=self._state_db)
         except lmdb.Error as error:
             self.close()
@@ -176,65 +146,36 @@ class Index:
         self.checkpointed = checkpoint
         return checkpoint
 
-    def _open_file(self) -> None:
-        self._env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs=TABLES + 6)
-        env = self._env
+    def _open_tables(self) -> None:
+        env = self.file.env
         self.rows.open(env)
+        self.transactions.open(env)
         self._subscriptions_db = env.open_db(b"subscriptions")
         self._segments_db = env.open_db(b"segments")
         self._destinations_db = env.open_db(b"destinations")
         self._duplicates_db = env.open_db(b"duplicates")
-        self._transactions_db = env.open_db(b"transactions")
         self._state_db = env.open_db(b"state")
-        self._page_bytes, self._reserved = env.stat()["psize"], 0
-        self._count_pages()
-        self._begin_transaction()
+        self._begin()
 
-    def _count_pages(self) -> None:
-        self._pages = self._env.info()["last_pgno"] + 1
-
-    def reserve(self, sends: int, segments: int, dead_bytes: int) -> None:
-        """Allocate the file ahead, for so many messages more than at the last checkpoint and for the rows of so many
-        segments, which say in so many bytes what is dead: no commit needs more of the disk then. Any thread, without
-        the lock. Raises OSError."""
-        margin = min(self._pages + 16, MARGIN_PAGES + self._pages // MARGIN_SHARE)
-        growth = (SEND_BYTES * sends + COPIES * dead_bytes) // self._page_bytes + segments
-        pages = self._pages + margin + growth
-        if pages <= self._reserved:
-            return
-        pages += min(pages // MARGIN_SHARE, AHEAD_PAGES)
-        try:
-            file = File(self.path, os.O_RDWR)
-            extend(file.fd, pages * self._page_bytes)
-            self._checksums.reserve(pages)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-        self._reserved = pages
-
-    def _begin_transaction(self) -> None:
-        self._txn = self._env.begin(write=True, buffers=False)
+    def _begin(self) -> None:
+        self._txn = self.file.begin()
         self.rows.lend(self._txn)
+        self.transactions.lend(self._txn)
 
     def abort(self) -> None:
         """Back to the checkpoint, on disk's side; `load` does memory's."""
-        if self._txn is not None:
-            self._txn.abort()
-        self._begin_transaction()
+        self._begin()
         # An interrupted checkpoint may have reached the file: what it says counts, not what we remember.
         self.checkpointed = msgspec.msgpack.decode(self._txn.get(b"checkpoint", db=self._state_db), type=Checkpoint)
 
     @property
     def is_open(self) -> bool:
-        return self._txn is not None
+        return self.file.txn is not None
 
     def close(self) -> None:
         """Let go of the file, dropping what was not checkpointed. Idempotent."""
-        txn, self._txn = self._txn, None
-        if txn is not None:
-            txn.abort()
-        if self._env is not None:
-            self._env.close()
-        self._env = None
+        self._txn = None
+        self.file.close()
 
     def load(self, segments: Iterable[Segment]) -> None:
         """Set the destinations and the segments' counts to what the checkpoint says."""
@@ -270,8 +211,7 @@ class Index:
             # A segment sealed after the checkpoint: with its row left as it is, the next open would not know its end.
             segment.changed = row is None or known_end != (segment.end or 0)
         self._duplicates = txn.stat(self._duplicates_db)["entries"]
-        self.transactions = txn.stat(self._transactions_db)["entries"]
-        self._committed = len(self.committed())
+        self.transactions.load()
         if self.checkpointed is not None:
             self.last_number = max(self.last_number, self.checkpointed.last_number)
         self.operations = 0
@@ -430,45 +370,13 @@ class Index:
         self._txn.delete(ID.pack(subscriber.number), db=self._subscriptions_db)
 
     def prepare(self, branch: Branch) -> None:
-        """The record of a prepared branch retains its segment as a live message does."""
-        lsn, _, length = branch.own
-        segment = self.table.find(lsn)
-        if segment is None:
-            raise AssertionError(f"index: the prepared transaction {branch.transaction.hex()} lies in no segment")
-        # A rebuild may know from the snapshot that it is committed before it comes to the PREPARE.
-        replaced = self._txn.replace(branch.transaction, WHERE.pack(*branch.own), db=self._transactions_db)
-        self.transactions += replaced is None
-        self._committed -= replaced == b""
-        segment.add_live(length)
+        self.transactions.prepare(branch, self.table)
 
     def settled(self, branch: Branch, committed: bool) -> None:
-        transaction = branch.transaction
-        value = self._txn.pop(transaction, db=self._transactions_db)
-        self.transactions -= value is not None
-        if value:
-            lsn, _, length = WHERE.unpack(value)
-            self._remove_live(lsn, length, f"transaction {transaction.hex()}")
-        if committed:
-            self.remember_committed(transaction)
+        self.transactions.settle(branch.transaction, committed)
 
-    def remember_committed(self, transaction: bytes) -> None:
-        """Until it is forgotten, or the oldest of too many."""
-        self._txn.put(transaction, b"", db=self._transactions_db)
-        self.transactions += 1
-        self._committed += 1
-        if self._committed > COMMITTED_MAX:
-            with self._txn.cursor(db=self._transactions_db) as cursor:
-                oldest = next((key for key, place in cursor if not place), None)
-            if oldest is not None:
-                self.forget([oldest])
-
-    def forget(self, transactions: Iterable[bytes]) -> None:
-        """Of committed ones; others stay."""
-        for transaction in transactions:
-            if self._txn.get(transaction, db=self._transactions_db) == b"":
-                self._txn.delete(transaction, db=self._transactions_db)
-                self.transactions -= 1
-                self._committed -= 1
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        self.transactions.forget(transactions)
 
     def _remove_live(self, lsn: int, length: int, what: object) -> None:
         """A record is live no more."""
@@ -507,15 +415,11 @@ class Index:
 
     # Checkpoints
 
-    def checksum_files(self) -> Files | None:
-        """What `checkpoint` needs besides. Raises OSError if the process can open no more files."""
-        return self._checksums.open_files()
-
     def checkpoint(
         self, checkpoint: Checkpoint, segments: Iterable[Segment], files: Files | None, is_last: bool = True
     ) -> None:
         """Make the index's file reflect all that was applied. The journal is synced through it (rule X3). `files` are
-        those that `checksum_files` has opened. Unless it `is_last`, more is known already than was applied."""
+        what `IndexFile.open_checksums` gave. Unless it `is_last`, more is known already than was applied."""
         txn = self._txn
         for segment in segments:
             if segment.changed:
@@ -531,7 +435,7 @@ class Index:
         self.rows.changed_subscriptions.clear()
         txn.put(b"checkpoint", msgspec.msgpack.encode(checkpoint), db=self._state_db)
         self.commit_partial()
-        self._checksums.write(files)  # before the next transaction can write any page
+        self.file.write_checksums(files)
         self.checkpointed = checkpoint
         if is_last:
             self._let_go_of_removed()
@@ -548,26 +452,16 @@ class Index:
         self._ended.clear()
 
     def commit_partial(self) -> None:
-        """Commit, synced, and go on; the map grows here, where no transaction is open (rule X4)."""
-        self._txn.commit()
-        self._txn = None
-        info = self._env.info()
-        self._pages = info["last_pgno"] + 1
-        if self._pages * self._page_bytes * 100 > info["map_size"] * MAP_FULL_PERCENT:
-            self._env.set_mapsize(2 * info["map_size"])
-        self._begin_transaction()
+        """Commit, synced, and go on."""
+        self.file.commit()
+        self._begin()
         self.operations = 0
 
     # Asking
 
-    def prepared(self) -> list[tuple[bytes, Own]]:
-        """Each transaction that waits for its outcome, and where its record is; oldest first."""
-        with self._txn.cursor(db=self._transactions_db) as cursor:
-            return [(bytes(key), WHERE.unpack(place)) for key, place in cursor if place]
-
     def committed(self, ask: Ask = at_once) -> list[bytes]:
         """The transactions that are committed and not forgotten; oldest first."""
-        return [bytes(key) for key, place in self.rows.pages(self._transactions_db, ask) if not place]
+        return [bytes(key) for key, place in self.rows.pages(self.transactions.db, ask) if not place]
 
     def there(self) -> tuple[list[DestinationState], list[SubscriptionState]]:
         """All destinations and subscriptions, also those whose messages are still to go."""
@@ -594,19 +488,9 @@ def _destination_row(state: DestinationState) -> bytes:
 def _subscription_row(subscriber: SubscriptionState) -> bytes:
     _, name, client, selector, no_local = subscriber.subscription
     slot = subscriber.own.bit.bit_length() - 1
-    return msgspec.msgpack.encode(
-        (
-            subscriber.topic.number,
-            client,
-            name,
-            selector,
-            no_local,
-            subscriber.start,
-            slot,
-            subscriber.count,
-            subscriber.own.ended,
-        )
-    )
+    topic, own = subscriber.topic.number, subscriber.own
+    row = (topic, client, name, selector, no_local, subscriber.start, slot, subscriber.count, own.ended)
+    return msgspec.msgpack.encode(row)
 
 
 def is_of_index(error: Exception) -> bool:
@@ -614,9 +498,3 @@ def is_of_index(error: Exception) -> bool:
     written may be wrong. That shows as an error of LMDB, or as whatever nonsense makes Python raise."""
     cause = error.__cause__ if isinstance(error, AnabranchError) else error
     return cause is not None and not isinstance(cause, (OSError, AnabranchError, lmdb.DiskError))
-
-
-def remove_file(path: Path) -> None:
-    """Take a broken index away."""
-    for name in (path, path_of(path), path.with_name(path.name + "-lock"), path.with_name(path.name + ".tmp")):
-        name.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ the one before the last needs are not used again before the next one counts.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from itertools import repeat
 from typing import Final, NamedTuple
@@ -19,9 +20,9 @@ MAGIC: Final = 0xBEEFC0DE
 VERSION: Final = 1
 METAS: Final = 2
 """The first pages of a file; the commit with the number n writes page n % 2."""
-META = struct.Struct("=QxxH4xII16x48s48sQQ")
-"""A meta page: its own number, flags, magic, version, the tree of free pages, the tree of tables, last page, number of
-the commit. In between: the address and the size of the map."""
+META = struct.Struct("=QxxH4xII8xQ48s48sQQ")
+"""A meta page: its own number, flags, magic, version, the size of the map, the tree of free pages, the tree of tables,
+last page, number of the commit. Before the size of the map stands its address."""
 assert META.size == 152
 TREE = struct.Struct("=IHHQQQQQ")
 """The fields of Tree."""
@@ -44,11 +45,17 @@ BRANCH, LEAF, OVERFLOW, META_PAGE = 1, 2, 4, 8
 """Flags of a page."""
 IN_OVERFLOW, SUBTREE = 1, 2
 """Flags of a leaf's node."""
+INTEGER_KEYS: Final = 0x08
+"""Flag of a tree whose keys are numbers: that of free pages."""
+NO_DIRECTORY: Final = 0x4000
+"""Flag of the environment, which the tree of free pages has too: the file lies in no directory of its own."""
 NO_PAGE: Final = (1 << 64) - 1
 """The root of an empty tree."""
 DEPTH_MAX: Final = 32
 """LMDB's own limit of a tree's depth."""
 PAGE_SIZES: Final = frozenset(1 << bits for bits in range(9, 17))
+PAGE_BYTES_MAX: Final = 1 << 15
+"""Where the machine's pages are larger, LMDB makes a new file with pages of this size."""
 
 
 class LmdbDamagedError(lmdb.CorruptedError):
@@ -96,11 +103,20 @@ def read_tree(data: bytes, at: int = 0) -> Tree:
     return Tree._make(TREE.unpack_from(data, at))
 
 
+def empty_file(map_bytes: int) -> bytes:
+    """What LMDB writes into a new file."""
+    page_bytes = min(mmap.PAGESIZE, PAGE_BYTES_MAX)
+    free = TREE.pack(page_bytes, INTEGER_KEYS | NO_DIRECTORY, 0, 0, 0, 0, 0, NO_PAGE)
+    main = TREE.pack(0, 0, 0, 0, 0, 0, 0, NO_PAGE)
+    metas = [META.pack(n, META_PAGE, MAGIC, VERSION, map_bytes, free, main, METAS - 1, 0) for n in range(METAS)]
+    return b"".join(meta.ljust(page_bytes, b"\0") for meta in metas)
+
+
 def read_meta(page: bytes, number: int, offset: int) -> Meta:
     """A meta page, or at least its beginning; `offset` in bytes is where in the file. Raises LmdbDamagedError."""
     if len(page) < META.size:
         raise LmdbDamagedError(offset + len(page), "it is cut short")
-    own_number, flags, magic, version, free, main, last_page, commit = META.unpack_from(page)
+    own_number, flags, magic, version, _, free, main, last_page, commit = META.unpack_from(page)
     meta = Meta(read_tree(free), read_tree(main), last_page, commit)
     if (own_number, flags, magic, version) != (number, META_PAGE, MAGIC, VERSION) or meta.page_bytes not in PAGE_SIZES:
         raise LmdbDamagedError(offset, f"page {number} is no meta page of an LMDB 0.9 file")

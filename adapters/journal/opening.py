@@ -65,7 +65,8 @@ def bring_up(name: str, store_id: bytes, files: SegmentFiles, index: Index, prog
         for key, seq in index.duplicates():
             ids.pop(key, None)  # requeued: it is among the latest
             ids[key] = seq
-        prepared = [(transaction, _payload(transaction, own, found.table())) for transaction, own in index.prepared()]
+        table = found.table()
+        prepared = [(name, _payload(name, own, table)) for name, own in index.transactions.prepared()]
         return Opened(found, replay.seq, ids, prepared, index.committed(), checkpoint is None)
     except CorruptionError as error:
         _name_held(error, index)

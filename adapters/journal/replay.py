@@ -85,7 +85,7 @@ class Replay:
         for number, seq, message_id in latest.duplicates:
             index.remember((number, message_id), seq)
         for transaction in latest.committed:
-            index.remember_committed(transaction)
+            index.transactions.remember_committed(transaction)
         for number, topic, client, name, selector, no_local, start in latest.subscriptions:
             state = index.states[topic]
             subscription = Subscription(state.destination, name, client, selector, no_local)

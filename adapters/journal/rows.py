@@ -386,11 +386,15 @@ class MessageRows:
                 found = cursor.delete() and bool(cursor.key())
 
     def begin(self, subscriber: SubscriptionState) -> None:
-        """All that the topic holds from its start on is for it: of a retroactive one everything."""
+        """All that the topic holds from its start on is for it: of a retroactive one everything. But for what only
+        subscriptions that have ended were to ack: an opening removes that without a word in the journal, so a rebuild
+        would meet it here where the store did not."""
         after, state, bit = subscriber.start, subscriber.topic, subscriber.own.bit
         while rows := self._raw(self._messages_db, KEY.pack(state.number, after + 1), PREFIX_BYTES, PAGE):
             for key, value in rows:
                 pending = read_row(0, value)[1]
+                if not pending & state.own.mask:
+                    continue
                 self._txn.put(key, with_pending(value, pending | bit), db=self._messages_db)
                 subscriber.count += not pending & bit
             after = KEY_SEQ.unpack(rows[-1][0])[0]

@@ -13,7 +13,7 @@ import pytest
 
 from anabranch.adapters.core import engine
 from anabranch.adapters.core.records import HEAD
-from anabranch.adapters.journal import JournalStore, index
+from anabranch.adapters.journal import JournalStore, transaction_rows
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.messages import Message, Outgoing
 from anabranch.adapters.wal import format as w
@@ -67,7 +67,7 @@ def place_of(store: JournalStore, name: bytes) -> tuple[Path, int, int]:
     """File, offset and length of a branch's PREPARE record."""
     with store._engine.lock:
         store._engine.current()
-        lsn, offset, length = dict(store.backend._index.prepared())[name]
+        lsn, offset, length = dict(store.backend._index.transactions.prepared())[name]
         segment = store.backend._log.table.find(lsn)
     assert segment is not None
     return segment.path, offset, length
@@ -159,7 +159,7 @@ class TestRebuild:
         assert bodies(store, B) == [b"plain", b"sent 3", b"sent 0"]
         assert bodies(store) == [str(n).encode() for n in (2, 3, 4, 5, 8, 9, 10, 11)]
         assert store.stats().leased == 4
-        assert store.backend._index.transactions == 4
+        assert store.backend._index.transactions.count == 4
         assert_whole(store)
 
     @pytest.mark.parametrize("checkpoint", ["before", "between", "after"])
@@ -204,7 +204,7 @@ class TestRebuild:
             prepared = [prepared.transaction for prepared in store.recover_prepared()]
             assert prepared == [transaction(n) for n in (2, 5, 32)]
             assert list(store.committed()) == [transaction(n) for n in (0, 3, 30, 31)]
-            assert store.backend._index.transactions == 7
+            assert store.backend._index.transactions.count == 7
             assert_whole(store)
         assert bodies(store, C) == [b"c", b"d"]
 
@@ -231,7 +231,7 @@ class TestRebuild:
         self, disk: JournalDisk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Invariant 10. What is prepared is never among them."""
-        for module in (index, engine):
+        for module in (transaction_rows, engine):
             monkeypatch.setattr(module, "COMMITTED_MAX", 5)
         store = disk.create()
         prepare(store, 0, to(A, b"x"))
@@ -337,7 +337,7 @@ class TestDamage:
         spoil(path, offset + 30)
         with store._engine.lock:
             store._engine.current()
-            store.backend._log.table.segments[0].mark_dead(store.backend._index.prepared()[0][1][0])
+            store.backend._log.table.segments[0].mark_dead(store.backend._index.transactions.prepared()[0][1][0])
         found = list(store.check())
         assert any(line.startswith("C4") and name.hex() in line for line in found), found
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.files import create_lmdb, open_lmdb
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.checksums import IndexBrokenError, PageChecksums, path_of
+from anabranch.adapters.journal.index_file import create_lmdb, open_lmdb
 from anabranch.adapters.journal.rows import KEY
 from anabranch.policies.errors import StoreFailedError
 

@@ -260,7 +260,7 @@ class TestSnapshot:
         gone = state_of(engine, 2, "ü")
         index.declare(gone)
         index.remove(gone)
-        index.remember_committed(b"t" * 32)
+        index.transactions.remember_committed(b"t" * 32)
         engine.catalog.last_number = 9
         begun = snapshot.start(Tail(active, 5000, 250, 77), [segment], index, engine.catalog)
         taken = snapshot.take(begun, index, engine.sequencer, lambda question: question())

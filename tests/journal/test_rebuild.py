@@ -63,7 +63,7 @@ def image(store: JournalStore) -> dict[str, Any]:
                 for s in catalog.declared()
             ),
             "totals": (catalog.messages, catalog.bytes, rows.counted),
-            "prepared": sorted(index.prepared()),
+            "prepared": sorted(index.transactions.prepared()),
             "segments": [
                 (s.number, s.live, s.live_bytes, bytes(s.dead or b"").rstrip(b"\0"))
                 for s in store.backend._log.table.segments
@@ -264,3 +264,21 @@ def test_the_journal_tells_what_the_index_says(data: st.DataObject, priorities: 
                     assert image(later[-1]) == expected, without_index
                     assert_whole(later[-1])
                 workload.goes_on_in(data.draw(st.sampled_from(later)))
+
+
+def test_a_retroactive_subscription_has_nothing_of_one_whose_end_was_interrupted(tmp_path: Path) -> None:
+    """What the next opening removes, the journal does not tell: with and without the index it is gone."""
+    with JournalDisk(tmp_path) as disk:
+        store = disk.create()
+        ended = SUBSCRIPTIONS[0]
+        store.subscribe(ended, False)
+        store.send_many(ended.topic, [Outgoing(b"")] * 3)
+        with patch.object(purging, "sleep", lambda seconds: strike()), suppress(StruckError):
+            store.unsubscribe(ended.topic, ended.key)
+        store = disk.crash(store)
+        store.subscribe(ended, True)
+        expected = image(store)
+        path = disk.copy(store)
+        (path / "index.mdb").unlink()
+        assert image(disk.open(path)) == expected
+        assert store.depth(ended.topic) == 0
