@@ -8,6 +8,7 @@ shares its fate. So no second sender ever waits for a first.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 Key = tuple[int, bytes]
 """Destination id and message id."""
@@ -16,18 +17,23 @@ Key = tuple[int, bytes]
 class DuplicateWindow:
     """The last `limit` ids and the seq of each one's message. The durable copy, if there is one, the store keeps."""
 
-    __slots__ = ("_seqs", "limit")
+    __slots__ = ("_counts", "_seqs", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._seqs: dict[Key, int] = {}
+        self._counts: dict[int, int] = {}
+        """How many of each destination there are, or more: Ctrl-C may come between."""
 
     def get(self, key: Key) -> int | None:
         return self._seqs.get(key)
 
     def add(self, ids: Mapping[Key, int]) -> None:
         """Remember them, forget the oldest beyond the limit. May be called again with the same."""
-        seqs = self._seqs
+        seqs, counts = self._seqs, self._counts
+        for key in ids:
+            if key not in seqs:
+                counts[key[0]] = counts.get(key[0], 0) + 1
         expected = len(seqs) + len(ids)
         seqs.update(ids)
         if len(seqs) != expected:  # one was there: requeued, it is among the latest again
@@ -35,11 +41,17 @@ class DuplicateWindow:
                 del seqs[key]
                 seqs[key] = seq
         while len(seqs) > self.limit:
-            seqs.pop(next(iter(seqs)), None)
+            oldest = next(iter(seqs))
+            if seqs.pop(oldest, None) is not None:
+                counts[oldest[0]] -= 1
 
     def forget(self, destination: int) -> None:
-        """The ids of a destination that is removed: should it come back, it knows nothing of them."""
-        self._seqs = {key: seq for key, seq in self._seqs.items() if key[0] != destination}
+        """The ids of a destination that is removed: should it come back, it knows nothing of them. From the latest back
+        to its first: of a queue that was there for a moment they are among the last."""
+        its = (key for key in reversed(self._seqs) if key[0] == destination)
+        for key in list(islice(its, self._counts.get(destination, 0))):
+            self._seqs.pop(key, None)
+        self._counts.pop(destination, None)
 
     def __len__(self) -> int:
         return len(self._seqs)

@@ -186,7 +186,8 @@ class Applier:
         self._require_owned()
         engine, index, (_, tail) = self._engine, self._index, self._applied
         try:
-            engine.writing_out = engine.counts_stand = True
+            engine.writing_out = True
+            engine.counts_stand = not engine.interrupted  # amid applying the engine does not know yet what is counted
             self._log.sync()
             files = self._checksum_files()
             engine.interrupted = True

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -109,6 +110,9 @@ class Index:
         self.rows = MessageRows(priorities, self.states, catalog, self.remember, self._remove_live)
         self.transactions = TransactionRows(self._remove_live)
         self._duplicates = 0
+        """Ids that are kept of the duplicate window."""
+        self._ids: Counter[int] = Counter()
+        """The same by destination's number."""
         self.operations = 0
         """Applied since the last checkpoint."""
         self.emptied = False
@@ -210,7 +214,8 @@ class Index:
             segment.dead = bytearray(dead) if dead else None
             # A segment sealed after the checkpoint: with its row left as it is, the next open would not know its end.
             segment.changed = row is None or known_end != (segment.end or 0)
-        self._duplicates = txn.stat(self._duplicates_db)["entries"]
+        self._ids = Counter(number for (number, _), _ in self.duplicates())
+        self._duplicates = self._ids.total()
         self.transactions.load()
         if self.checkpointed is not None:
             self.last_number = max(self.last_number, self.checkpointed.last_number)
@@ -389,24 +394,30 @@ class Index:
 
     def remember(self, key: tuple[int, bytes], seq: int) -> None:
         """Keep an id of the duplicate window, drop the oldest beyond the limit."""
-        txn, db = self._txn, self._duplicates_db
+        txn, db, ids = self._txn, self._duplicates_db, self._ids
         if txn.put(NUMBER.pack(seq), msgspec.msgpack.encode(key), db=db, overwrite=False):
             self._duplicates += 1
+            ids[key[0]] += 1
         while self._duplicates > self._duplicate_limit:
             with txn.cursor(db=db) as cursor:
                 cursor.first()
+                ids[msgspec.msgpack.decode(cursor.value())[0]] -= 1
                 cursor.delete()
             self._duplicates -= 1
 
     def _forget_duplicates(self, destination: int) -> None:
+        """From the latest back to its first: of a queue that was there for a moment they are among the last."""
+        keys: list[bytes] = []
+        count = self._ids.pop(destination, 0)
         with self._txn.cursor(db=self._duplicates_db) as cursor:
-            found = cursor.first()
-            while found:
+            there = count and cursor.last()
+            while there and len(keys) < count:
                 if msgspec.msgpack.decode(cursor.value())[0] == destination:
-                    self._duplicates -= 1
-                    found = cursor.delete() and bool(cursor.key())
-                else:
-                    found = cursor.next()
+                    keys.append(cursor.key())
+                there = cursor.prev()
+        for key in keys:
+            self._txn.delete(key, db=self._duplicates_db)
+        self._duplicates -= len(keys)
 
     def drop_segments(self, numbers: Iterable[int]) -> None:
         """Released segments: their rows go with the next checkpoint."""

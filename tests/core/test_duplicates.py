@@ -25,6 +25,22 @@ class TestDuplicateWindow:
         window.forget(1)
         assert window.items() == [((2, b"a"), 2)]
 
+    def test_what_is_forgotten_is_found_from_the_latest_back(self) -> None:
+        """Interrupted or not, once and again, whatever came or went before."""
+        window = DuplicateWindow(4)
+        for _ in range(2):
+            window.add({(1, b"a"): 1, (2, b"a"): 2, (1, b"b"): 3})
+        window.add({(1, b"a"): 4})  # requeued
+        window.add({(3, b"a"): 5, (1, b"c"): 6})  # (2, a) falls out
+        window.forget(2)
+        assert window.items() == [((1, b"b"), 3), ((1, b"a"), 4), ((3, b"a"), 5), ((1, b"c"), 6)]
+        window.forget(1)
+        window.forget(1)
+        assert window.items() == [((3, b"a"), 5)]
+        window.add({(1, b"d"): 7})
+        window.forget(1)
+        assert window.items() == [((3, b"a"), 5)]
+
     def test_no_window(self) -> None:
         window = DuplicateWindow(0)
         window.add({(1, b"a"): 1})

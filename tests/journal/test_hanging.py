@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,22 @@ def test_counts_and_statistics_are_told_while_a_checkpoint_hangs(
     assert (store.depth(A), store.depth(T), store.counts(A)) == (13, 4, Counts(11, 2))
     assert store.stats().messages == 18
     assert_whole(store)
+
+
+def test_what_is_just_being_applied_is_counted_once(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that is late is written amid applying: who asks then waits, or is told the truth."""
+    store = disk.create(checkpoint_operations=1)
+    index = store.backend._index
+    told: list[int] = []
+
+    def commit(*arguments: object, real: Callable[..., object] = index.commit_partial) -> object:
+        with suppress(RuntimeError):  # it would wait for this very thread
+            told.append(store.depth(A))
+        return real(*arguments)
+
+    monkeypatch.setattr(index, "commit_partial", commit)
+    for total in (9, 18):
+        store.send_many(A, [b"x"] * 9)
+        assert store.depth(A) == total
+        assert set(told) <= {9, 18}
+        assert not told or max(told) <= total

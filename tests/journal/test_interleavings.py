@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from anabranch.adapters.core.branches import Branch
 from anabranch.adapters.core.delivery import LEASED, LEAVING
 from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.journal.encoding import NUMBER, SEND_OVERHEAD
+from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.log import Log
 from anabranch.policies.destination import Destination
@@ -248,3 +250,32 @@ def test_who_sees_that_a_branch_is_committed_can_make_it_durable(disk: JournalDi
     store._engine.sequencer.prepared = Watched(store._engine.sequencer.prepared)
     store.commit_prepared(name).wait()
     assert unsynced == [0]
+
+
+def test_ids_of_a_short_lived_queue_are_found_at_once(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others there are: they go under the lock."""
+    store = disk.create(duplicate_window=300)
+    store.commit([(B, Outgoing(b"x", message_id=str(n))) for n in range(300)], [])
+    looked: list[object] = []
+    decode = msgspec.msgpack.decode
+
+    def look(data: bytes) -> object:
+        looked.append(data)
+        return decode(data)
+
+    for place in range(3):
+        store.send(A, b"x", message_id="1")
+        store.depth(A)
+        monkeypatch.setattr(msgspec.msgpack, "decode", look)
+        assert store.delete(A) == 1
+        monkeypatch.undo()
+        assert len(looked) <= 1
+        looked.clear()
+        assert not store.send(A, b"y", message_id="1").duplicate
+        store.delete(A)
+        assert store.send(B, b"x", message_id="299").duplicate
+        if place < 2:
+            store = disk.reopen(store) if place else disk.crash(store)
+    assert store.delete(B) == 300
+    assert not store.send(B, b"x", message_id="299").duplicate
+    assert_whole(store)
