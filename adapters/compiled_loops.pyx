@@ -54,6 +54,7 @@ cdef Py_ssize_t crc_bytes_max = crc32c_bytes_max()
 cdef enum:
     SEND = 1
     ACK = 2
+    PREPARE = 7             # journal/encoding.py's kinds
     SEND_MANY = 256         # no record's kind
     BATCH_BYTES = 32
     RECORD_BYTES = 20       # wal/format.py's RECORD_HEADER
@@ -73,7 +74,7 @@ cdef double SLOW_SECONDS = 0.001, SLOW_SHARE = 20, LOOK_SECONDS = 1
 # What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
 # loops import nothing that the log does not know.
 cdef object Send = None, SendMany = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None
-cdef object PURE = None
+cdef object PURE = None, CODECS = None
 cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
 
 
@@ -101,6 +102,15 @@ cdef int bind() except -1:
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
     order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
     Send = send  # last: it is what the others are asked by
+    return 0
+
+
+cdef int bind_codecs() except -1:
+    """Import what the journal alone knows."""
+    global CODECS
+    from .journal.encoding import CODECS as codecs
+
+    CODECS = codecs
     return 0
 
 
@@ -141,7 +151,7 @@ def encode_batch(start, changes, counter, watermark):
 
 
 cdef object batch_of(object start, list changes, object counter, uint64_t watermark):
-    """None if there is a change in it that is no Send, no SendMany and no Ack."""
+    """None if there is anything uncommon about it."""
     cdef Item few[ITEMS]
     cdef Item *items = few
     cdef Item *item
@@ -153,6 +163,7 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
     cdef bytes body, head
     cdef tuple bodies
     cdef uint32_t number = 0
+    cdef object codec
     cdef uchar *out
     cdef uchar *record
     if count == 0:
@@ -185,7 +196,17 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
                 change.own = plain((lsn + 1 + records, at))
                 records += <uint32_t>len(bodies)
             else:
-                return None
+                if CODECS is None:
+                    bind_codecs()
+                codec = CODECS[type(change)]
+                body = codec.encode(change)
+                contents.append(body)
+                item.kind, size = codec.kind, RECORD_BYTES + PyBytes_Size(body)
+                if item.kind == PREPARE:
+                    change.branch.own = (lsn + 1 + records, at, size)
+                records += 1
+                at += size
+                continue
             state = change.state
             if state is not last_state:
                 number, last_state = state.number, state
@@ -218,6 +239,10 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
                 lsn += 1
                 at += put_send(record, seed ^ <uint32_t>at, lsn, item, b"", contents[size])
                 record = out + (at - offset)
+            elif item.kind != SEND_MANY:
+                lsn += 1
+                at += put_record(record, seed ^ <uint32_t>at, lsn, item.kind, contents[size])
+                record = out + (at - offset)
             else:
                 head, bodies = contents[size]
                 for body in bodies:
@@ -232,12 +257,29 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
             PyMem_Free(items)
 
 
-cdef inline void put_head(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind, uint32_t destination) noexcept:
+cdef inline void put_start(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind) noexcept:
     put32(record + 4, <uint32_t>(size - RECORD_BYTES))
     put64(record + 8, lsn)
     record[16], record[17] = kind, 0
     put16(record + 18, 0)
+
+
+cdef inline void put_head(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind, uint32_t destination) noexcept:
+    put_start(record, size, lsn, kind)
     put32(record + 20, destination)
+
+
+cdef inline Py_ssize_t put_record(uchar *record, uint32_t crc, uint64_t lsn, uchar kind, bytes payload) except -1:
+    """Any other. Returns its bytes."""
+    cdef Py_ssize_t size = RECORD_BYTES + PyBytes_Size(payload)
+    put_start(record, size, lsn, kind)
+    memcpy(record + RECORD_BYTES, PyBytes_AS_STRING(payload), size - RECORD_BYTES)
+    if size - RECORD_BYTES <= crc_bytes_max:
+        crc = crc32c(crc, record + 4, size - 4)
+    else:
+        crc = extend(crc32c(crc, record + 4, RECORD_BYTES - 4), payload)
+    put32(record, crc)
+    return size
 
 
 cdef inline Py_ssize_t put_send(uchar *record, uint32_t crc, uint64_t lsn, Item *item, bytes head, bytes body) except -1:

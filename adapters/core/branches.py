@@ -92,7 +92,7 @@ class Commit(Change):
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
-        self.size = branch.outcome_size
+        self.size = branch.promise or branch.outcome_size
 
     def plan(self, plan: Plan) -> list[Any] | None:
         """What comes of its changes; None if it was committed or rolled back before."""
@@ -161,6 +161,7 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """Which of `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
 
 
+_QUEUE, _TOPIC = Kind.QUEUE.value, Kind.TOPIC.value
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Payload).decode
 
@@ -176,7 +177,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
     def number_of(state: DestinationState) -> int:
         number = numbers.setdefault(state.number, len(destinations))
         if number == len(destinations):
-            destinations.append((state.destination.kind.value, state.destination.name))
+            destinations.append((_TOPIC if state.is_topic else _QUEUE, state.destination.name))
         return number
 
     for change in changes:

@@ -84,8 +84,9 @@ class Sending:
     def sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send | VolatileChange]:
         """Of a transaction. Raises likewise."""
         limit, priorities = self._settings.message_bytes_max, self._settings.priorities
+        there = self._engine.catalog.destinations
         return [
-            new_send(self._state(destination), message, limit, priorities, self._apart)
+            new_send(there.get(destination) or self._state(destination), message, limit, priorities, self._apart)
             for destination, message in sends
         ]
 

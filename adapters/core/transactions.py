@@ -15,8 +15,8 @@ from .. import store_types
 from ..messages import Message, Outgoing, Receipt
 from ..store_types import Done, Pending, Prepared
 from .branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
-from .changes import Change, acks_of, returned_of, sent
-from .delivery import CLAIMED
+from .changes import Change, Send, acks_of, returned_of, sent
+from .delivery import CLAIMED, Lease
 from .engine import Engine
 from .nonpersistent import Nonpersistent, give_back_room
 from .sending import Sending
@@ -125,8 +125,10 @@ class Transactions:
         self._backend.require_owned()
         first: list[Change] = [self._sending.change(change) for change in changes]
         first += self._sending.sends(sends)
-        leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
-        first += acks_of(leases)
+        leases: Sequence[Lease] = ()
+        if acks:
+            leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
+            first += acks_of(leases)
         volatile = engine.nonpersistent
         alone = volatile is not None and volatile.takes(first)
         branch = Branch(transaction, tuple(participants), first)
@@ -161,8 +163,9 @@ class Transactions:
         def receipts(outcomes: list[Any] | None) -> list[Receipt]:
             if outcomes is None:  # another thread had committed it before
                 return []
-            done = zip(map(sent, branch.changes), outcomes, strict=True)
-            made = [Receipt(send.state.destination, *one) for send, one in done if send is not None]
+            done = zip(branch.changes, outcomes, strict=True)
+            sends = [(change if type(change) is Send else sent(change), one) for change, one in done]
+            made = [Receipt(send.state.destination, *one) for send, one in sends if send is not None]
             engine.sends += len(made)
             engine.acks += len(branch.leases)
             return made

@@ -200,6 +200,8 @@ class Log(GroupCommit):
 
     def _promised(self, tickets: list[Ticket]) -> int:
         """Bytes that are promised once this batch is written (rule J10)."""
+        if len(tickets) == 1:
+            return self._encoder.promised + tickets[0].promise
         return self._encoder.promised + sum([ticket.promise for ticket in tickets])
 
     def _make_room(self, tickets: list[Ticket], size: int, promised: int) -> bool:

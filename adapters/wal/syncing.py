@@ -75,7 +75,8 @@ class Syncer:
             file = tail.segment.file or tail.segment.open()
             earlier = list(self._sealed)
             try:
-                self._sync(earlier)
+                if earlier:
+                    self._sync(earlier)
                 self.count += 1
                 write_synced(file.fd, data, offset)
             except OSError as error:

@@ -4,6 +4,7 @@ are compared with themselves; CI looks that they are compiled."""
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from anabranch.adapters.core.branches import Forget
 from anabranch.adapters.core.changes import Ack, AckRange, Returned, Send, SendMany
 from anabranch.adapters.core.delivery import Feed, Lease
 from anabranch.adapters.core.states import DestinationState
-from anabranch.adapters.files import write_small
+from anabranch.adapters.files import write_small, write_synced
 from anabranch.adapters.journal import bodies, rows, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.wal import format as w
@@ -431,10 +432,11 @@ def fd(tmp_path: Path) -> Iterator[int]:
     os.close(opened)
 
 
+@pytest.mark.parametrize("write", [write_small, write_synced])
 @pytest.mark.parametrize("size", [0, 1, 16_384, 16_385, 1 << 20])
-def test_all_is_written_where_it_belongs(fd: int, size: int) -> None:
+def test_all_is_written_where_it_belongs(fd: int, size: int, write: Callable[[int, bytes, int], None]) -> None:
     data = os.urandom(size)
-    write_small(fd, data, 4096)
+    write(fd, data, 4096)
     assert os.pread(fd, size + 1, 4096) == data
 
 
@@ -442,8 +444,8 @@ def test_what_cannot_be_written_raises(fd: int, tmp_path: Path) -> None:
     read_only = os.open(tmp_path / "file", os.O_RDONLY)
     try:
         for number, offset in ((read_only, 0), (fd, -1), (-1, 0)):
-            found = [outcome(loop, number, b"data", offset) for loop in (os.pwrite, write_small)]
-            assert found[0] == found[1]
+            found = [outcome(loop, number, b"data", offset) for loop in (os.pwrite, write_small, write_synced)]
+            assert found[0] == found[1] == found[2]
             assert found[0][0] is OSError
     finally:
         os.close(read_only)
@@ -453,6 +455,31 @@ def test_a_small_write_is_alone(fd: int, monkeypatch: pytest.MonkeyPatch) -> Non
     is_alone("write_small", monkeypatch)
     write_small(fd, b"data", 0)
     assert os.pread(fd, 9, 0) == b"data"
+
+
+def test_a_write_and_its_sync_are_one(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_alone("write_synced", monkeypatch)
+    write_synced(fd, b"data", 0)
+    assert os.pread(fd, 9, 0) == b"data"
+
+
+def test_a_sync_that_fails_raises_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what cannot be synced fdatasync says EINVAL, after the write."""
+    is_alone("write_synced", monkeypatch)
+    null = os.open("/dev/null", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match="Invalid argument") as error:
+            write_synced(null, b"data", 0)
+        assert error.value.errno == errno.EINVAL
+    finally:
+        os.close(null)
+
+
+def test_whoever_takes_the_place_of_fdatasync_sees_each_sync(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    monkeypatch.setattr(os, "fdatasync", lambda number: seen.append(os.pread(number, 9, 0)))
+    write_synced(fd, b"data", 0)
+    assert seen == [b"data"]
 
 
 def test_whoever_takes_the_place_of_pwrite_sees_each_write(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
