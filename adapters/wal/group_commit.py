@@ -59,6 +59,8 @@ class GroupCommit(ABC):
         self._lead = threading.Lock()
         self._leader = 0
         self._lead_due = False
+        self._unattended = False
+        """Something is queued for which nobody may wait."""
         self._expected = 0
         """How many tickets shared the last sync, or waited for it to end; 0 where syncs are quick. Their threads are
         likely to come again at once, just after a leader that did not wait for them has begun the next sync: then they
@@ -161,6 +163,11 @@ class GroupCommit(ABC):
 
     def proceed(self) -> None:
         """See that what is queued is written without its caller."""
+        self._unattended = True  # first: whoever leads now looks for it afterwards
+        if not self._lead.locked():
+            self._attend()
+
+    def _attend(self) -> None:
         if not self._lead_due:
             self._lead_due = True
             try:
@@ -206,16 +213,21 @@ class GroupCommit(ABC):
         if self._starved:
             self._relieve()
         try:
-            (self._unsynced_queue or self._queue)[0].wake()
+            head = (self._unsynced_queue or self._queue)[0]
         except IndexError:
-            pass  # nobody waits
+            return  # another thread leads
+        if self._unattended and head.waiter is None:
+            self._attend()
+        else:
+            head.wake()  # who leads next hands on in turn
 
     def _lead_queued(self) -> None:
         """Write until the queue is empty."""
         self._refuse_reentry()
         while self._lead_due or self._has_work():
             with self._lead:
-                self._lead_due = False  # not before: as long as this thread waits, no other need come
+                # Not before: as long as this thread waits, no other need come.
+                self._lead_due = self._unattended = False
                 self._lead_once()
             if self._starved:
                 self._relieve()

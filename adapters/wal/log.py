@@ -96,6 +96,8 @@ class Log(GroupCommit):
             with self._lead:
                 # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
                 self._ended = not self._has_work()
+            if self._has_work():
+                self._hand_on()
         self._writer.stop_preparing()
         if self.failed is None:
             self.sync()
@@ -349,21 +351,26 @@ class Log(GroupCommit):
     def _mark(self) -> None:
         """An empty batch, whose watermark vouches for all before it (rule J4)."""
         with self._lead:
-            try:
-                self._leader = get_ident()
-                if self._in_flight is not None:
-                    self._finish(self._in_flight)
-                durable = self._syncer.durable_lsn
-                if self.failed is not None or self._marked_lsn >= self._writer.tail.lsn:
-                    return
-                if durable < self._writer.tail.lsn or not self._make_room([], f.BATCH_HEADER.size, 0):
-                    return
-                self._in_flight = batch = self._encoder.encode(self._writer.tail, [], durable)
-                self._finish(batch)
-                self._marked_lsn = durable
-                self._writer.vouch()
-            finally:
-                self._leader = 0
+            self._mark_once()
+        if self._has_work():
+            self._hand_on()
+
+    def _mark_once(self) -> None:
+        try:
+            self._leader = get_ident()
+            if self._in_flight is not None:
+                self._finish(self._in_flight)
+            durable = self._syncer.durable_lsn
+            if self.failed is not None or self._marked_lsn >= self._writer.tail.lsn:
+                return
+            if durable < self._writer.tail.lsn or not self._make_room([], f.BATCH_HEADER.size, 0):
+                return
+            self._in_flight = batch = self._encoder.encode(self._writer.tail, [], durable)
+            self._finish(batch)
+            self._marked_lsn = durable
+            self._writer.vouch()
+        finally:
+            self._leader = 0
 
     def _schedule_idle(self) -> None:
         if not self._idle_due:

@@ -54,17 +54,16 @@ def test_a_ticket_that_nobody_waits_for_is_written_all_the_same(one: Opened) -> 
     assert one.counted == [b"alone"]
 
 
-def test_as_long_as_another_thread_is_about_to_lead_no_third_one_comes(one: Opened) -> None:
-    with one.log._lead:
-        one.submit(b"1")
-        one.log.proceed()
-        one.submit(b"2")
-        one.log.proceed()
-        assert one.log._lead_due
-    eventually(lambda: one.counted == [b"1", b"2"])
-    one.submit(b"3")
-    one.log.proceed()
-    eventually(lambda: one.counted == [b"1", b"2", b"3"])
+def test_what_proceeds_while_another_thread_leads_is_written_after_it(one: Opened) -> None:
+    """By the one that comes once the leader has let go, be it a mark or the log's end."""
+    for lead in (one.log._mark, lambda: one.log.wait(one.submit(b"own"))):
+        with one.log._lead:
+            one.submit(b"left")
+            one.log.proceed()
+            assert not one.log._lead_due
+        lead()
+        eventually(lambda: not one.log._has_work())
+    assert one.counted == [b"left", b"left", b"own"]
 
 
 def test_flush_waits_for_what_others_have_queued(one: Opened) -> None:
