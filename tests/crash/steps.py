@@ -161,8 +161,11 @@ class Script:
                     if not self.attempt(step):
                         self._mend(router)
             waiting = partial(nothing_else_waits, router)
-            eventually(lambda waiting=waiting: self.wrong or not waiting(), waiting)
+            eventually(partial(self._is_over, waiting), waiting)
             router.close()
+
+    def _is_over(self, waiting: Callable[[], list[str]]) -> bool:
+        return bool(self.wrong) or not waiting()
 
     def _open(self) -> anabranch.Router:
         """Whatever fails while it opens: the next time it does."""
