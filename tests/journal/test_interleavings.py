@@ -83,7 +83,7 @@ def test_a_refused_purge_leaves_every_message_once(disk: JournalDisk, monkeypatc
         raise StoreFullError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.backend._writer, "submit", full)
+        patch.setattr(store._engine, "submit", full)
         with pytest.raises(StoreFullError):
             store.purge(A)
     assert take(store).body == b"0"
