@@ -109,6 +109,22 @@ class Background:
         if not self._watching and self._leaders.is_behind():
             self._watch()
 
+    def call(self, call: Callable[[], R]) -> Future[R]:
+        """Run it on a leader. The future resolves on the notifier thread, with what it returns or raises."""
+        future: Future[R] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            value, error = None, None
+            try:
+                value = call()
+            except BaseException as raised:
+                error = raised
+            self.resolve([(future, value, error)])
+
+        self.lead(run)
+        return future
+
     def for_each(self, items: Iterable[T], call: Callable[[T], R], timeout: float | None = None) -> list[Outcome[T, R]]:
         """Call with each, one after the other, in this thread; returns what became of each, in the order in which they
         ended. Behind one that takes long the others are called on workers.

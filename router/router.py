@@ -125,7 +125,6 @@ class Router:
                 with disk_errors(f"the stores of {directory} cannot be looked at"):
                     self.coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
                     self.registry.open(progress)
-                    self.registry.reconcile()
                     self.coordinator.require_participants(self.registry.table.stores)
                 self._directory_lock.require()
                 self.registry.opened = True

@@ -57,23 +57,6 @@ def settle_nowait(
     return _all(futures, lambda: None)
 
 
-def in_background(call: Callable[[], Results]) -> Future[Results]:
-    """Run it on a thread of ours."""
-    future: Future[Results] = Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            outcome = future, call(), None
-        except BaseException as error:
-            shared().resolve([(future, None, error)])
-        else:
-            shared().resolve([outcome])
-
-    shared().lead(run)
-    return future
-
-
 class TokenSettler:
     """Of one router. Threads: all."""
 
@@ -99,7 +82,7 @@ class TokenSettler:
     def settle_nowait(self, tokens: Sequence[str], how: Settlement, reason: str) -> Future[Results]:
         """The same without waiting. What is rejected is so on a thread of ours."""
         if how is Settlement.REJECT:
-            return in_background(lambda: self.settle(tokens, how, reason))
+            return shared().call(lambda: self.settle(tokens, how, reason))
         results: Results = [None] * len(tokens)
         futures: list[Future[None]] = []
         for store, places in self._by_store(tokens, results):

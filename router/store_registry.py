@@ -109,7 +109,8 @@ class StoreRegistry:
     # Opening and closing, by the router
 
     def open(self, progress: Progress | None) -> None:
-        """Read the placement record; stores open on first use from now on. Raises PlacementError, CorruptionError."""
+        """Read the placement record; stores open on first use from now on. It is compared with configuration and disk
+        (invariant 6). Raises PlacementError, CorruptionError."""
         self._generation = locking.generation
         self._stopped = None
         self._sweep()
@@ -118,6 +119,7 @@ class StoreRegistry:
         for destination, held in self.table.destinations.items():
             self._unchecked[held.store_id].append(destination)
         self._stores.progress, self._stores.accepting = progress, True
+        self._reconciler.run()
 
     def _sweep(self) -> None:
         """Remove what a crash left of stores that were being made (rule D2)."""
@@ -130,10 +132,6 @@ class StoreRegistry:
                     log.info("removed %d unfinished store(s) of %s", swept, config.name)
         except OSError as error:
             log.warning("an unfinished store cannot be removed: %s", error)
-
-    def reconcile(self) -> None:
-        """Compare the record with configuration and disk (invariant 6). Raises PlacementError."""
-        self._reconciler.run()
 
     def close_stores(self, before: Callable[[bytes], None] = lambda store_id: None) -> None:
         """Take no more calls, close all stores, each after a call of `before` with its id. One that hangs holds up no
@@ -393,16 +391,7 @@ class StoreRegistry:
         self.require_open()
         self._stores.forget_closed(destination, self.table.stores.get(store.store_id), store)
 
-    # Durable subscriptions
-
-    def subscribe(self, subscription: Subscription, retroactive: bool) -> None:
-        """In the topic's store. Raises SubscriptionError."""
-        self.for_store(subscription.topic, lambda store: store.subscribe(subscription, retroactive))
-
-    def unsubscribe(self, subscription: Subscription) -> int:
-        """Likewise. Raises UnknownSubscriptionError, TransactionError."""
-        topic, key = subscription.topic, subscription.key
-        return self.for_store(topic, lambda store: store.unsubscribe(topic, key))
+    # Of one topic, of one store
 
     def subscriptions_of(self, topic: Destination) -> list[Subscription]:
         """The durable subscriptions of a topic."""

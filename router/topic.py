@@ -45,7 +45,8 @@ class Subscriber(Consumer):
     def unsubscribe(self) -> int:
         """End it; returns how many messages it had yet to ack. Raises UnknownSubscriptionError, and TransactionError
         while a transaction has claimed one of them."""
-        return self._registry.unsubscribe(self.subscription)
+        topic, key = self.destination, self.subscription.key
+        return self._registry.for_store(topic, lambda store: store.unsubscribe(topic, key))
 
 
 class Topic(Endpoint, Backlog):
@@ -67,7 +68,7 @@ class Topic(Endpoint, Backlog):
         SubscriptionError if it is there with another `selector` or `no_local`: unsubscribe first.
         """
         subscription = Subscription(self.destination, name, client_id, selector, no_local)
-        self._registry.subscribe(subscription, retroactive)
+        self._registry.for_store(self.destination, lambda store: store.subscribe(subscription, retroactive))
         return Subscriber(self._registry, subscription)
 
     def subscriptions(self) -> list[Subscriber]:

@@ -156,20 +156,15 @@ class Settling:
 
     def _give_back_leaving(self, leases: Sequence[Lease], hold: int, delivered: bool) -> Future[None]:
         """Of what is LEAVING."""
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()
 
-        def run() -> None:
-            error: BaseException | None = None
+        def give_back() -> None:
             try:
                 self._give_back(leases, delivered)
-            except BaseException as raised:
+            except BaseException:
                 self._engine.delivery.put_back(leases, hold)
-                error = raised
-            shared().resolve([(future, None, error)])
+                raise
 
-        shared().lead(run)
-        return future
+        return shared().call(give_back)
 
     def _give_back(self, leases: Sequence[Lease], delivered: bool) -> None:
         engine = self._engine
