@@ -196,7 +196,7 @@ class Plan:
 
     def is_prepared(self, branch: Branch) -> bool:
         """Whether it still waits for its outcome by then."""
-        if any(branch is other for other in self.settled):
+        if self.settled and any(branch is other for other in self.settled):
             return False
         return self._sequencer.prepared.get(branch.transaction) is branch or branch in self.prepared
 

@@ -163,9 +163,11 @@ class Transactions:
         def receipts(outcomes: list[Any] | None) -> list[Receipt]:
             if outcomes is None:  # another thread had committed it before
                 return []
-            done = zip(branch.changes, outcomes, strict=True)
-            sends = [(change if type(change) is Send else sent(change), one) for change, one in done]
-            made = [Receipt(send.state.destination, *one) for send, one in sends if send is not None]
+            made = []
+            for change, done in zip(branch.changes, outcomes, strict=True):
+                send = change if type(change) is Send else sent(change)
+                if send is not None:
+                    made.append(Receipt(send.state.destination, *done))
             engine.sends += len(made)
             engine.acks += len(branch.leases)
             return made

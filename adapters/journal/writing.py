@@ -109,7 +109,7 @@ class JournalEncoder:
         if plan.is_more or not data:
             batch.changes = True
         if first.unsynced:
-            batch.unsynced = all(ticket.unsynced for ticket in tickets)
+            batch.unsynced = not several or all(ticket.unsynced for ticket in tickets)
         return batch
 
     def written(self, batch: JournalBatch) -> None:
