@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV = .venv
 BIN = $(VENV)/bin
-PARALLEL = --numprocesses logical --maxprocesses 4 --dist worksteal
+PARALLEL = --numprocesses auto --maxprocesses 4 --dist worksteal
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 MINUTES = 0

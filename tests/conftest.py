@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 
 from .places import in_memory
 from .shares import Share
+from .sql import server
 from .sql.server import postgres, postgres_url  # noqa: F401  fixtures
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -33,8 +36,13 @@ IN_MEMORY = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Side by side (`-n 2 --dist worksteal`), a worker takes over what lies last with another: the slowest come first,
+    """What needs a server of PostgreSQL is left out where there is none.
+
+    Side by side (`-n 2 --dist worksteal`), a worker takes over what lies last with another: the slowest come first,
     so that none is begun when all others have ended, and one Spark session serves all tests that need one."""
+    if server.binaries() is None:
+        config.hook.pytest_deselected(items=[item for item in items if server.asks_for_one(item)])
+        items[:] = [item for item in items if not server.asks_for_one(item)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: next((n for n, place in enumerate(SLOWEST) if place in item.path.parents), 9))
 
@@ -51,7 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the campaigns counted."""
+    """What was left out; what the campaigns counted."""
+    if server.binaries() is None:
+        terminalreporter.section("left out")
+        terminalreporter.write_line(server.LEFT_OUT)
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     told = [
         f"{report.nodeid}: {text}"
@@ -63,6 +74,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if told:
         terminalreporter.section("campaigns")
         terminalreporter.write("".join(f"{line}\n" for line in sorted(told)))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: now and then a test waits, for a sync of the disk or a second of the
+    clock's."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def _weight(item: pytest.Item) -> float:
@@ -102,12 +119,12 @@ def _kept(config: pytest.Config) -> bool:
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """pytest's own; in memory for those who wait for thousands of syncs and do not test them."""
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """As pytest's own; in memory for those who wait for thousands of syncs and do not test them."""
     memory = in_memory()
     disk = any(place in request.path.parents for place in OF_THE_DISK) and request.path.name not in IN_MEMORY
     if memory is None or _kept(request.config) or disk:
-        yield tmp_path
+        yield tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
         return
     with tempfile.TemporaryDirectory(prefix="anabranch-test-", dir=memory) as place:
         yield Path(place)

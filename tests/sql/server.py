@@ -323,13 +323,16 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 # For pytest: tests/conftest.py has them for all tests ----------------------------------------------------------------
 
-SKIPPED: Final = "NO POSTGRESQL SERVER BINARY (apt-get install postgresql): what it would prove stays unproved"
+LEFT_OUT: Final = "NO POSTGRESQL SERVER BINARY (apt-get install postgresql): what it would prove stays unproved"
+
+
+def asks_for_one(item: pytest.Item) -> bool:
+    """Whether a test needs a server."""
+    return "postgres" in getattr(item, "fixturenames", ()) or "postgresql" in item.nodeid
 
 
 def running(**settings: str) -> Iterator[PostgresServer]:
-    """A server for a fixture, in memory where that has room, since nobody cuts the power; skips where there is none."""
-    if binaries() is None:
-        pytest.skip(SKIPPED)
+    """A server for a fixture, in memory where that has room, since nobody cuts the power."""
     with PostgresServer(in_memory(), **settings) as server:
         yield server
 

@@ -91,8 +91,8 @@ def place(postgres: PostgresServer, postgres_url: str, tmp_path: Path) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[PostgresServer]:
-    """A server that prepares one transaction at a time."""
+def small(postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """Another server, that prepares one transaction at a time."""
     yield from running(max_prepared_transactions="1")
 
 
