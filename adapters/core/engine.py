@@ -1,6 +1,6 @@
 """From what is written to what is seen: plans wait here until somebody reads, and are then applied in order (rule X2).
 
-E1  A plan counts once it is in `_new`. From there it goes to `_pending` when somebody receives, and its messages to
+E1  A plan counts once it is in `_new`, or in `_pending`. There it goes when somebody receives, and its messages go to
     receivers that keep up (arrivals.py). Applied it is under the lock, in order, once; who was interrupted in between
     leaves `interrupted`, and whoever takes the lock next makes it whole.
 E2  Holds end before the backend applies: the other way round a dead message would stay held.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from . import arrivals
 from .backend import Backend, Host
 from .branches import Commit, Forget, Prepare, Rollback
 from .changes import Ack, Change, Send, SendMany
-from .delivery import CLAIMED, LEAVING, Delivery, Feed
+from .delivery import CLAIMED, LEAVING, Delivery, Feed, Taker
 from .mixed_rows import MixedRows
 from .nonpersistent import Nonpersistent
 from .plan import Plan, Sequencer
@@ -32,8 +33,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-APPLY_AT: Final = 1024
-"""A sender that leaves so many changes pending applies them, if nobody else is at it."""
+APPLY_AT: Final = 128
+"""A sender that leaves so many changes pending applies them. Many more together cost more each: the garbage collector
+walks through what waits."""
 PENDING_MAX: Final = 20_000
 """Changes; beyond it a sender waits until they are applied (invariant 10)."""
 TOGETHER_MAX: Final = 1024
@@ -41,6 +43,9 @@ TOGETHER_MAX: Final = 1024
 _SENDS: Final = frozenset((Send, SendMany))
 _PLAIN: Final = _SENDS | {Ack}
 """Of these nothing follows once they are in the rows."""
+LET_PASS_TIMES: Final = 20
+LET_PASS_SECONDS: Final = 0.00005
+"""How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
 
@@ -92,6 +97,8 @@ class Engine:
         """The backend holds the lock for long: who only wants to help does not wait for it."""
         self.counts_stand = False
         """Likewise, and it changes none of the counts: who asks for no more does not wait for it either."""
+        self.receiving = False
+        """Somebody takes what is ready, or is about to: see `let_pass`."""
         self.written: Plan | None = None
         """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
@@ -148,6 +155,15 @@ class Engine:
                 f"store {self.name!r} was called from a signal handler that interrupted it in the same thread"
             )
 
+    def let_pass(self) -> None:
+        """Before taking the lock where `receiving`: wait a little until it is free. A thread that waits for the lock
+        itself is given it while another one runs, which then soon waits for it in turn, and so on: each message would
+        cost a switch between threads."""
+        for _ in range(LET_PASS_TIMES):
+            if not self.receiving:
+                return
+            time.sleep(LET_PASS_SECONDS)
+
     def wake_all(self) -> None:
         """Let all who wait see that the store stops."""
         for feed in self.catalog.feeds():
@@ -188,8 +204,11 @@ class Engine:
         interruption, for the same."""
         changes = plan.changes
         if plan.number > self._taken:
-            self.pending_changes += plan.count
-            self._new.append(plan)
+            self.pending_changes += len(changes) + plan.more
+            if self._new or len(changes) != 1 or type(changes[0]) is not Ack:
+                self._new.append(plan)
+            else:
+                self._pending.append(plan)  # there is nothing to pass on
             self._taken = plan.number
         if plan.is_more:
             self._take_more(plan)
@@ -239,6 +258,27 @@ class Engine:
     def behind(self) -> bool:
         """Whether anything is pending."""
         return self.written is not None or bool(self._new or self._pending)
+
+    def lease_ready(self, feed: Feed, taker: Taker) -> bool:
+        """Give `taker` the first message of a feed, if it is ready (Delivery.lease_ready): most receives take no more
+        than this. After `check`."""
+        delivery = self.delivery
+        if delivery.mixed:
+            return False  # what is pending may come before what is ready
+        if self.receiving:
+            self.let_pass()
+        try:
+            self.receiving = True
+            with self.lock:
+                if self.closed or self.interrupted or self.written is not None or self.failed is not None:
+                    return False
+                if self._new:
+                    self.look()
+                if feed.subscription is not None and self.unsubscribing:
+                    return False
+                return delivery.lease_ready(feed, taker)
+        finally:
+            self.receiving = False
 
     def look(self) -> None:
         """With the lock held: pass on what has come to receivers that keep up. May be done again."""

@@ -42,6 +42,7 @@ class Receiving:
     def receive(
         self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
     ) -> Message | None:
+        engine = self.engine
         deadline = time.monotonic() + timeout if timeout else None  # without one and not to wait: it is not asked for
         while True:
             feed = self.feed(destination, subscription, make=timeout != 0)
@@ -49,7 +50,8 @@ class Receiving:
                 return None
             taker = Taker()
             try:
-                leased = self._lease(feed, taker, wait=timeout != 0)
+                engine.check()
+                leased = engine.lease_ready(feed, taker) or self._lease(feed, taker, wait=timeout != 0)
                 if leased is None:
                     continue
                 if not leased and not (leased := self._wait(feed, taker, deadline)):
@@ -69,20 +71,11 @@ class Receiving:
 
     def _lease(self, feed: Feed, taker: Taker, wait: bool) -> bool | None:
         """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already. None
-        if its queue is to be looked up anew."""
+        if its queue is to be looked up anew. After `check`."""
         engine = self.engine
-        engine.check()
         with engine.lock:
-            engine.current(drained=False)
+            engine.current()
             delivery, rows = engine.delivery, engine.rows
-            engine.look()
-            if (
-                not delivery.mixed  # else what is pending may come before what is ready
-                and not (feed.subscription is not None and engine.unsubscribing)
-                and delivery.lease_ready(feed, taker)
-            ):
-                return True
-            engine.drain()
             if engine.is_gone(feed):
                 raise unknown(feed.state.destination, feed.key or ("", ""))
             if feed.state.removed:

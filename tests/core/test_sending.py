@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from anabranch.adapters.core.engine import APPLY_AT
 from anabranch.adapters.core.lanes import FETCH
 from anabranch.adapters.messages import Outgoing, Receipt
 from anabranch.adapters.store_types import Subscription
@@ -144,10 +145,11 @@ def test_many_to_a_topic_and_by_priority(options: dict[str, bool]) -> None:
 def test_many_of_which_nobody_has_looked_are_counted() -> None:
     with journal() as disk:
         store = disk.create()
-        store.send_many(A, MANY)
-        assert store._engine.pending_counts() == {store._engine.catalog.destinations[A]: len(MANY)}
-        assert store._engine.pending_changes == len(MANY) + 1  # with what declares the queue
-        assert store.depth(A) == len(MANY)
+        many = MANY[: APPLY_AT - 2]
+        store.send_many(A, many)
+        assert store._engine.pending_counts() == {store._engine.catalog.destinations[A]: len(many)}
+        assert store._engine.pending_changes == len(many) + 1  # with what declares the queue
+        assert store.depth(A) == len(many)
 
 
 def test_ctrl_c_stores_all_of_a_ticket_or_nothing() -> None:
