@@ -26,6 +26,7 @@ SLOWEST = (HERE / "partitioning", HERE / "crash")
 OF_THE_DISK = (HERE / "journal", HERE / "crash")
 """Their files are on a real disk."""
 IN_MEMORY = (
+    "test_checksums.py",
     "test_damage.py",
     "test_interrupts.py",
     "test_interrupts_across.py",
