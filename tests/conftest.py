@@ -30,6 +30,8 @@ IN_MEMORY = (
     "test_damage.py",
     "test_interrupts.py",
     "test_interrupts_across.py",
+    "test_interrupts_hosting.py",
+    "test_interrupts_nonpersistent.py",
     "test_interrupts_topics.py",
     "test_power.py",
 )
