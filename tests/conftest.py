@@ -79,10 +79,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write("".join(f"{line}\n" for line in sorted(told)))
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are processors: now and then a test waits, for a sync of the disk or a second of the
     clock's."""
-    return len(os.sched_getaffinity(0)) + 1
+    return (os.cpu_count() or 1) + 1
 
 
 def _weight(item: pytest.Item) -> float:
