@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from .places import in_memory
 from .shares import Share
@@ -20,6 +21,10 @@ from .sql.server import postgres, postgres_url  # noqa: F401  fixtures
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Ctrl-C is part of what is tested; a shell starts its background jobs without it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("anabranch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("anabranch")
 
 HERE = Path(__file__).parent
 SLOWEST = (HERE / "partitioning", HERE / "crash")

@@ -242,7 +242,7 @@ class Workload:
 
 
 @given(st.data(), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_journal_tells_what_the_index_says(data: st.DataObject, priorities: bool) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
         options: dict[str, Any] = {"sync": "never", "checkpoint_interval": 3600.0, "priorities": priorities}

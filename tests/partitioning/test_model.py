@@ -48,7 +48,7 @@ def traces(draw: st.DrawFn) -> list[UsageEvent]:
     return events
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(traces(), st.sampled_from(["together", "separate", "mixed"]), st.booleans())
 def test_agrees_with_the_naive_model(events: list[UsageEvent], kind: str, chains: bool) -> None:
     table = from_events(events)
@@ -150,7 +150,7 @@ def test_a_coarse_clock_makes_peaks_higher_and_the_order_alone_does_not(toymaker
 
 
 @given(traces())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_peak_is_never_lower_by_time_than_by_order(events: list[UsageEvent]) -> None:
     partition = canonical([[i] for i in range(len({event.destination for event in events}))])
     for model in ("anabranch", "kahadb"):

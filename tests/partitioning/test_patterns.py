@@ -16,7 +16,7 @@ NAMES = st.lists(SEGMENTS, min_size=1, max_size=4).map(".".join).filter(bool)
 DESTINATIONS = st.builds(str.__add__, st.sampled_from(["queue://", "topic://"]), NAMES)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(DESTINATIONS, st.integers(0, 3), min_size=1, max_size=25))
 def test_every_destination_goes_to_its_store(store_of: dict[str, int]) -> None:
     stores = [sorted(name for name, number in store_of.items() if number == n) for n in range(4)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.adapters.wal import format as w
@@ -31,7 +31,6 @@ class TestReading:
         ]  # fmt: skip
         assert (reader.offset, reader.lsn) == (4096 + len(one + mark + two), 9)
 
-    @settings(deadline=None)
     @given(data=st.data())
     def test_damage_ends_the_reading_before_its_batch(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
