@@ -74,7 +74,7 @@ CALLS: dict[str, Callable[[Router], object]] = {
     "send_many": lambda router: router.queue("q").send_many([b"x", Outgoing(b"y", persistent=False)]),
     "composite": lambda router: router.send("q,each.q", b"x", persistent=False),
     "receive": lambda router: router.queue("q").receive().ack(),  # type: ignore[union-attr]
-    "receive, waiting": lambda router: router.queue("q").receive(1.0).ack(),  # type: ignore[union-attr]
+    "receive, waiting": lambda router: router.queue("q").receive(60.0).ack(),  # type: ignore[union-attr]
     "browse": lambda router: list(router.queue("q").browse()),
     "len": lambda router: router.queue("q").depth(),
     "purge": lambda router: router.queue("q").purge(),
