@@ -153,9 +153,6 @@ class SendMany(Change, Sequence[Send]):
     def apply(self, table: Table) -> None:
         table.put(self)
 
-    def settle(self, delivery: Delivery) -> None:
-        """Nobody holds them yet."""
-
     def states(self) -> Iterable[DestinationState]:
         return (self.state,)
 

@@ -31,17 +31,8 @@ class Listener(Taker):
     """
 
     __slots__ = (
-        "_calling",
-        "_credit",
-        "_due",
-        "_ended",
-        "_feed",
-        "_gate",
-        "_on_end",
-        "_on_message",
-        "_receiving",
-        "_work",
-    )
+        "_calling", "_credit", "_due", "_ended", "_feed", "_gate", "_on_end", "_on_message", "_receiving", "_work",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -209,8 +209,11 @@ def _free_ranges(
     seq that was looked at, None if there are no more."""
     ranges: list[tuple[int, int]] = []
     count = start = end = 0
+    last: int | None = after
     for _ in range(PAGES):
-        places = rows(state, feed.subscription, None, after, PAGE)
+        if last is None:
+            break
+        places = rows(state, feed.subscription, None, last, PAGE)
         for place in places:
             seq = place[SEQ]
             if seq in feed.held:
@@ -219,16 +222,10 @@ def _free_ranges(
                 start = 0
             else:
                 start, end, count = start or seq, seq, count + 1
-        if len(places) < PAGE:
-            break
-        after = places[-1][SEQ]
-    else:
-        if start:
-            ranges.append((start, end))
-        return ranges, count, after
+        last = places[-1][SEQ] if len(places) == PAGE else None
     if start:
         ranges.append((start, end))
-    return ranges, count, None
+    return ranges, count, last
 
 
 def _last_of_pages(rows: RowsOf, state: DestinationState, first: int) -> int | None:

@@ -101,25 +101,21 @@ class _Walk:
     """Over what a backend finds. Each stays the current one until `advance`, so that who is interrupted meets it
     again."""
 
-    __slots__ = ("_broken", "_current", "_found", "since")
+    __slots__ = ("_current", "_found", "broken", "since")
 
     def __init__(self, since: int, found: Iterable[tuple[Any, Place]]) -> None:
         self.since = since
         self._found: Iterator[tuple[Any, Place]] = iter(found)
         self._current: tuple[Any, Place] | None = None
-        self._broken = False
-
-    @property
-    def is_broken(self) -> bool:
+        self.broken = False
         """Who asked for the next one was interrupted: there are no others."""
-        return self._broken
 
     def current(self) -> tuple[Any, Place] | None:
         """None at the end."""
         if self._current is None:
-            self._broken = True
+            self.broken = True
             self._current = next(self._found, None)
-            self._broken = False
+            self.broken = False
         return self._current
 
     def advance(self) -> None:
@@ -186,7 +182,7 @@ class Sweep:
 
     def _walk_expired(self, rows: Rows, now: int, limit: int, taken: Sequence[object], take: _TakeOne) -> bool:
         walk = self._walk
-        if walk is not None and walk.is_broken:
+        if walk is not None and walk.broken:
             self._since = min(self._since, walk.since)
             walk = None
         if walk is None and now > self._since:
@@ -200,7 +196,7 @@ class Sweep:
 
     def _walk_limited(self, rows: Rows, least: int, limit: int, taken: Sequence[object], take: _TakeOne) -> bool:
         walk = self._limited_walk
-        if walk is not None and walk.is_broken:
+        if walk is not None and walk.broken:
             self._look_for_limited = True
             walk = None
         if walk is None and self._look_for_limited:
