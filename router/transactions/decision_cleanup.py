@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from ...adapters.background import shared
 from ...adapters.core import Store
@@ -19,19 +19,27 @@ from .table import TransactionTable
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 FORGET_SECONDS: Final = 1.0
 """After so long decisions that were carried out are made durable in their stores and forgotten."""
 FORGET_MAX: Final = 1000
 """So many are forgotten at once, without waiting."""
+SYNC_SECONDS: Final = 1.0
+"""A store that takes longer to make outcomes durable, since its disk hangs, say, holds up no other store's decisions,
+and no close: its own are forgotten later."""
 
 
 class DecisionCleanup:
-    """Threads: all. `_lock` guards `_count` and `_due`; `busy` is held while decisions are being forgotten."""
+    """Threads: all. `_lock` guards `_count`, `_due` and what is durable; `busy` is held while decisions are being
+    forgotten."""
 
     def __init__(self, decisions: DecisionLog, registry: StoreRegistry, table: TransactionTable) -> None:
         self._log, self._registry, self._table = decisions, registry, table
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self.busy = threading.Lock()
+        self._syncing: set[bytes] = set()
+        """The ids of the stores that background threads wait for."""
         self.clear()
 
     def clear(self) -> None:
@@ -72,7 +80,7 @@ class DecisionCleanup:
         with self.busy:
             with self._lock:
                 self._count = 0
-            self.forget(self.made_durable(self._done()))
+            self.forget(self.made_durable(self._done(), SYNC_SECONDS))
 
     def forget(self, transactions: Sequence[GlobalTransaction]) -> None:
         """Drop their decisions."""
@@ -81,31 +89,60 @@ class DecisionCleanup:
         for transaction in transactions:
             self._table.remove(transaction)
 
-    def made_durable(self, transactions: Sequence[GlobalTransaction]) -> list[GlobalTransaction]:
-        """Those that are durable in all their stores now. One decided by hand may name a store that is gone for good,
-        whose other stores are as durable as can be."""
+    def made_durable(
+        self, transactions: Sequence[GlobalTransaction], timeout: float | None = None
+    ) -> list[GlobalTransaction]:
+        """Those that are durable in all their stores now. What a store does after the `timeout`, in seconds, counts the
+        next time. None waits for all, in this thread."""
         by_store: dict[bytes, list[GlobalTransaction]] = {}
         for transaction in transactions:
             for store_id in transaction.remembering:
-                by_store.setdefault(store_id, []).append(transaction)
-        kept: set[bytes] = set()
-        synced: set[bytes] = set()
-        for store_id, committed in by_store.items():
-            try:
-                self._registry.with_id(store_id, partial(_sync_outcomes, transactions=committed))
-                synced.add(store_id)
-            except (AnabranchError, OSError) as error:
-                log.debug("decisions of store %s are kept: %s", self._registry.name_of(store_id), error)
-                gone = isinstance(error, PlacementError)
-                kept.update(t.id for t in committed if not (gone and t.by_hand))
-        durable = [transaction for transaction in transactions if transaction.id not in kept]
-        for store_id in synced:
-            ids = [t.id for t in by_store[store_id] if t.id not in kept]
-            try:
-                self._registry.with_id(store_id, lambda store, ids=ids: store.forget(ids))  # type: ignore[misc]
-            except (AnabranchError, OSError) as error:  # it only remembers more than it needs to
-                log.debug("store %s: %s", self._registry.name_of(store_id), error)
+                if store_id not in transaction.durable_in:
+                    by_store.setdefault(store_id, []).append(transaction)
+        sync = self._make_durable if timeout is None else self._sync_unless_busy
+        _for_each(by_store, sync, timeout)
+        durable = [t for t in transactions if t.durable_in.issuperset(t.remembering)]
+        ids_in: dict[bytes, list[bytes]] = {}
+        for transaction in durable:
+            for store_id in transaction.remembering:
+                ids_in.setdefault(store_id, []).append(transaction.id)
+        _for_each(ids_in, self._forget_in, timeout)
         return durable
+
+    def _sync_unless_busy(self, store_id: bytes, transactions: Sequence[GlobalTransaction]) -> None:
+        """On a background thread. Nothing if another waits for that store already."""
+        with self._lock:
+            if store_id in self._syncing:
+                return
+            self._syncing.add(store_id)
+        try:
+            self._make_durable(store_id, transactions)
+        finally:
+            self._syncing.discard(store_id)
+
+    def _make_durable(self, store_id: bytes, transactions: Sequence[GlobalTransaction]) -> None:
+        """One decided by hand may name a store that is gone for good: it is as durable there as can be."""
+        try:
+            self._registry.with_id(store_id, partial(_sync_outcomes, transactions=transactions))
+        except (AnabranchError, OSError) as error:
+            log.debug("decisions of store %s are kept: %s", self._registry.name_of(store_id), error)
+            transactions = [t for t in transactions if t.by_hand and isinstance(error, PlacementError)]
+        with self._lock:
+            for transaction in transactions:
+                transaction.durable_in |= {store_id}
+
+    def _forget_in(self, store_id: bytes, ids: list[bytes]) -> None:
+        try:
+            self._registry.with_id(store_id, lambda store: store.forget(ids))
+        except (AnabranchError, OSError) as error:  # it only remembers more than it needs to
+            log.debug("store %s: %s", self._registry.name_of(store_id), error)
+
+
+def _for_each(by_store: Mapping[bytes, T], call: Callable[[bytes, T], None], timeout: float | None) -> None:
+    """Call for each store. Raises what a call has raised by then."""
+    for _, _, error in shared().for_each(by_store, lambda store_id: call(store_id, by_store[store_id]), timeout):
+        if error is not None:
+            raise error
 
 
 def _sync_outcomes(store: Store, transactions: Sequence[GlobalTransaction]) -> None:

@@ -37,6 +37,8 @@ class GlobalTransaction:
     """Its outcome is in the decision log, to be forgotten there."""
     by_hand = False
     """Its outcome was given by hand: kept until somebody forgets it."""
+    durable_in: frozenset[bytes] = frozenset()
+    """The ids of the stores in which its outcome, carried out, is known to be on disk."""
     begun = 0.0
     """When, by the monotonic clock."""
     told: TransactionState | None = None

@@ -57,6 +57,23 @@ def answered(router: anabranch.Router, name: str) -> None:
     assert queue.delete() == 0
 
 
+def test_who_looks_too_late_makes_no_row(config: anabranch.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store was found, and the destination was deleted before it was asked."""
+    with anabranch.open(config) as router:
+        queue = router.queue("shared.q")
+        queue.send(b"x")
+        (store,) = router.registry.open_stores()
+
+        def depth(*_: object) -> int:
+            monkeypatch.undo()
+            assert queue.delete() == 1
+            raise anabranch.ClosedError("closed for being idle")
+
+        monkeypatch.setattr(store, "depth", depth)
+        assert queue.depth() == 0
+        assert not router.exists("shared.q")
+
+
 @pytest.mark.parametrize("where", ["each", "shared"])
 def test_temporary_queues_leave_nothing(config: anabranch.Config, where: str) -> None:
     with anabranch.open(config) as router:

@@ -16,8 +16,10 @@ from anabranch.adapters.background import LEADERS, WORKERS
 from anabranch.adapters.locking import DirectoryLock
 from anabranch.adapters.locking import _watch as lock_watch
 from anabranch.router import open_stores as stores_module
+from anabranch.router.transactions import decision_cleanup as cleanup_module
 
 from ..contract.disk import Parallel, eventually
+from .disk import keep_background_out
 
 SOON = 60.0
 HUNG = WORKERS + LEADERS + 2
@@ -182,6 +184,36 @@ def test_reclaiming_all_frees_what_it_can(
         assert reclaimed.wait(SOON)
         disk.works.set()
         assert reclaiming.result() >= HUNG
+
+
+def test_decisions_of_the_others_are_forgotten(
+    router: anabranch.Router, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a store that hangs are, once it works again; neither those nor it hold up the end of the others."""
+    cleanup, decisions = router.coordinator.cleanup, router.coordinator.log.decisions
+    keep_background_out(router, monkeypatch)
+    monkeypatch.setattr(cleanup_module, "SYNC_SECONDS", 0.01)
+    router.send("bad0.q,good.q", b"1")
+    router.send("good.q,dead", b"2")
+    first, _ = decisions
+    disk.hang()
+    store = next(store for store in router.registry.open_stores() if store.name == "bad0")
+    sync = store.sync
+
+    def hangs() -> None:  # whether or not the disk has it already
+        assert disk.works.wait(SOON)
+        sync()
+
+    monkeypatch.setattr(store, "sync", hangs)
+
+    def left() -> list[bytes]:
+        cleanup.run()
+        return list(decisions)
+
+    with Parallel(lambda: eventually(lambda: left() == [first])) as running:
+        running.result()
+    disk.works.set()
+    eventually(lambda: left() == [])
 
 
 def test_the_others_are_closed(
