@@ -31,28 +31,7 @@ import google_crc32c
 
 from ..files import FILE_MODE, extend, is_out_of_files, write_all
 from ..wal.file import File
-from .lmdb_format import (
-    BRANCH,
-    DEPTH_MAX,
-    IN_OVERFLOW,
-    LEAF,
-    META,
-    METAS,
-    NO_PAGE,
-    NODE,
-    NUMBER,
-    OVERFLOW,
-    SUBTREE,
-    LmdbDamagedError,
-    Meta,
-    Tree,
-    children,
-    node_offsets,
-    overflow_pages,
-    read_meta,
-    read_tree,
-    require_page,
-)
+from . import lmdb_format as lm
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +83,10 @@ class PageChecksums:
         try:
             commit, page_bytes, sums = self._read()
             file = File(self._index, os.O_RDWR)
-            newest = commit % METAS
+            newest = commit % lm.METAS
             undo = False
             for page in _different(file.fd, page_bytes, sums):
-                if page >= METAS or page == newest:
+                if page >= lm.METAS or page == newest:
                     raise IndexBrokenError(f"page {page} of its file is damaged")
                 undo = True
             if undo:
@@ -186,7 +165,7 @@ class PageChecksums:
 
     def _of_last_commit(self, fd: int) -> tuple[int, int, array[int]]:
         """The last commit, bytes in a page, and the checksums of its pages."""
-        first = _Pages(fd, META.size).meta(0)
+        first = _Pages(fd, lm.META.size).meta(0)
         pages = _Pages(fd, first.page_bytes)
         metas = sorted((first, pages.meta(1)), key=lambda meta: meta.commit)
         old, new = metas
@@ -206,7 +185,7 @@ class PageChecksums:
                 sums[page] = 0
         for page, crc in added.items():
             sums[page] = crc
-        for page in range(METAS):
+        for page in range(lm.METAS):
             sums[page] = checksum(pages.read(page))
         return new.commit, pages.page_bytes, sums
 
@@ -222,7 +201,7 @@ class _Pages:
         data = os.pread(self._fd, self.page_bytes * count, first * self.page_bytes)
         if len(data) != self.page_bytes * count:
             last = first + count - 1
-            raise LmdbDamagedError(last * self.page_bytes, f"page {last} lies beyond the end of the file")
+            raise lm.LmdbDamagedError(last * self.page_bytes, f"page {last} lies beyond the end of the file")
         return data
 
     def _read_all(self, pages: Sequence[int]) -> Iterator[tuple[int, bytes]]:
@@ -237,10 +216,10 @@ class _Pages:
                 yield pages[position + number], data[number * size : (number + 1) * size]
             position = end
 
-    def meta(self, page: int) -> Meta:
-        return read_meta(self.read(page), page, page * self.page_bytes)
+    def meta(self, page: int) -> lm.Meta:
+        return lm.read_meta(self.read(page), page, page * self.page_bytes)
 
-    def walk(self, meta: Meta, is_known: Callable[[int], bool], summed: bool = True) -> dict[int, int]:
+    def walk(self, meta: lm.Meta, is_known: Callable[[int], bool], summed: bool = True) -> dict[int, int]:
         """The checksum of each page of a commit, but of none that is known, nor of those below one. Without `summed`
         checksums are 0, and pages with nothing below them are not read."""
         found: dict[int, int] = {}
@@ -248,18 +227,18 @@ class _Pages:
         def claim(pages: Sequence[int]) -> None:
             """Pages in order of their numbers, each of which is met for the first time."""
             if pages:
-                inside = pages[0] >= METAS and pages[-1] <= meta.last_page
+                inside = pages[0] >= lm.METAS and pages[-1] <= meta.last_page
                 if not inside or len(set(pages)) != len(pages) or not found.keys().isdisjoint(pages):
                     reason = f"one of pages {pages[0]} to {pages[-1]} cannot be where it is"
-                    raise LmdbDamagedError(pages[0] * self.page_bytes, reason)
+                    raise lm.LmdbDamagedError(pages[0] * self.page_bytes, reason)
                 found.update(dict.fromkeys(pages, 0))
 
         trees = [meta.free, meta.main]
         while trees:
             tree = trees.pop()
-            if tree.depth > DEPTH_MAX:
-                raise LmdbDamagedError(0, f"a tree is {tree.depth} levels deep")
-            level = [tree.root] if tree.root != NO_PAGE else []
+            if tree.depth > lm.DEPTH_MAX:
+                raise lm.LmdbDamagedError(0, f"a tree is {tree.depth} levels deep")
+            level = [tree.root] if tree.root != lm.NO_PAGE else []
             for above in range(tree.depth - 1, -1, -1):
                 level = sorted(page for page in level if not is_known(page))
                 claim(level)
@@ -267,11 +246,11 @@ class _Pages:
                 below: list[int] = []
                 parsed = above or tree.overflows or tree is meta.main
                 for page, data in self._read_all(level) if parsed or summed else ():
-                    require_page(data, page, BRANCH if above else LEAF)
+                    lm.require_page(data, page, lm.BRANCH if above else lm.LEAF)
                     if summed:
                         found[page] = checksum(data)
                     if above:
-                        below += children(data)
+                        below += lm.children(data)
                     elif parsed:
                         _look_into(data, extents, trees)
                 for first in extents:
@@ -286,22 +265,22 @@ class _Pages:
     def _extent(self, first: int) -> range:
         """The pages of a value that is too large for a leaf."""
         data = self.read(first)
-        require_page(data, first, OVERFLOW)
-        return range(first, first + overflow_pages(data))
+        lm.require_page(data, first, lm.OVERFLOW)
+        return range(first, first + lm.overflow_pages(data))
 
 
-def _look_into(leaf: bytes, extents: list[int], trees: list[Tree]) -> None:
+def _look_into(leaf: bytes, extents: list[int], trees: list[lm.Tree]) -> None:
     """Add the first pages of values that are too large for it, and the trees that it holds."""
     try:
-        for offset in node_offsets(leaf):
-            _, flags, key_bytes = NODE.unpack_from(leaf, offset)
-            if flags & IN_OVERFLOW:
-                extents.append(NUMBER.unpack_from(leaf, offset + NODE.size + key_bytes)[0])
-            elif flags & SUBTREE:
-                trees.append(read_tree(leaf, offset + NODE.size + key_bytes))
+        for offset in lm.node_offsets(leaf):
+            _, flags, key_bytes = lm.NODE.unpack_from(leaf, offset)
+            if flags & lm.IN_OVERFLOW:
+                extents.append(lm.NUMBER.unpack_from(leaf, offset + lm.NODE.size + key_bytes)[0])
+            elif flags & lm.SUBTREE:
+                trees.append(lm.read_tree(leaf, offset + lm.NODE.size + key_bytes))
     except struct.error as error:
-        number = NUMBER.unpack_from(leaf)[0]
-        raise LmdbDamagedError(number * len(leaf), f"a row of page {number} goes beyond it") from error
+        number = lm.NUMBER.unpack_from(leaf)[0]
+        raise lm.LmdbDamagedError(number * len(leaf), f"a row of page {number} goes beyond it") from error
 
 
 def _different(fd: int, page_bytes: int, sums: array[int]) -> Iterator[int]:
@@ -316,10 +295,10 @@ def _different(fd: int, page_bytes: int, sums: array[int]) -> Iterator[int]:
 
 def _repeat_meta(fd: int, page_bytes: int, commit: int) -> None:
     """Make the other meta page say what that of this commit says, as an older commit: LMDB takes the newest."""
-    other = (commit + 1) % METAS
-    page = bytearray(os.pread(fd, page_bytes, commit % METAS * page_bytes))
-    NUMBER.pack_into(page, 0, other)
-    NUMBER.pack_into(page, META.size - NUMBER.size, commit - 1)
+    other = (commit + 1) % lm.METAS
+    page = bytearray(os.pread(fd, page_bytes, commit % lm.METAS * page_bytes))
+    lm.NUMBER.pack_into(page, 0, other)
+    lm.NUMBER.pack_into(page, lm.META.size - lm.NUMBER.size, commit - 1)
     write_all(fd, bytes(page), other * page_bytes)
     os.fdatasync(fd)
 

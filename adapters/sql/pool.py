@@ -192,9 +192,7 @@ class KeptPool(Pool):
 
     def _keep_alive(self, connection: Any, statement: str) -> None:
         """Run the statement. One that the database takes for wrong has been answered too: that is told, once."""
-        dialect: Any = self._dialect
-        driver = dialect.loaded_dbapi
-        cursor = connection.cursor()
+        driver, cursor = self._driver, connection.cursor()
         try:
             cursor.execute(statement)
         except (driver.OperationalError, driver.InterfaceError):
@@ -209,6 +207,12 @@ class KeptPool(Pool):
         finally:
             cursor.close()
         connection.rollback()
+
+    @property
+    def _driver(self) -> Any:
+        """Its module."""
+        dialect: Any = self._dialect
+        return dialect.loaded_dbapi
 
     def drop_idle(self) -> None:
         """Close those that idle: one of them has told that none is good any more. Those in use stay."""
@@ -318,14 +322,26 @@ class KeptPool(Pool):
                 self._out[record] = time.monotonic()
         for record in late:
             log.error("the database has not answered for %g seconds: the connection is cut off", self._response_timeout)
-            _shut_down(record.dbapi_connection)
+            self._shut_down(record)
 
     def cut_off_all(self) -> None:
         """All that are in use are cut off, whatever they are at: their users get errors, at once."""
         with self._lock:
             records = self._in_use()
         for record in records:
-            _shut_down(record.dbapi_connection)
+            self._shut_down(record)
+
+    def _shut_down(self, record: ConnectionPoolEntry) -> None:
+        """Whoever waits for this connection's socket finds it at its end. No lock, no waiting. Nothing for one that was
+        closed meanwhile, and for a driver without a socket: SQLite's."""
+        connection = record.dbapi_connection
+        if connection is None or not hasattr(connection, "fileno"):
+            return
+        try:
+            with socket.socket(fileno=os.dup(connection.fileno())) as its:
+                its.shutdown(socket.SHUT_RDWR)
+        except (OSError, self._driver.Error) as error:
+            log.debug("a connection to the database has gone already: %s", type(error).__name__)
 
     def _in_use(self) -> list[ConnectionPoolEntry]:
         """In one step each, as one may come back in between, by this very thread."""
@@ -346,12 +362,3 @@ def _about(record: ConnectionPoolEntry) -> dict[Any, Any]:
     info = record.record_info
     assert info is not None
     return info
-
-
-def _shut_down(connection: Any) -> None:
-    """Whoever waits for this connection's socket finds it at its end. No lock, no waiting."""
-    try:
-        with socket.socket(fileno=os.dup(connection.fileno())) as its:
-            its.shutdown(socket.SHUT_RDWR)
-    except Exception:  # closed meanwhile, or no driver of this kind
-        pass
