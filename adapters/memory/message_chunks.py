@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from .packed_numbers import Numbers, Sizes, bytes_of, packed, packed_ascending
+from .packed_numbers import Packed, bytes_of, packed_ascending
 from .swap_files import Address
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Chunk:
         """The seq of its first message."""
         self.offsets: Sequence[int] = array("Q")
         """Of each message: its seq, less `first`. A message is there once it is in here: all else comes before."""
-        self.sizes: array[int] | Sizes = array("I")
+        self.sizes: array[int] | Packed = array("I")
         """Of each message: bytes of its record."""
         self.records: list[bytes | None] = []
         """Those in memory: of the message at `out`, and so on. None for a dead one."""
@@ -121,7 +121,7 @@ class Chunk:
         """Subscription's number -> a bit for each message that it has acked."""
         self.counts: dict[tuple[int, int], int] = {}
         """Number of the feed's, index -> how often the message has come back."""
-        self.expiries: Numbers | None = None
+        self.expiries: array[int] | Packed | None = None
         """When each message expires; None if none does."""
         self.soonest = 0
         """No live message that was not given to who asked for expired ones expires before; 0: none does."""
@@ -236,9 +236,9 @@ class Chunk:
         """No more messages are added. Idempotent."""
         self.offsets = packed_ascending(self.offsets)
         if isinstance(self.sizes, array):
-            self.sizes = Sizes(self.sizes)
+            self.sizes = Packed(self.sizes)
         if isinstance(self.expiries, array):
-            self.expiries = packed(self.expiries)
+            self.expiries = Packed(self.expiries)
         self.sealed = True
         self._count_arrays()
 
@@ -247,7 +247,7 @@ class Chunk:
         self._array_bytes = sum(map(bytes_of, arrays))
 
 
-def longer(numbers: Numbers | None, length: int, more: Sequence[int]) -> Numbers:
+def longer(numbers: array[int] | Packed | None, length: int, more: Sequence[int]) -> array[int]:
     """With more of them behind the first `length`; 0 for those that had none."""
     if numbers is None:
         numbers = array("Q", bytes(8 * length))
