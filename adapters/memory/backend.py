@@ -99,16 +99,6 @@ class MemoryBackend(MemoryRows, Backend):
 
     # Upkeep
 
-    def sync(self) -> None:
-        """Nothing here survives anything."""
-
-    def checkpoint(self) -> None:
-        """Likewise."""
-
-    def reclaim(self) -> int:
-        """Nothing: swap files go by themselves."""
-        return 0
-
     def stats(self) -> BackendStats:
         return BackendStats(memory_bytes=self.memory_bytes, swap_bytes=self.swap_bytes)
 

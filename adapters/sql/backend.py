@@ -364,12 +364,6 @@ class SqlBackend(Backend):
 
     # Upkeep
 
-    def sync(self) -> None:
-        """Everything is synced as it is committed."""
-
-    def checkpoint(self) -> None:
-        """A database sees to that by itself."""
-
     def reclaim(self) -> int:
         return self._database.read(dialects.reclaim)
 

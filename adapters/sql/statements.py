@@ -46,6 +46,11 @@ def _insert(table: Table) -> Executable:
     return insert(table).values({column: p(column.name, type_=column.type) for column in table.c})
 
 
+def _within(ids: ColumnElement[int]) -> ColumnElement[bool]:
+    """Whether they lie between two, both included."""
+    return and_(ids >= p("first"), ids <= p("last"))
+
+
 def _reading(s: Schema) -> dict[str, Executable]:
     m = s.messages.c
     place = (m.id, m.priority, m.expirationtime, m.size, m.parts, m.deliverycount)
@@ -61,7 +66,7 @@ def _reading(s: Schema) -> dict[str, Executable]:
 
     later = and_(m.expirationtime >= p("after"), or_(m.expirationtime > p("after"), m.id > p("after_id")))
     counts = (m.priority, func.count(), func.sum(m.size), func.max(m.id))
-    in_range = and_(m.destination == p("topic"), m.id >= p("first"), m.id <= p("last"))
+    in_range = and_(m.destination == p("topic"), _within(m.id))
     r = s.redeliveries.c
     there_still = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.destination > 0)
     entitled = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.startid <= s.acks.c.id)
@@ -99,21 +104,17 @@ def _reading(s: Schema) -> dict[str, Executable]:
         .where(r.deliverycount >= p("least"), r.durable == p("durable"), r.id > p("after"))
         .order_by(r.id)
         .limit(p("most")),
-        "select.redelivered": select(r.id, r.deliverycount).where(
-            r.durable == p("durable"), r.id >= p("first"), r.id <= p("last")
-        ),
+        "select.redelivered": select(r.id, r.deliverycount).where(r.durable == p("durable"), _within(r.id)),
         "select.redelivered.durables": select(r.durable).distinct(),
         "select.counts": select(m.destination, *counts).group_by(m.destination, m.priority),
         "select.counts.destination": select(*counts).where(there).group_by(m.priority),
         "select.counts.range": select(*counts).where(in_range).group_by(m.priority),
         "select.counts.finished": select(*counts).where(in_range, ~_waits(s)).group_by(m.priority),
         "select.count.durable": select(func.count()).where(there, m.id >= p("start"), unacked),
-        "select.staged": select(func.count()).where(m.id >= p("first"), m.id <= p("last")),
+        "select.staged": select(func.count()).where(_within(m.id)),
         "select.last": select(func.max(m.id)),
         "select.acked": select(s.acks.c.durable).where(s.acks.c.id == p("message")),
-        "select.acks": select(s.acks.c.id, func.count())
-        .where(s.acks.c.id >= p("first"), s.acks.c.id <= p("last"), there_still)
-        .group_by(s.acks.c.id),
+        "select.acks": select(s.acks.c.id, func.count()).where(_within(s.acks.c.id), there_still).group_by(s.acks.c.id),
     }
 
 
@@ -150,23 +151,20 @@ def _writing(s: Schema) -> dict[str, Executable]:
         "delete.ended.acks": delete(s.acks).where(acks.durable.in_(ended)),
         "delete.ended.redeliveries": delete(s.redeliveries).where(s.redeliveries.c.durable.in_(ended)),
         "delete.ended": delete(s.durables).where(durables.destination == p("destination")),
-        "delete.durable.acks": delete(s.acks).where(
-            acks.durable == p("subscription"), acks.id >= p("first"), acks.id <= p("last")
-        ),
+        "delete.durable.acks": delete(s.acks).where(acks.durable == p("subscription"), _within(acks.id)),
         "delete.durable.redeliveries": delete(s.redeliveries).where(
             s.redeliveries.c.durable == p("subscription"),
-            s.redeliveries.c.id >= p("first"),
-            s.redeliveries.c.id <= p("last"),
+            _within(s.redeliveries.c.id),
         ),
         "update.staged": update(s.messages)
         .where(m.id == p("staged"))
         .values(id=p("seq"), destination=p("number"), expirationtime=p("expires")),
         "update.staged.chunks": update(s.chunks).where(s.chunks.c.id == p("staged")).values(id=p("seq")),
-        "delete.staged": delete(s.messages).where(m.id >= p("first"), m.id <= p("last")),
-        "delete.staged.chunks": delete(s.chunks).where(s.chunks.c.id >= p("first"), s.chunks.c.id <= p("last")),
+        "delete.staged": delete(s.messages).where(_within(m.id)),
+        "delete.staged.chunks": delete(s.chunks).where(_within(s.chunks.c.id)),
     }
     # What is dead takes what hangs on it along. One by one, of a range, and what the last subscription has acked.
-    in_range = and_(m.destination == p("topic"), m.id >= p("first"), m.id <= p("last"))
+    in_range = and_(m.destination == p("topic"), _within(m.id))
     finished = and_(in_range, ~_waits(s))
     of_topic = select(durables.number).where(durables.destination == p("topic"))
     for what, table in (("chunks", s.chunks), ("acks", s.acks), ("redeliveries", s.redeliveries)):
@@ -181,7 +179,7 @@ def _writing(s: Schema) -> dict[str, Executable]:
     for what, table in (("acks", s.acks), ("redeliveries", s.redeliveries)):
         orphan = ~exists().where(m.id == table.c.id)
         found[f"delete.finished.{what}"] = delete(table).where(
-            table.c.durable.in_(of_topic), table.c.id >= p("first"), table.c.id <= p("last"), orphan
+            table.c.durable.in_(of_topic), _within(table.c.id), orphan
         )
     # What an interrupted caller does twice must change nothing the second time.
     unacked = ~exists().where(acks.durable == p("subscription"), acks.id == m.id)
