@@ -201,6 +201,10 @@ class Backend(Rows, Protocol):
         StoreFailedError. Any thread."""
         return
 
+    def opened(self) -> None:
+        """The store is open: what the backend does before anybody uses it. Raises AnabranchError, which is logged."""
+        return
+
     def checkpoint(self) -> None:
         """Write out what shortens the next opening. Any thread."""
         return

@@ -448,7 +448,7 @@ class Engine:
     def counted(self, question: Callable[[], T]) -> T:
         """The same for who asks for counts alone, and adds `pending_counts`: at once also while the backend holds the
         lock since its disk hangs."""
-        while self.counts_stand:
+        while self.counts_stand and not self.unsubscribing:
             self.ensure_usable()
             applied = self._applied
             answer = question()

@@ -168,6 +168,10 @@ class Store:
                     sweep(self.directory)
                 engine.start(self._writer.submit)
                 self._opened = True
+                try:
+                    self.backend.opened()
+                except AnabranchError as error:
+                    log.debug("store %s: %s", self.name, error)
                 if engine.leaving:  # there was no room to remove it while nobody else was there
                     engine.on_leaving()
             except BaseException:

@@ -239,6 +239,12 @@ class JournalBackend(Backend):
     def checkpoint(self) -> None:
         self._applier.checkpoint()
 
+    def opened(self) -> None:
+        """On a full disk each opening after a kill takes a spare file. What earlier ones took comes back first, so that
+        a process may be killed whenever it has done something, time and again."""
+        if self._log.files.reserve.is_short:
+            self._reclaimer.run()
+
     def reclaim(self) -> int:
         return self._reclaimer.run()
 

@@ -142,7 +142,7 @@ class Log(GroupCommit):
     @property
     def starved(self) -> bool:
         """Whether tickets wait for segments to be released, the disk being full and the reserve used."""
-        return self._starved
+        return self._starved or self.files.reserve.is_short
 
     @property
     def syncs(self) -> int:

@@ -71,6 +71,11 @@ class Reserve:
             while len(self.files) < FILES + (promised > 0):
                 self._make(size)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a file was taken, and none has come back."""
+        return len(self.files) < FILES
+
     def find(self, size: int) -> tuple[Path, int] | None:
         """The smallest that has so many bytes."""
         return next((file for file in self.files if file[1] >= size), None)

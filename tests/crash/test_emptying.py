@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 import anabranch
+from anabranch.adapters.core import purging
 from anabranch.policies.durability import Sync
 
 from .ledger import body_of, contents, identity_of, violations
@@ -55,6 +57,22 @@ def acking(disk: Path, router: anabranch.Router, count: int) -> int:
     for _ in range(count):
         take(router.queue("q")).ack()
     return count
+
+
+def purging_in_pages(disk: Path, router: anabranch.Router, pages: int) -> int:
+    """Of one message each, until there are so many; then it waits for its end."""
+    done = 0
+
+    def pause(seconds: float) -> None:
+        nonlocal done
+        done += 1
+        if done == pages:
+            print(done, flush=True)
+            sys.stdin.read()
+
+    with patch.object(purging, "PAGE", 1), patch.object(purging, "PAGES", 1), patch.object(purging, "sleep", pause):
+        router.queue("q").purge()
+    return 0
 
 
 def preparing(disk: Path, router: anabranch.Router, size: int) -> int:
@@ -247,6 +265,21 @@ def test_it_is_opened_while_it_is_full_after_kills(disk: Path, sync: Sync) -> No
     with anabranch.open(config(disk, sync)) as router:
         assert contents(router) == {"q": sent}
         ack_all(router.queue("q"), sent)
+        router.reclaim()
+        send_again(router, router.queue("q"))
+
+
+def test_it_is_emptied_by_processes_that_are_killed_amid_a_purge(disk: Path) -> None:
+    """Each of them takes a spare file, and what it writes there frees nothing yet."""
+    sent = [f"s.{number}" for number in range(elsewhere(disk, Sync.NEVER, "filling", 3000))]
+    for pages in (1, 2, 1, 1):
+        fill_up(disk / "more")
+        assert elsewhere(disk, Sync.NEVER, "purging_in_pages", pages) == pages
+        sent = sent[pages:]
+    with anabranch.open(config(disk)) as router:
+        assert contents(router) == {"q": sent}
+        assert violations(router) == []
+        assert router.queue("q").purge() == len(sent)
         router.reclaim()
         send_again(router, router.queue("q"))
 
