@@ -87,15 +87,15 @@ class SqlBackend(Backend):
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
         """Raises ConfigError and MissingExtraError for what `create` would refuse before it connects."""
-        found = schema(options.schema_prefix, options.table_names)
-        Statements(found, options.statements)
+        tables = schema(options.schema_prefix, options.table_names)
+        Statements(tables, options.statements)
         keepalive_statement(options)
         open_single(options, Path()).dispose()
 
     @classmethod
     def create(cls, name: str, directory: Path, options: SqlOptions) -> bytes:
-        found = schema(options.schema_prefix, options.table_names)
-        Statements(found, options.statements)
+        tables = schema(options.schema_prefix, options.table_names)
+        Statements(tables, options.statements)
         keepalive_statement(options)
 
         def fill(path: Path, store_id: bytes) -> bytes:
@@ -105,7 +105,7 @@ class SqlBackend(Backend):
                 database = Database(name, engine)
                 if options.native_two_phase:
                     native_two_phase.require(database)
-                made = create_tables.prepare(database, found, options, store_id)
+                made = create_tables.prepare(database, tables, options, store_id)
                 database.require_keepalive(options)
                 return made
             finally:
@@ -271,10 +271,10 @@ class SqlBackend(Backend):
         """What callers of a write that took no effect get."""
         if dialects.is_of_the_disk(error):
             return self._fail(self._database.disk_failed(error))
-        found = self._database.error(error)
-        if type(found) is StoreFailedError and dialects.is_data(error):
-            return NotTakenError(str(found))
-        return found
+        refusal = self._database.error(error)
+        if type(refusal) is StoreFailedError and dialects.is_data(error):
+            return NotTakenError(str(refusal))
+        return refusal
 
     def _outcome_unknown(self, error: SQLAlchemyError) -> OutcomeUnknownError:
         return OutcomeUnknownError(
@@ -291,11 +291,11 @@ class SqlBackend(Backend):
                 row = connection.execute(statement, {"owner": self._owner}).one_or_none()
         except SQLAlchemyError as error:
             raise self._database.error(error) from None
-        found = None if row is None else row[0]
-        if found == self._batch + 1:
+        last_batch = None if row is None else row[0]
+        if last_batch == self._batch + 1:
             self._took(self._unknown)
             return True
-        if found != self._batch:
+        if last_batch != self._batch:
             self._fail(
                 StoreFailedError(
                     f"somebody else has written to the tables of store {self.name!r}: whether the last operations "

@@ -34,17 +34,17 @@ class _Check:
 
     def counts(self, branches: Collection[int]) -> Iterator[str]:
         """Of the destinations."""
-        found: dict[int, list[Any]] = defaultdict(list)
+        by_number: dict[int, list[Any]] = defaultdict(list)
         for number, *rest in self._all("select.counts"):
-            found[number].append(rest)
-        staged = sum(row[1] for row in found.pop(0, []))
+            by_number[number].append(rest)
+        staged = sum(row[1] for row in by_number.pop(0, []))
         prepared = sum(self._all("select.staged", **staged_rows(row))[0][0] for row in branches)
         if staged > prepared:
             yield f"MESSAGES holds {staged} messages of destination 0, of which {prepared} are prepared"
-        for number in sorted(found.keys() - self._catalog.by_number.keys()):
+        for number in sorted(by_number.keys() - self._catalog.by_number.keys()):
             yield f"MESSAGES holds messages of destination {number}, which is not there"
         for number, state in list(self._catalog.by_number.items()):
-            rows = found.get(number, [])
+            rows = by_number.get(number, [])
             for what, column, value in (("messages", 1, state.count), ("bytes", 2, state.bytes)):
                 there = sum(int(row[column]) for row in rows)
                 if there != value:

@@ -35,11 +35,11 @@ def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: b
         with database.writing() as connection:
             _require_unicode(database, connection)
             one_at_a_time(connection)
-            found = _found(connection, tables)
-            missing = [table for table in tables.tables if table.name not in found]
+            existing = _existing_columns(connection, tables)
+            missing = [table for table in tables.tables if table.name not in existing]
             if missing and not options.create_tables:
                 raise ConfigError([_are_missing(database, missing)])
-            _require_columns(database, tables, found)
+            _require_columns(database, tables, existing)
             _create(connection, tables, missing)
             store_id = _adopt(database, connection, tables, store_id, options.lease_expiration is not None)
             connection.commit()
@@ -55,11 +55,11 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
         with database.engine.connect() as connection:
             _require_unicode(database, connection)
             if not _all_there(connection, tables):
-                found = _found(connection, tables)
-                missing = [table for table in tables.tables if table.name not in found]
+                existing = _existing_columns(connection, tables)
+                missing = [table for table in tables.tables if table.name not in existing]
                 if missing:
                     raise PlacementError(f"{_are_missing(database, missing)}; nothing was created")
-                _require_columns(database, tables, found)
+                _require_columns(database, tables, existing)
             rows = connection.execute(tables.store.select()).all()
         _require_owner(database, rows, store_id)
         if options.priorities and options.create_tables:
@@ -95,11 +95,11 @@ def _all_there(connection: Connection, tables: Schema) -> bool:
     return True
 
 
-def _found(connection: Connection, tables: Schema) -> dict[str, set[str]]:
+def _existing_columns(connection: Connection, tables: Schema) -> dict[str, set[str]]:
     """The columns of those of our tables that are there."""
     names = [table.name for table in tables.tables]
-    found = inspect(connection).get_multi_columns(schema=tables.metadata.schema, filter_names=names)
-    return {name.lower(): {column["name"].lower() for column in columns} for (_, name), columns in found.items()}
+    inspected = inspect(connection).get_multi_columns(schema=tables.metadata.schema, filter_names=names)
+    return {name.lower(): {column["name"].lower() for column in columns} for (_, name), columns in inspected.items()}
 
 
 def _are_missing(database: Database, missing: Sequence[Table]) -> str:
@@ -118,10 +118,10 @@ def _create(connection: Connection, tables: Schema, missing: Sequence[Table]) ->
         table.create(connection, checkfirst=False)
 
 
-def _require_columns(database: Database, tables: Schema, found: Mapping[str, set[str]]) -> None:
+def _require_columns(database: Database, tables: Schema, existing: Mapping[str, set[str]]) -> None:
     problems = []
     for table in tables.tables:
-        columns = found.get(table.name)
+        columns = existing.get(table.name)
         lacking = [column.name for column in table.columns if columns is not None and column.name not in columns]
         if lacking:
             problems.append(

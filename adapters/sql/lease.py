@@ -71,8 +71,8 @@ def _node(directory: Path) -> str:
     """Who we are: the same one again when this process opens the same directory again, which nobody else can have open
     meanwhile. So it need not wait for its own lease, should that have been renewed while it was given up for lost."""
     pid = os.getpid()
-    known = hashlib.sha256(b"%d %b %b" % (pid, _secret, os.fsencode(directory.resolve()))).hexdigest()
-    return f"process {pid} on {socket.gethostname()} ({known[:8]})"
+    digest = hashlib.sha256(b"%d %b %b" % (pid, _secret, os.fsencode(directory.resolve()))).hexdigest()
+    return f"process {pid} on {socket.gethostname()} ({digest[:8]})"
 
 
 class _Held(NamedTuple):
@@ -135,10 +135,10 @@ class Lease:
             sent = clock()
             held: _Held | SQLAlchemyError
             try:
-                found = self._try(max(LOCKED_MAX, deadline - time.monotonic()))
-                if found is None:
+                holder = self._try(max(LOCKED_MAX, deadline - time.monotonic()))
+                if holder is None:
                     break
-                held = found
+                held = holder
             except SQLAlchemyError as error:
                 held = error
             pause = deadline - time.monotonic()

@@ -81,11 +81,11 @@ class Loader:
             subscriber.own = number in redelivered
 
     def _counts(self, progress: Progress | None) -> None:
-        found: dict[int, list[Any]] = {}
+        rows_by_number: dict[int, list[Any]] = {}
         for number, *counts in self._all("select.counts"):
             if number:  # else staged by a branch: it is nowhere yet
-                found.setdefault(number, []).append(counts)
-        for place, (number, rows) in enumerate(found.items()):
+                rows_by_number.setdefault(number, []).append(counts)
+        for place, (number, rows) in enumerate(rows_by_number.items()):
             state = self._catalog.by_number.get(number)
             if state is None:
                 raise self._damage(f"MESSAGES holds messages of destination {number}, which is not there")
@@ -95,7 +95,7 @@ class Loader:
                     "select.count.durable", destination=number, durable=subscriber.number, start=subscriber.start + 1
                 )[0][0]
             if progress is not None:
-                progress("counting messages", place + 1, len(found))
+                progress("counting messages", place + 1, len(rows_by_number))
 
     def _duplicates(self) -> list[tuple[Key, int]]:
         ids = []

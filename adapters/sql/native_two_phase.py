@@ -144,7 +144,7 @@ class Native:
         """Prepared natively or about to be, by us, without an outcome."""
         self._left: dict[bytes, None] = {}
         """To be removed, when the database is there again."""
-        self._found: set[bytes] = set()
+        self._left_prepared: set[bytes] = set()
         """What a process before us has prepared natively of branches that have no outcome yet."""
         self._removing = threading.RLock()
         self._closed = False
@@ -225,9 +225,9 @@ class Native:
         if is_staged(branch):
             self._end("COMMIT" if committed else "ROLLBACK", transaction)
             self._loose.pop(transaction, None)
-        elif transaction in self._found:
+        elif transaction in self._left_prepared:
             self._end("ROLLBACK", transaction)  # a try that was cut off, before it was prepared in XALOG
-        self._found.discard(transaction)
+        self._left_prepared.discard(transaction)
 
     def abandon(self, transaction: bytes) -> bool:
         """It has got no row in XALOG: whatever is there of it is removed, if not now, then later. Whether now."""
@@ -269,12 +269,12 @@ class Native:
         """At open: what a process before us has left that is none of these branches' is removed (N1). Raises
         StoreFailedError."""
         self._end_sessions(None)
-        known = {self._name(transaction): transaction for transaction in transactions}
-        found = self._database.read(
+        by_name = {self._name(transaction): transaction for transaction in transactions}
+        names = self._database.read(
             lambda connection: connection.execute(_prepared, {"beginning": self._beginning}).scalars().all()
         )
-        self._found = {known[name] for name in found if name in known}
-        for name in sorted(set(found) - known.keys()):
+        self._left_prepared = {by_name[name] for name in names if name in by_name}
+        for name in sorted(set(names) - by_name.keys()):
             try:
                 self._end("ROLLBACK", bytes.fromhex(name.removeprefix(self._beginning)))
                 log.info("store %s: %s was never prepared whole, it is rolled back", self._database.name, name)

@@ -345,7 +345,7 @@ class KeptPool(Pool):
 
     def _in_use(self) -> list[ConnectionPoolEntry]:
         """In one step each, as one may come back in between, by this very thread."""
-        return [record for known in self._out.keyrefs() if (record := known()) is not None]
+        return [record for reference in self._out.keyrefs() if (record := reference()) is not None]
 
     def leave(self) -> None:
         """In a forked child: forget the connections without closing them, which would end them for the parent too."""

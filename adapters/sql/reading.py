@@ -74,8 +74,8 @@ class Reading:
         """No message expires before (ms); 0: none does."""
 
     def _all(self, statement: str, **parameters: Any) -> Sequence[Any]:
-        found: Sequence[Any] = self._database.read(lambda c: c.execute(self._statements[statement], parameters).all())
-        return found
+        rows: Sequence[Any] = self._database.read(lambda c: c.execute(self._statements[statement], parameters).all())
+        return rows
 
     def apply(self, effects: Effects) -> None:
         """What a write has done is seen from now on."""
@@ -116,15 +116,15 @@ class Reading:
             return ()
         if subscription is not None and not subscription.count:
             return ()
-        found = self._page(state, subscription, order, after, limit)
-        if subscription is None and lane is not None and len(found) < limit:
-            lane.last = min(lane.last, found[-1][ID] if found else after)
-        places = [place_of(row, self._priorities) for row in found]
+        rows = self._page(state, subscription, order, after, limit)
+        if subscription is None and lane is not None and len(rows) < limit:
+            lane.last = min(lane.last, rows[-1][ID] if rows else after)
+        places = [place_of(row, self._priorities) for row in rows]
         if subscription is not None and subscription.own and places:
             places = self._with_deliveries(subscription, places)
         if order is not None:
             number = subscription.number if subscription is not None else 0
-            for row, place in zip(found, places, strict=True):
+            for row, place in zip(rows, places, strict=True):
                 self._keep(number, place)
                 if row[CONTENT] is not None and self._records.get(row[ID]) is None:
                     self._records.put(row[ID], record_of(row))
@@ -164,10 +164,10 @@ class Reading:
         place = self._places.get((number, seq))
         if place is not None:
             return place
-        found = self._all("select.place", message=seq) if seq <= self.last_seq else ()
-        if not found or found[0][-1] != state.number:
+        rows = self._all("select.place", message=seq) if seq <= self.last_seq else ()
+        if not rows or rows[0][-1] != state.number:
             return None
-        place = place_of(found[0], self._priorities)
+        place = place_of(rows[0], self._priorities)
         if subscription is not None:
             if seq <= subscription.start or not self._waits(state, number, seq):
                 return None
@@ -233,10 +233,10 @@ class Reading:
             yield record if record is not None else self._database.read(partial(self._record, seq=seq))
 
     def _record(self, connection: Connection, seq: int) -> bytes | None:
-        found = connection.execute(self._statements["select.message"], {"message": seq}).one_or_none()
-        if found is None or not found[PARTS]:
-            return None if found is None else record_of(found)
+        row = connection.execute(self._statements["select.message"], {"message": seq}).one_or_none()
+        if row is None or not row[PARTS]:
+            return None if row is None else record_of(row)
         parts = connection.execute(self._statements["select.chunks"], {"message": seq}).all()
-        if len(parts) != found[PARTS]:
+        if len(parts) != row[PARTS]:
             return None  # its ack came between
-        return record_of(found, b"".join(bytes(part) for (part,) in parts))
+        return record_of(row, b"".join(bytes(part) for (part,) in parts))

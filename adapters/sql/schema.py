@@ -75,8 +75,8 @@ def schema(prefix: str = "", names: Mapping[str, str] | None = None) -> Schema:
     unknown = sorted(renamed.keys() - set(TABLES))
     if unknown:
         raise ConfigError([f"table_names: there is no table {', '.join(unknown)}; there are: {', '.join(TABLES)}"])
-    found = [renamed.get(name, name) for name in TABLES]
-    twice = sorted({name for name in found if found.count(name) > 1})
+    table_names = [renamed.get(name, name) for name in TABLES]
+    twice = sorted({name for name in table_names if table_names.count(name) > 1})
     if twice:
         raise ConfigError([f"table_names: two tables would be called {', '.join(twice)}"])
     return _schema(prefix.lower(), tuple(sorted(renamed.items())))
@@ -167,5 +167,5 @@ def priority_index(tables: Schema) -> Index:
     """What receiving by priority goes by, in stores that do; not among those that `schema` makes."""
     messages = tables.messages
     name = f"{messages.name}_order"
-    found = next((index for index in messages.indexes if index.name == name), None)
-    return found or Index(name, messages.c.destination, messages.c.priority, messages.c.id)
+    existing = next((index for index in messages.indexes if index.name == name), None)
+    return existing or Index(name, messages.c.destination, messages.c.priority, messages.c.id)

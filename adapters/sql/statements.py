@@ -128,7 +128,7 @@ def _waits(s: Schema) -> ColumnElement[bool]:
 def _writing(s: Schema) -> dict[str, Executable]:
     m, acks, durables = s.messages.c, s.acks.c, s.durables.c
     ended = select(durables.number).where(durables.destination == p("destination"))
-    found: dict[str, Executable] = {
+    statements: dict[str, Executable] = {
         "insert.message": _insert(s.messages),
         "insert.chunk": _insert(s.chunks),
         "update.delivered": update(s.messages).where(m.id == p("message")).values(deliverycount=p("count")),
@@ -169,34 +169,34 @@ def _writing(s: Schema) -> dict[str, Executable]:
     of_topic = select(durables.number).where(durables.destination == p("topic"))
     for what, table in (("chunks", s.chunks), ("acks", s.acks), ("redeliveries", s.redeliveries)):
         ids = table.c.id
-        found[f"delete.{what}"] = delete(table).where(ids == p("message"))
-        found[f"delete.range.{what}"] = delete(table).where(ids.in_(select(m.id).where(in_range)))
-    found["delete.message"] = delete(s.messages).where(m.id == p("message"))
-    found["delete.range.messages"] = delete(s.messages).where(in_range)
-    found["delete.finished.chunks"] = delete(s.chunks).where(s.chunks.c.id.in_(select(m.id).where(finished)))
-    found["delete.finished.messages"] = delete(s.messages).where(finished)
+        statements[f"delete.{what}"] = delete(table).where(ids == p("message"))
+        statements[f"delete.range.{what}"] = delete(table).where(ids.in_(select(m.id).where(in_range)))
+    statements["delete.message"] = delete(s.messages).where(m.id == p("message"))
+    statements["delete.range.messages"] = delete(s.messages).where(in_range)
+    statements["delete.finished.chunks"] = delete(s.chunks).where(s.chunks.c.id.in_(select(m.id).where(finished)))
+    statements["delete.finished.messages"] = delete(s.messages).where(finished)
     # After the messages: what says that they are finished must not go before.
     for what, table in (("acks", s.acks), ("redeliveries", s.redeliveries)):
         orphan = ~exists().where(m.id == table.c.id)
-        found[f"delete.finished.{what}"] = delete(table).where(
+        statements[f"delete.finished.{what}"] = delete(table).where(
             table.c.durable.in_(of_topic), _within(table.c.id), orphan
         )
     # What an interrupted caller does twice must change nothing the second time.
     unacked = ~exists().where(acks.durable == p("subscription"), acks.id == m.id)
     subscription = p("subscription", type_=acks.durable.type)
     for name, which in (("insert.ack", m.id == p("message")), ("insert.acks.range", in_range)):
-        found[name] = (
+        statements[name] = (
             insert(s.acks)
             .from_select(["durable", "id"], select(subscription, m.id).where(which, unacked))
             .execution_options(preserve_rowcount=True)
         )
-    found["insert.redelivery"] = insert(s.redeliveries).from_select(
+    statements["insert.redelivery"] = insert(s.redeliveries).from_select(
         ["durable", "id", "deliverycount"],
         select(subscription, m.id, p("count", type_=s.redeliveries.c.deliverycount.type)).where(
             m.id == p("message"), unacked
         ),
     )
-    return found
+    return statements
 
 
 def _keeping(s: Schema) -> dict[str, Executable]:
@@ -236,24 +236,24 @@ class Statements(Mapping[str, Executable]):
     def __init__(self, tables: Schema, given: Mapping[str, str] | None = None) -> None:
         """Raises ConfigError that says everything that is wrong with those given."""
         self.given = frozenset(given or ())
-        self._found = dict(_ours(tables))
+        self._statements = dict(_ours(tables))
         problems: list[str] = []
         for name, written in (given or {}).items():
-            problem, statement = _read(tables, self._found, name, written)
+            problem, statement = _read(tables, self._statements, name, written)
             if statement is not None:
-                self._found[name] = statement
+                self._statements[name] = statement
             problems += problem
         if problems:
             raise ConfigError(problems)
 
     def __getitem__(self, name: str) -> Executable:
-        return self._found[name]
+        return self._statements[name]
 
     def __iter__(self) -> Any:
-        return iter(self._found)
+        return iter(self._statements)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._statements)
 
 
 def parameters(statement: Executable) -> frozenset[str]:
@@ -271,13 +271,13 @@ def variables(tables: Schema) -> dict[str, str]:
 def substituted(tables: Schema, what: str, written: str) -> tuple[list[str], str]:
     """What is wrong with the variables of SQL that the configuration gives, and the SQL with what they stand for.
     `what` it is, for the errors."""
-    known = variables(tables)
-    unknown = sorted({found for found in _VARIABLE.findall(written) if found not in known})
+    values = variables(tables)
+    unknown = sorted({name for name in _VARIABLE.findall(written) if name not in values})
     if unknown:
-        listed = ", ".join(f"${{{found}}}" for found in unknown)
-        there = ", ".join(f"${{{found}}}" for found in known)
+        listed = ", ".join(f"${{{name}}}" for name in unknown)
+        there = ", ".join(f"${{{name}}}" for name in values)
         return [f"{what}: unknown variable {listed}; there are {there}"], ""
-    return [], _VARIABLE.sub(lambda match: known[match[1]], written)
+    return [], _VARIABLE.sub(lambda match: values[match[1]], written)
 
 
 def keepalive_statement(options: SqlOptions) -> str:
@@ -300,12 +300,12 @@ def _read(
     if wrong:
         return wrong, None
     statement = text(sql)
-    expected, found = parameters(ours[name]), parameters(statement)
+    expected, given = parameters(ours[name]), parameters(statement)
     problems = [
-        *(f"statements: {name}: the parameter :{missing} is missing" for missing in sorted(expected - found)),
+        *(f"statements: {name}: the parameter :{missing} is missing" for missing in sorted(expected - given)),
         *(
             f"statements: {name}: unknown parameter :{more}; it has {_list(expected)}"
-            for more in sorted(found - expected)
+            for more in sorted(given - expected)
         ),
     ]
     return problems, statement

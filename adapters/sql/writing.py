@@ -223,8 +223,8 @@ class Write:
         self._delete(dead)
 
     def _place(self, seq: int) -> Place | None:
-        found = self._query("select.place", message=seq)
-        return place_of(found[0], self._priorities) if found else None
+        rows = self._query("select.place", message=seq)
+        return place_of(rows[0], self._priorities) if rows else None
 
     def _acked_for_all(self, state: DestinationState, seq: int) -> None:
         acked = {row[0] for row in self._query("select.acked", message=seq)}
@@ -307,8 +307,8 @@ class Write:
             },
         )
         self._subscriptions(topic)[subscriber.number] = subscriber
-        found = self._query("select.count.durable", destination=topic.number, durable=subscriber.number, start=start)
-        self.effects.acks(subscriber, -found[0][0])
+        counts = self._query("select.count.durable", destination=topic.number, durable=subscriber.number, start=start)
+        self.effects.acks(subscriber, -counts[0][0])
 
     def unsubscribe(self, subscriber: SubscriptionState) -> None:
         self.flush()
@@ -401,10 +401,10 @@ class Write:
         rows = self._query("select.counts.destination", destination=state.number)
         to_ack = {}
         for number, subscriber in self._subscriptions(state).items():
-            found = self._query(
+            counts = self._query(
                 "select.count.durable", destination=state.number, durable=number, start=subscriber.start + 1
             )
-            to_ack[subscriber] = found[0][0]
+            to_ack[subscriber] = counts[0][0]
         self.effects.count_anew(state, rows, to_ack)
 
     def _run(self, name: str, parameters: Any) -> int:

@@ -15,11 +15,11 @@ wakes the others. On one thread:
     encoder = RecordEncoder(deliver=lambda batch: print("on disk:", batch.records))
     log = Log("the notes", log_id, files, LogOptions(SEGMENT_BYTES), encoder)
 
-    found = survey(files, log_id)                         # what the log says; writes nothing
-    settle(found, files)                                  # what may not be on disk is put there, then
-    for record in records(found):                         # it may be shown
+    surveyed = survey(files, log_id)                      # what the log says; writes nothing
+    settle(surveyed, files)                               # what may not be on disk is put there, then
+    for record in records(surveyed):                      # it may be shown
         print(record.lsn, record.kind, record.payload)
-    take_over(found, log)                                 # from here on it can be written to
+    take_over(surveyed, log)                              # from here on it can be written to
 
     log.wait(log.submit(record_ticket([(NOTE, b"hello", None)])))
     log.close()

@@ -91,13 +91,13 @@ class BatchReader:
         position = self.offset
         while position < self._limit:
             data = read_at(self._file, position, min(WINDOW, self._limit - position))
-            found = data.find(f.BATCH_MAGIC)
-            while found >= 0:
-                at = position + found
+            index = data.find(f.BATCH_MAGIC)
+            while index >= 0:
+                at = position + index
                 header = f.decode_batch_header(read_at(self._file, at, f.BATCH_HEADER.size), self._seed, at)
                 if header is not None:
                     yield header
-                found = data.find(f.BATCH_MAGIC, found + 1)
+                index = data.find(f.BATCH_MAGIC, index + 1)
             position += max(1, len(data) - len(f.BATCH_MAGIC) + 1)
 
 
@@ -134,15 +134,15 @@ def is_whole(records: bytes, seed: int, start: int, base_lsn: int, count: int) -
 @inner_loop
 def records_of(batch: Batch) -> list[Record]:
     """The records of a batch that was read whole."""
-    found = []
+    records = []
     position, start = 0, batch.offset + f.BATCH_HEADER.size
     while position < len(batch.records):
         _, length, lsn, kind, _, _ = f.RECORD_HEADER.unpack_from(batch.records, position)
         end = position + f.RECORD_HEADER.size + length
         payload = batch.records[position + f.RECORD_HEADER.size : end]
-        found.append(Record(lsn, kind, payload, batch.segment, start + position, end - position))
+        records.append(Record(lsn, kind, payload, batch.segment, start + position, end - position))
         position = end
-    return found
+    return records
 
 
 def read_record(segment: Segment, kind: int, lsn: int, offset: int, length: int) -> bytes | None:

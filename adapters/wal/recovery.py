@@ -18,10 +18,10 @@ from .survey import Survey
 from .ticket import Tail
 
 
-def records(found: Survey) -> Iterator[Record]:
+def records(survey: Survey) -> Iterator[Record]:
     """All records of the segments that are needed whole, in order. Raises CorruptionError, OSError."""
-    for link, segment in enumerate(found.chain):
-        end = found.end.offset if link == found.end.link else segment.end
+    for link, segment in enumerate(survey.chain):
+        end = survey.end.offset if link == survey.end.link else segment.end
         reader = BatchReader(segment, f.HEADER_BYTES, segment.base_lsn - 1, end)
         for batch in reader:
             yield from records_of(batch)
@@ -35,13 +35,13 @@ def require_end(reader: BatchReader, segment: Segment, end: int | None) -> None:
         raise CorruptionError(str(segment.path), reader.offset, reason, f.RESTORE)
 
 
-def settle(found: Survey, files: SegmentFiles) -> None:
+def settle(survey: Survey, files: SegmentFiles) -> None:
     """Put on disk what is read above the watermark, before anybody sees it (rules J3, J5).
 
     The same bytes are written again in place: after a SIGKILL the page cache may hold what the disk does not, and
     after a failed fsync its pages may be clean all the same. Writing makes them dirty, whichever it was.
     """
-    for segment, position, end in found.unsynced:
+    for segment, position, end in survey.unsynced:
         if position < end:
             file = File(segment.path, os.O_RDWR)
             while position < end:
@@ -52,26 +52,26 @@ def settle(found: Survey, files: SegmentFiles) -> None:
     files.clean()
 
 
-def resume_in(found: Survey) -> bool:
+def resume_in(survey: Survey) -> bool:
     """Whether the log may go on in its last segment: after a clean close, or if that segment is still empty (J5)."""
-    return found.clean or (found.end.offset == f.HEADER_BYTES and found.highest_lsn == found.end.lsn)
+    return survey.clean or (survey.end.offset == f.HEADER_BYTES and survey.highest_lsn == survey.end.lsn)
 
 
-def take_over(found: Survey, wal: Log, counter: int = 0) -> None:
+def take_over(survey: Survey, wal: Log, counter: int = 0) -> None:
     """From reading to writing: the one durable step of recovery (rule J5). `counter`: what Tail.counter is to be.
     Raises OSError."""
-    last = found.chain[-1]
+    last = survey.chain[-1]
     last.end = None
-    tail = Tail(last, found.end.offset, found.end.lsn, counter)
-    wal.start(found.table(), tail, found.end.lsn, found.highest_number)
-    if resume_in(found):
+    tail = Tail(last, survey.end.offset, survey.end.lsn, counter)
+    wal.start(survey.table(), tail, survey.end.lsn, survey.highest_number)
+    if resume_in(survey):
         last.file = File(last.path, os.O_RDWR)
-        last.allocated = max(os.fstat(last.file.fd).st_size, found.end.offset)  # an empty one may have been cut short
+        last.allocated = max(os.fstat(last.file.fd).st_size, survey.end.offset)  # an empty one may have been cut short
         wal.resume()
     else:
-        wal.begin_segment(found.highest_lsn + 1)
-    if found.void:
+        wal.begin_segment(survey.highest_lsn + 1)
+    if survey.void:
         names = wal.files.names()
-        for path in found.void:
+        for path in survey.void:
             path.unlink(missing_ok=True)
         wal.files.sync_names(names)

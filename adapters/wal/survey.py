@@ -118,9 +118,9 @@ def survey(
     chain = _chain(headers, files)
     watermark = max([h.durable_lsn for h in headers.values()] + [mark.lsn, checkpoint.lsn if checkpoint else 0])
     start = _start(chain, headers, checkpoint, watermark, files)
-    found = _find_end(chain, start, watermark, checkpoint)
-    last = headers[chain[found.end.link].number]
-    snapshot_at = found.snapshot or (last.snapshot_number, last.snapshot_offset)
+    log_end = _find_end(chain, start, watermark, checkpoint)
+    last = headers[chain[log_end.end.link].number]
+    snapshot_at = log_end.snapshot or (last.snapshot_number, last.snapshot_offset)
     snapshot = None
     if checkpoint is not None:
         snapshot_at = max(snapshot_at, checkpoint.snapshot)
@@ -130,32 +130,32 @@ def survey(
         needs = needed(snapshot)
     else:
         needs = Needed(1, {})
-    older, first = _account(headers, files, chain[: found.end.link + 1], needs)
-    whole = chain[first : found.end.link + 1]
+    older, first = _account(headers, files, chain[: log_end.end.link + 1], needs)
+    whole = chain[first : log_end.end.link + 1]
     for segment in (*older, *whole):
-        _require_length(segment, found.watermark, checkpoint)
+        _require_length(segment, log_end.watermark, checkpoint)
     counted = {s.number for s in whole} | {s.number for s in older}
     return Survey(
         older=older,
         chain=whole,
-        end=found.end._replace(link=found.end.link - first),
-        watermark=found.watermark,
-        unsynced=[(s, start, end) for s, start, end in _stretches(chain, found) if s.number in counted],
-        highest_lsn=max([found.highest_lsn] + [h.base_lsn - 1 for h in headers.values()]),
+        end=log_end.end._replace(link=log_end.end.link - first),
+        watermark=log_end.watermark,
+        unsynced=[(s, start, end) for s, start, end in _stretches(chain, log_end) if s.number in counted],
+        highest_lsn=max([log_end.highest_lsn] + [h.base_lsn - 1 for h in headers.values()]),
         highest_number=max([*headers, files.load_pool(), checkpoint.last_number if checkpoint else 0]),
         highest_counter=max(header.counter for header in headers.values()),
-        clean=found.clean,
+        clean=log_end.clean,
         snapshot_at=snapshot_at,
         snapshot=snapshot,
         void=[files.path(number) for number in headers if number not in counted],
     )
 
 
-def _stretches(chain: list[Segment], found: _End) -> Iterator[tuple[Segment, int, int]]:
+def _stretches(chain: list[Segment], log_end: _End) -> Iterator[tuple[Segment, int, int]]:
     """What is above the watermark, by segment: from, to. It may begin before the first segment that is needed whole."""
-    for link in range(found.unsynced.link, found.end.link + 1):
-        start = found.unsynced.offset if link == found.unsynced.link else f.HEADER_BYTES
-        end = found.end.offset if link == found.end.link else chain[link].end
+    for link in range(log_end.unsynced.link, log_end.end.link + 1):
+        start = log_end.unsynced.offset if link == log_end.unsynced.link else f.HEADER_BYTES
+        end = log_end.end.offset if link == log_end.end.link else chain[link].end
         if end is None:
             raise AssertionError(f"nothing says where {chain[link].path} ends, and it is not the last")
         yield chain[link], start, end
