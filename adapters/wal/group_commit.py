@@ -224,13 +224,17 @@ class GroupCommit(ABC):
     def _lead_queued(self) -> None:
         """Write until the queue is empty."""
         self._refuse_reentry()
-        while self._lead_due or self._has_work():
-            with self._lead:
-                # Not before: as long as this thread waits, no other need come.
-                self._lead_due = self._unattended = False
-                self._lead_once()
-            if self._starved:
-                self._relieve()
+        try:
+            while self._lead_due or self._has_work():
+                with self._lead:
+                    # Not before: as long as this thread waits, no other need come.
+                    self._lead_due = self._unattended = False
+                    self._lead_once()
+                if self._starved:
+                    self._relieve()
+        except KeyboardInterrupt:
+            shared().schedule(0, self._lead_queued)  # as in `wait`
+            raise
 
     def _look_whether_gathered(self) -> None:
         """Let the leader go on that waits for more tickets, if there are enough, or one that should not wait."""
