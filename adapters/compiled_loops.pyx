@@ -251,7 +251,7 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
                     item.seq += 1
                     record = out + (at - offset)
             size += 1
-        return data, new(Tail, (segment, at, lsn, counter))
+        return data, plain(<tuple>new(Tail, (segment, at, lsn, counter)))
     finally:
         if items is not few:
             PyMem_Free(items)

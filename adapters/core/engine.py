@@ -39,7 +39,7 @@ walks through what waits."""
 PENDING_MAX: Final = 20_000
 """Changes; beyond it a sender waits until they are applied (invariant 10)."""
 TOGETHER_MAX: Final = 1024
-"""Plans that are applied together."""
+"""Plans that are applied together, and changes, but for those of the last plan."""
 _SENDS: Final = frozenset((Send, SendMany))
 _PLAIN: Final = _SENDS | {Ack}
 """Of these nothing follows once they are in the rows."""
@@ -366,7 +366,7 @@ class Engine:
                     changes += plan.changes
                     size += plan.count
                     last = plan
-            if size >= APPLY_AT or plan.volatile:
+            if size >= TOGETHER_MAX or plan.volatile:
                 break
         if number == self._applied:
             return count

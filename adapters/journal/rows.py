@@ -122,6 +122,8 @@ def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[S
     these acks; and those messages."""
     sends: dict[int, Send] = {}
     dead: list[Send] = []
+    if Ack not in set(map(type, changes)):
+        return changes, dead
     for change in changes:
         if type(change) is Send:
             if not change.state.is_topic:
