@@ -60,6 +60,10 @@ class Interrupter:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._tracer(frame, _places(code))
 
+    def forget(self) -> None:
+        """Keep no frame: what an interrupted call held, its caller lets go of at once."""
+        self._path_of.clear()
+
     def _tracer(self, frame: FrameType, places: Places) -> Callable[[FrameType, str, Any], Any]:
         """What is told of each bytecode of a function. Closures, since most of a test's time is theirs."""
         path = self._path_of[frame] = self._path(frame)
@@ -124,6 +128,7 @@ def interrupted(at: int, call: Callable[[], object]) -> str:
         pass
     finally:
         sys.settrace(None)
+        interrupter.forget()
     return interrupter.where
 
 
