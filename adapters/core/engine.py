@@ -298,6 +298,14 @@ class Engine:
         if drained or self.interrupted or self.written is not None:
             self.drain()
 
+    def hand_over(self, feed: Feed) -> None:
+        """With the lock held: give those who wait what there is for them. What is taken in once they stand in line
+        wakes them; what was taken in just before that woke nobody, and so is looked for again."""
+        self.delivery.hand_over(feed, self.rows)
+        if feed.takers and self.behind:
+            self.drain()
+            self.delivery.hand_over(feed, self.rows)
+
     def help(self) -> None:
         """Apply what is pending, if there is much of it; wait for who has the lock for long only if there is very
         much."""

@@ -140,7 +140,7 @@ class Listener(Taker):
                 feed = self._follow(feed)
             if self.lease is None and self._credit > 0:
                 feed.takers.setdefault(self)
-                engine.delivery.hand_over(feed, engine.rows)
+                engine.hand_over(feed)
             self._credit -= self.lease is not None
             return self.lease
 

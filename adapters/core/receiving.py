@@ -89,7 +89,7 @@ class Receiving:
                 taker.prepare()
                 feed.takers[taker] = None
             if feed.takers:  # those who came before get theirs first
-                delivery.hand_over(feed, rows)
+                engine.hand_over(feed)
                 return taker.lease is not None or (not wait and delivery.lease(feed, rows, taker))
             return False
 
@@ -114,7 +114,7 @@ class Receiving:
                             raise unknown(feed.state.destination, feed.key or ("", ""))
                         if feed.state.removed:
                             return None
-                        engine.delivery.hand_over(feed, engine.rows)
+                        engine.hand_over(feed)
                     if taker.lease is not None:
                         return True
                     if over:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 
+import pytest
+
+from anabranch.adapters.core.delivery import Feed
 from anabranch.adapters.messages import Message
 
-from ..contract.disk import A, drain, eventually
+from ..contract.disk import A, Parallel, drain, eventually
+from ..journal.disk import JournalDisk
 from .made import onefile
 
 PATIENCE = 60.0
@@ -61,3 +66,29 @@ def test_a_listener_ends_with_its_store() -> None:
         store = disk.reopen(store)
         store.send(A, b"1")
         assert (heard, drain(store)) == ([], [b"1"])
+
+
+@pytest.mark.parametrize("how", ["listen", "receive"])
+def test_what_comes_as_one_gets_in_line_is_heard_of(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the last look at what has come, and before anybody would be woken."""
+    with JournalDisk(tmp_path) as disk:
+        store = disk.create()
+        engine, waits = store._engine, [True]
+        is_gone = engine.is_gone
+
+        def meanwhile(feed: Feed) -> bool:
+            if waits and waits.pop():
+                with Parallel(lambda: store.send(A, b"1")) as sending:
+                    sending.result()
+            return is_gone(feed)
+
+        monkeypatch.setattr(engine, "is_gone", meanwhile)
+        heard: SimpleQueue[bytes] = SimpleQueue()
+        if how == "listen":
+            store.listen(A, lambda message: heard.put(message.body))
+            assert heard.get(timeout=PATIENCE) == b"1"
+        else:
+            with Parallel(lambda: store.receive(A, None)) as receiving:
+                message = receiving.result()
+            assert message is not None and message.body == b"1"
+        assert not waits
