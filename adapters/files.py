@@ -169,10 +169,10 @@ def sweep_unfinished(directory: Path, name: str | None = None) -> int:
     if not directory.is_dir():
         return 0
     pattern = re.compile(rf"\.{re.escape(name) if name is not None else '.+'}\.[0-9a-f]{{32}}\.tmp")
-    found = [path for path in directory.iterdir() if pattern.fullmatch(path.name) and path.is_dir()]
-    for path in found:
+    paths = [path for path in directory.iterdir() if pattern.fullmatch(path.name) and path.is_dir()]
+    for path in paths:
         shutil.rmtree(path)
-    return len(found)
+    return len(paths)
 
 
 def extend(fd: int, size: int) -> None:

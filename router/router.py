@@ -432,12 +432,12 @@ class Router:
         Raises the first error of a store after trying all.
         """
         self.registry.require_open()
-        found = shared().for_each(self.registry.open_stores(), lambda store: store.reclaim())
+        freed = shared().for_each(self.registry.open_stores(), lambda store: store.reclaim())
         self.registry.require_open()
-        for _, _, error in found:
+        for _, _, error in freed:
             if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle
                 raise error
-        return sum(freed or 0 for _, freed, _ in found)
+        return sum(freed or 0 for _, freed, _ in freed)
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""

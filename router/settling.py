@@ -72,10 +72,10 @@ class TokenSettler:
                     results[place] = self._rejected(store, tokens[place], reason)
                 continue
             try:
-                found = store.settle([tokens[place] for place in places], how)
+                outcomes = store.settle([tokens[place] for place in places], how)
             except AnabranchError as error:
-                found = [error] * len(places)
-            for place, wrong in zip(places, found, strict=True):
+                outcomes = [error] * len(places)
+            for place, wrong in zip(places, outcomes, strict=True):
                 results[place] = wrong
         return results
 

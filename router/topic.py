@@ -73,8 +73,8 @@ class Topic(Endpoint, Backlog):
 
     def subscriptions(self) -> list[Subscriber]:
         """Its durable subscriptions, in order of client and name."""
-        known = sorted(self._registry.subscriptions_of(self.destination), key=lambda s: s.key)
-        return [Subscriber(self._registry, subscription) for subscription in known]
+        subscriptions = sorted(self._registry.subscriptions_of(self.destination), key=lambda s: s.key)
+        return [Subscriber(self._registry, subscription) for subscription in subscriptions]
 
     def receive(self, timeout: float | None = 0) -> NoReturn:
         """Nobody receives from a topic as such, whose messages go to its subscriptions. Raises DestinationError, which

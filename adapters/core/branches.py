@@ -197,22 +197,22 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
 
 def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: bool) -> Branch:
     """The branch that a payload tells. Raises msgspec.DecodeError."""
-    found = _decode(payload)
-    states = [catalog.state(Destination(Kind(kind), name)) for kind, name in found.destinations]
+    content = _decode(payload)
+    states = [catalog.state(Destination(Kind(kind), name)) for kind, name in content.destinations]
     changes: list[Change] = []
-    for number, subscribe, client, name, selector, no_local, retroactive in found.changes:
+    for number, subscribe, client, name, selector, no_local, retroactive in content.changes:
         state = states[number]
         if subscribe:
             subscription = Subscription(state.destination, name, client, selector, no_local)
             changes.append(Subscribe(state, catalog.next_number(), subscription, retroactive))
         else:
             changes.append(Unsubscribe(state, (client, name)))
-    for number, record, length in found.sends:
+    for number, record, length in content.sends:
         send = send_of(states[number], record, priorities)
         send.record_bytes = length
         changes.append(send)
-    changes += [Ack(states[number], seq, subscription) for number, seq, subscription in found.acks]
-    branch = Branch(transaction, tuple(found.participants), changes)
+    changes += [Ack(states[number], seq, subscription) for number, seq, subscription in content.acks]
+    branch = Branch(transaction, tuple(content.participants), changes)
     branch.payload = payload
     return branch
 

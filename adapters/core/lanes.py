@@ -157,17 +157,17 @@ class Lanes:
                         return ready
                     lanes.pop(order, None)
                 heapq.heappop(heap)
-            found = None
+            next_order = None
             if self._walked <= ORDER_MAX:
-                found = rows.next_order(feed.state, feed.subscription, self._walked)
-            if found is None:
+                next_order = rows.next_order(feed.state, feed.subscription, self._walked)
+            if next_order is None:
                 self._walked = ORDER_MAX + 1
                 if not heap:
                     return None
                 continue
-            heapq.heappush(heap, found)
-            lanes.setdefault(found, Lane())
-            self._walked = found + 1
+            heapq.heappush(heap, next_order)
+            lanes.setdefault(next_order, Lane())
+            self._walked = next_order + 1
 
     def _keep(self, order: int, lane: Lane) -> None:
         """A lane is about to be fetched from. Of the others the most urgent ones keep what they hold."""

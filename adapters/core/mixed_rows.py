@@ -29,15 +29,15 @@ class MixedRows(Rows):
         self._catalog, self._backend, self._kept = catalog, backend, kept
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
-        found = self._backend.next_order(state, subscription, order)
+        least = self._backend.next_order(state, subscription, order)
         shadow = state.volatile
         if shadow is None or not shadow.count:
-            return found
+            return least
         same = shadow_of(shadow, subscription)
         first = self._kept.next_order(shadow, same, 2 * order) if subscription is None or same is not None else None
         if first is None:
-            return found
-        return first >> 1 if found is None else min(found, first >> 1)
+            return least
+        return first >> 1 if least is None else min(least, first >> 1)
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -45,12 +45,12 @@ class MixedRows(Rows):
         shadow = state.volatile
         if shadow is None or not shadow.count:
             return self._backend.rows(state, subscription, order, after, limit)
-        found = self.volatile_rows(state, subscription, order, after, limit)
+        places = self.volatile_rows(state, subscription, order, after, limit)
         if state.count:
-            found += self._backend.rows(state, subscription, order, after, limit)
-        found.sort(key=itemgetter(SEQ))
-        del found[limit:]
-        return found
+            places += self._backend.rows(state, subscription, order, after, limit)
+        places.sort(key=itemgetter(SEQ))
+        del places[limit:]
+        return places
 
     def volatile_rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -66,10 +66,10 @@ class MixedRows(Rows):
             return [_place(place) for place in self._kept.rows(shadow, same, None, after, limit)]
         lanes = shadow.own.lanes
         orders = [one for one in (2 * order + AT_ONCE, 2 * order + PLANNED) if one in lanes]
-        found = [_place(place) for one in orders for place in self._kept.rows(shadow, same, one, after, limit)]
+        places = [_place(place) for one in orders for place in self._kept.rows(shadow, same, one, after, limit)]
         if len(orders) > 1:
-            found.sort(key=itemgetter(SEQ))
-        return found[:limit]
+            places.sort(key=itemgetter(SEQ))
+        return places[:limit]
 
     def row(
         self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
@@ -85,8 +85,8 @@ class MixedRows(Rows):
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         shadow = state.volatile
-        found = self._kept.unacked(shadow, seq) if shadow is not None else ()
-        return found or self._backend.unacked(state, seq)
+        feeds = self._kept.unacked(shadow, seq) if shadow is not None else ()
+        return feeds or self._backend.unacked(state, seq)
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
         yield from self._backend.expired(since, now)

@@ -201,7 +201,7 @@ class Receiving:
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         engine = self.engine
         taken: list[tuple[Lease, str]] = []
-        found: list[Undelivered] = []
+        undelivered: list[Undelivered] = []
         engine.check()
         try:
             more = True
@@ -219,10 +219,10 @@ class Receiving:
                         self.give_back(lease)
                     continue
                 if message is not None:
-                    found.append(Undelivered(message, reason))
+                    undelivered.append(Undelivered(message, reason))
                 else:
                     self.let_go(lease)
-            return found
+            return undelivered
         except BaseException:
             for lease, _ in taken:  # the caller knows of none of them
                 self.give_back(lease)

@@ -305,11 +305,11 @@ def _parsed(token: str) -> tuple[str, int, int, int, int]:
     lease. Raises TypeError, and UnknownMessageError for what is no token."""
     if not isinstance(token, str):
         raise TypeError(f"a token is a str, not {type(token).__name__}: {token!r}")
-    found = _TOKEN.fullmatch(token)
-    if found is None:
+    match = _TOKEN.fullmatch(token)
+    if match is None:
         raise UnknownMessageError(f"{token!r} is no token of a message: message.token says it")
-    destination, subscription, seq, number = (int(text, 16) for text in found.groups()[1:])
-    return found[1], destination, subscription, seq, number
+    destination, subscription, seq, number = (int(text, 16) for text in match.groups()[1:])
+    return match[1], destination, subscription, seq, number
 
 
 def _leases(messages: Iterable[Message]) -> list[Lease]:

@@ -148,13 +148,13 @@ class Catalog:
     def current(self, state: DestinationState) -> DestinationState:
         """Of the same destination, the one that is in the catalog: this one, if it was dropped and is the only one."""
         with self.lock:
-            found = self.destinations.get(state.destination)
-            if found is None and state.removed:
+            latest = self.destinations.get(state.destination)
+            if latest is None and state.removed:
                 return self.state(state.destination)
-            if found is None:
+            if latest is None:
                 self.add(state)
                 return state
-            return found
+            return latest
 
     def count(self, state: DestinationState, messages: int, size: int) -> None:
         """A destination holds so many messages, and bytes of them, more than before, or less. With the store's lock

@@ -632,17 +632,17 @@ class Store:
     def check(self) -> Iterator[str]:
         """Walk everything and yield each violation found. Slow; for tests and for `anabranch check`."""
         with disk_errors(f"store {self.name!r} cannot be checked"):
-            found: list[str] | None = None
-            while found is None:
+            violations: list[str] | None = None
+            while violations is None:
                 self._removal.drop_all()
-                found = self._writer.undisturbed(lambda: self._engine.asked(self._violations))
-            yield from found
+                violations = self._writer.undisturbed(lambda: self._engine.asked(self._violations))
+            yield from violations
 
     def _violations(self) -> list[str] | None:
         """None if something is being removed just now."""
         if self._engine.leaving:
             return None
-        found = list(self.backend.check())
+        violations = list(self.backend.check())
         if self._engine.nonpersistent is not None:
-            found += self._engine.nonpersistent.check()
-        return found
+            violations += self._engine.nonpersistent.check()
+        return violations

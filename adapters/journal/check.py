@@ -135,9 +135,9 @@ def _subscriptions(index: Index, counted: _Counted) -> Iterator[str]:
             if pending & ~state.own.mask or bool(pending) != state.is_topic:
                 yield f"C6 {count} messages of {state.destination} are for {pending:b}; there are {state.own.mask:b}"
         for subscriber in state.own.subscriptions.values():
-            found = sum(count for pending, count in held.items() if pending & subscriber.own.bit)
-            if subscriber.count != found:
-                yield f"C6 {subscriber.subscription} counts {subscriber.count} messages; the index holds {found}"
+            unacked = sum(count for pending, count in held.items() if pending & subscriber.own.bit)
+            if subscriber.count != unacked:
+                yield f"C6 {subscriber.subscription} counts {subscriber.count} messages; the index holds {unacked}"
 
 
 def _rows(index: Index, counted: _Counted) -> Iterator[str]:

@@ -50,24 +50,24 @@ def bring_up(name: str, store_id: bytes, files: SegmentFiles, index: Index, prog
     """Fill the index. What is read above the last watermark is on disk before anybody sees it. Raises CorruptionError,
     OSError, and whatever a damaged index makes of it (index.is_of_index); then the index is closed."""
     try:
-        checkpoint, found = _survey(name, store_id, files, index)
-        recovery.settle(found, files)
-        replay = Replay(index, found.table())
-        replay.seq = found.highest_counter
+        checkpoint, surveyed = _survey(name, store_id, files, index)
+        recovery.settle(surveyed, files)
+        replay = Replay(index, surveyed.table())
+        replay.seq = surveyed.highest_counter
         if checkpoint is None:
-            replay.everything(found, progress)
+            replay.everything(surveyed, progress)
         else:
             replay.seq = max(replay.seq, checkpoint.seq)
-            index.load(found.table().segments)
-            last = found.chain[found.end.link]
-            replay.from_checkpoint(checkpoint, Tail(last, found.end.offset, found.end.lsn, 0))
+            index.load(surveyed.table().segments)
+            last = surveyed.chain[surveyed.end.link]
+            replay.from_checkpoint(checkpoint, Tail(last, surveyed.end.offset, surveyed.end.lsn, 0))
         ids: dict[tuple[int, bytes], int] = {}
         for key, seq in index.duplicates():
             ids.pop(key, None)  # requeued: it is among the latest
             ids[key] = seq
-        table = found.table()
+        table = surveyed.table()
         prepared = [(name, _payload(name, own, table)) for name, own in index.transactions.prepared()]
-        return Opened(found, replay.seq, ids, prepared, index.committed(), checkpoint is None)
+        return Opened(surveyed, replay.seq, ids, prepared, index.committed(), checkpoint is None)
     except CorruptionError as error:
         _name_held(error, index)
         index.close()
@@ -89,11 +89,11 @@ def _survey(name: str, store_id: bytes, files: SegmentFiles, index: Index) -> tu
             raise IndexBrokenError(f"its last checkpoint is undone, and {error}") from error
     except (IndexBrokenError, CheckpointMismatchError) as error:
         index.close()
-        found = survey(files, store_id, None, snapshot.needed_by)
-        if found.end.offset > w.HEADER_BYTES or len(found.chain) > 1:
+        surveyed = survey(files, store_id, None, snapshot.needed_by)
+        if surveyed.end.offset > w.HEADER_BYTES or len(surveyed.chain) > 1:
             log.warning("store %s: the index is rebuilt from the journal: %s", name, error)
         index.create()
-        return None, found
+        return None, surveyed
 
 
 def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes:

@@ -53,22 +53,22 @@ class Replay:
                     offset, lsn = checkpoint.offset, checkpoint.lsn
                 self._segment(segment, offset, lsn, end.offset if segment is end.segment else segment.end)
 
-    def everything(self, found: Survey, progress: Progress | None) -> None:
+    def everything(self, survey: Survey, progress: Progress | None) -> None:
         """The whole journal, into an empty index. Raises CorruptionError, OSError."""
         kept: dict[int, snapshots.KeptSegment] = {}
         latest: snapshots.Snapshot | None = None
-        if found.snapshot is not None:
-            latest = snapshots.decode(found.snapshot)
+        if survey.snapshot is not None:
+            latest = snapshots.decode(survey.snapshot)
             kept = {segment.number: segment for segment in latest.kept}
             self._begin_with(latest)
-        total = sum(segment.end or found.end.offset for segment in self._table.segments)
+        total = sum(segment.end or survey.end.offset for segment in self._table.segments)
         done = 0
-        for segment in found.older:
+        for segment in survey.older:
             dead = kept[segment.number].dead_bits() if segment.number in kept else b""
             self._old_segment(segment, dead, segment.end)
             done = _report(progress, done, segment.end or 0, total)
-        for link, segment in enumerate(found.chain):
-            end = found.end.offset if link == found.end.link else segment.end
+        for link, segment in enumerate(survey.chain):
+            end = survey.end.offset if link == survey.end.link else segment.end
             if latest is not None and segment.number == latest.first_needed:
                 self._old_segment(segment, latest.first_dead_bits(), end, partial(self._restore_rest, latest))
             else:

@@ -358,13 +358,13 @@ class MessageRows:
     def _remove_range(self, state: DestinationState, first: int, last: int) -> int:
         count = 0
         with self._txn.cursor(db=self._messages_db) as cursor:
-            found = cursor.set_range(KEY.pack(state.number, first))
-            while found:
+            there = cursor.set_range(KEY.pack(state.number, first))
+            while there:
                 number, seq = KEY.unpack(cursor.key())
                 if number != state.number or seq > last:
                     break
                 self._removed(state, seq, cursor.value())
-                found = cursor.delete() and bool(cursor.key())
+                there = cursor.delete() and bool(cursor.key())
                 count += 1
         return count
 
@@ -382,10 +382,10 @@ class MessageRows:
 
     def _forget_deliveries(self, seq: int) -> None:
         with self._txn.cursor(db=self._deliveries_db) as cursor:
-            found = cursor.set_range(DELIVERIES_KEY.pack(seq, 0))
-            while found and DELIVERIES_KEY.unpack(cursor.key())[0] == seq:
+            there = cursor.set_range(DELIVERIES_KEY.pack(seq, 0))
+            while there and DELIVERIES_KEY.unpack(cursor.key())[0] == seq:
                 self.counted -= 1
-                found = cursor.delete() and bool(cursor.key())
+                there = cursor.delete() and bool(cursor.key())
 
     def begin(self, subscriber: SubscriptionState) -> None:
         """All that the topic holds from its start on is for it: of a retroactive one everything. But for what only

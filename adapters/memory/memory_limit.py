@@ -179,29 +179,29 @@ class MemoryLimit:
         """Those of a chunk, dead ones too unless they are gone, without keeping them. Raises the same."""
         if not chunk.out:
             return chunk.records
-        found: list[bytes | None] = []
+        records: list[bytes | None] = []
         for address in chunk.addresses:
             try:
-                found += self._swap.read(address)
+                records += self._swap.read(address)
             except OSError as error:
                 what = f"store {self._name!r}: the swap file {address.file.path} cannot be read now: {error}"
                 if is_out_of_files(error):
                     raise refused(what, error) from error
                 raise StoreFailedError(f"{what}; see to the disk") from error
-        return found + chunk.records[chunk.written - chunk.out :]
+        return records + chunk.records[chunk.written - chunk.out :]
 
     def _load(self, chunk: Chunk) -> list[bytes | None]:
         """The same, kept in memory if there are others to be read and they fit."""
-        found = self.records(chunk)
+        records = self.records(chunk)
         live = chunk.live
         if live.bit_count() > 1:
-            kept = [record if live >> index & 1 else None for index, record in enumerate(found)]
+            kept = [record if live >> index & 1 else None for index, record in enumerate(records)]
             resident = sum(memory_of(len(record)) for record in kept if record is not None)
             more = resident - chunk.resident
             try:
                 self.make_room(more, chunk)
             except (StoreFullError, StoreFailedError):
-                return found
+                return records
             if self.fits(more):
 
                 def stay() -> None:
@@ -212,7 +212,7 @@ class MemoryLimit:
                 self._do(stay)
                 self.count(chunk)
                 self.unfinished = None
-        return found
+        return records
 
 
 def nothing() -> None:
