@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-APPLY_AT: Final = 128
-"""A sender that leaves so many changes pending applies them. Many more together cost more each: the garbage collector
-walks through what waits."""
+APPLY_AT: Final = 120
+"""A sender that leaves so many changes pending applies them. With each some five objects wait
+that the garbage collector knows: it looks at them whenever there are 700 more, and so finds none that wait here."""
 PENDING_MAX: Final = 20_000
 """Changes; beyond it a sender waits until they are applied (invariant 10)."""
 TOGETHER_MAX: Final = 1024
