@@ -81,11 +81,11 @@ class Segment:
         self.live_bytes -= length
 
     def mark_dead(self, *lsns: int) -> None:
-        """Mark them dead, at least one: such as were so before they were added."""
+        """Mark them dead, at least one, in ascending order: such as were so before they were added."""
         base, dead = self.base_lsn, self.dead
         if dead is None:
             dead = self.dead = bytearray()
-        missing = (max(lsns) - base >> 3) + 1 - len(dead)
+        missing = (lsns[-1] - base >> 3) + 1 - len(dead)
         if missing > 0:
             dead.extend(bytes(missing + 63))
         for lsn in lsns:
