@@ -3,13 +3,16 @@
     from anabranch.adapters.journal import JournalStore      # what the router opens by the configuration's `journal:`
     from anabranch.adapters import kahadb                    # ActiveMQ's journals, read only
 
-`base` is the contract: the Store protocol, messages, receipts, statistics. `journal` is the default store, `sql` keeps
-messages in tables, `memory` nowhere else. What these share: `delivery` says who holds which message, `duplicates` which
-message ids were seen lately, `room` how much more may come, `subscriptions` what is refused of these; `headers` turns
-headers and message ids into bytes, `background` has the threads. `directory`, `files` and `locking` are what each part
-that keeps files needs: a directory that is there whole or not at all, changes of names made durable, one owner.
-`kahadb` reads ActiveMQ's own journals.
+`core` is every store: the contract (`core.Store`), who holds which message, what is a duplicate, how much more may
+come; it stands over a backend that keeps the bytes. `journal` is the default backend, `sql` keeps messages in tables,
+`memory` nowhere else. `wal` is a log of batches, which the journal and the router's decision log stand on. `messages`
+and `store_types` are the values that users see. `kahadb` reads ActiveMQ's own journals.
 
-Third parties register stores in the entry-point group `anabranch.adapters` and prove them with tests/contract. What is
-on disk and what survives a crash, each package says for itself.
+What all of these use: `background` has the threads; `directory`, `files`, `locking` and `descriptors` are for whoever
+keeps files (a directory that is there whole or not at all, one owner, room for open files), `record_file` is a small
+file of records, `clock` the time, `acceleration` and `compiled_loops` the loops that are compiled, `malloc` what is
+said to the C library's allocator.
+
+Third parties register stores in the entry-point group `anabranch.adapters` and prove them with tests/contract. What
+is on disk and what survives a crash, each package says for itself.
 """
