@@ -3,9 +3,9 @@
 How a message goes through it: `sending` makes a *change* of it (`changes`, `destination_changes`, `branches`), a
 ticket holds the changes that take effect together (`tickets`), `writers` hands tickets to the backend, `plan` gives
 each its place. `engine` keeps what is written until somebody reads, and has it applied to the backend's rows;
-`arrivals` passes it on to receivers that keep up. `delivery` knows who holds which message, `lanes` what comes next,
-`place` in which order. `receiving` and `listening` are who waits, `settling` what becomes of what they were given,
-`sweep` of what expired or came too often.
+`arrivals` passes it on to receivers that keep up. `delivery` knows who holds which message, `priorities` what comes
+next, `place` in which order. `receiving` and `listening` are who waits, `settling` what becomes of what they were
+given, `sweep` of what expired or came too often.
 
 `states` are the destinations and subscriptions, `duplicates` the ids that were seen, `limits` how much more may come,
 `purging` what goes page by page, `transactions` those of one store and a store's part of larger ones. `nonpersistent`

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from .changes import Ack, Change, Send
 from .destination_changes import Declare
-from .lanes import FETCH
+from .priorities import FETCH
 
 if TYPE_CHECKING:
     from .delivery import Delivery

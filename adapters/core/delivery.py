@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ...policies.errors import StoreFullError, UnknownMessageError
 from ..messages import EXPIRED, Message, require_leased
 from ..store_types import SubscriptionKey
-from .lanes import Lane, Lanes
 from .place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
+from .priorities import Lane, Lanes
 from .sweep import Sweep, wall_ms
 
 if TYPE_CHECKING:

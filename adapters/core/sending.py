@@ -17,10 +17,10 @@ from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
 from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange
 from .destination_changes import Subscribe, Unsubscribe
 from .engine import APPLY_AT, Engine
-from .lanes import FETCH
 from .limits import Amount, Room
 from .nonpersistent import Nonpersistent
 from .place import order_of
+from .priorities import FETCH
 from .records import HEAD, encode, encode_outgoing
 from .states import DestinationState
 from .subscriptions import checked

@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Final
 
 from ..core.delivery import Feed
-from ..core.lanes import Orders
 from ..core.place import SEQ, Place
+from ..core.priorities import Orders
 from ..core.states import DestinationState, SubscriptionState
 from .message_chunks import MASKS, Chunk, Lane, indexes
 

@@ -13,8 +13,8 @@ from typing import Any
 from ..core.changes import Send
 from ..core.delivery import Feed
 from ..core.duplicates import Key
-from ..core.lanes import Orders
 from ..core.place import order_of
+from ..core.priorities import Orders
 from ..core.states import Catalog, DestinationState, SubscriptionState
 
 

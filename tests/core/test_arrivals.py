@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.lanes import FETCH
 from anabranch.adapters.core.place import SEQ
+from anabranch.adapters.core.priorities import FETCH
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Settlement
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.adapters.core.engine import APPLY_AT
-from anabranch.adapters.core.lanes import FETCH
+from anabranch.adapters.core.priorities import FETCH
 from anabranch.adapters.messages import Outgoing, Receipt
 from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import MessageTooLargeError, StoreFullError

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.lanes import FETCHED_MAX, Orders
+from anabranch.adapters.core.priorities import FETCHED_MAX, Orders
 from anabranch.adapters.core.store import Store
 from anabranch.adapters.messages import Message, Outgoing
 
