@@ -287,6 +287,7 @@ class MemoryTable(Table):
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         messages: DestinationMessages | None = state.own
         if messages is None:
+            self._catalog.left(state, 0)  # Ctrl-C struck once all was dropped
             return
         chunks = [chunk for lane in list(messages.lanes.values()) for chunk in lane.between(first, last)]
         if state.feed in self._catalog.leaving:
