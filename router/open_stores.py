@@ -265,7 +265,7 @@ class OpenStores:
                 before(store.store_id)
             self.close_at(path)
 
-        paths = list(self._exclusive)
+        paths = list(dict.fromkeys((*self._exclusive, *self._loaded)))  # Ctrl-C may have struck who looked into one
         count = len(self._open)
         errors = [error for _, _, error in shared().for_each(paths, close) if error is not None]
         if count >= MEMORY_STORES:

@@ -18,7 +18,7 @@ def config(directory: Path) -> anabranch.Config:
 
 def as_killed(router: anabranch.Router, to: Path) -> anabranch.Config:
     """The directory as a SIGKILL now would leave it, under another name."""
-    shutil.copytree(router.config.directory, to)
+    shutil.copytree(router.config.directory, to, ignore=shutil.ignore_patterns("*.tmp"))  # one may be renamed just now
     return config(to)
 
 
