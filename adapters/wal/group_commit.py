@@ -199,10 +199,11 @@ class GroupCommit(ABC):
                     self._lead_once()
                 if self._queue or self._unsynced_queue:
                     self._hand_on()
-        except KeyboardInterrupt as interrupt:
+        except BaseException as interrupt:  # a signal handler may raise anything
             shared().schedule(0, self._lead_queued)  # others may wait for what this thread was about to write
-            what = f"{self.name}: it is not known whether the interrupted operation took effect"
-            interrupt.add_note(f"{what}; {self._advice}" if self._advice else what)
+            if isinstance(interrupt, KeyboardInterrupt):
+                what = f"{self.name}: it is not known whether the interrupted operation took effect"
+                interrupt.add_note(f"{what}; {self._advice}" if self._advice else what)
             raise
         if ticket.error is not None:
             error = copy.copy(ticket.error)  # others raise the same: each thread has its own traceback
@@ -216,8 +217,8 @@ class GroupCommit(ABC):
             head = (self._unsynced_queue or self._queue)[0]
         except IndexError:
             return  # another thread leads
-        if self._unattended and head.waiter is None:
-            self._attend()
+        if self._unattended and (head.done or head.waiter is None):
+            self._attend()  # one that was refused alone stands at the head until somebody leads
         else:
             head.wake()  # who leads next hands on in turn
 
@@ -232,7 +233,7 @@ class GroupCommit(ABC):
                     self._lead_once()
                 if self._starved:
                     self._relieve()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             shared().schedule(0, self._lead_queued)  # as in `wait`
             raise
 

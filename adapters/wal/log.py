@@ -374,9 +374,13 @@ class Log(GroupCommit):
 
     def _schedule_idle(self) -> None:
         if not self._idle_due:
-            self._idle_due = True
             delay = self.options.sync_interval if self._periodic else IDLE_SECONDS
-            shared().schedule_while_alive(delay, self._idle)
+            try:
+                self._idle_due = True
+                shared().schedule_while_alive(delay, self._idle)
+            except BaseException:
+                self._idle_due = False
+                raise
 
     def _idle(self) -> None:
         """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
@@ -389,5 +393,7 @@ class Log(GroupCommit):
                 self._schedule_idle()
             else:
                 self._mark()
+                if self._syncer.durable_lsn < self._writer.tail.lsn:
+                    self._schedule_idle()  # it was written during the sync: no other write may follow
         except AnabranchError as error:
             log.debug("%s: no mark: %s", self.name, error)

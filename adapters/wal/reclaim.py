@@ -42,8 +42,12 @@ class Reclaimer:
     def notice(self) -> None:
         """A segment may have become free."""
         if not self._due:
-            self._due = True
-            shared().schedule(0, self._run_in_background)
+            try:
+                self._due = True
+                shared().schedule(0, self._run_in_background)
+            except BaseException:
+                self._due = False
+                raise
 
     def _run_in_background(self) -> None:
         self._due = False

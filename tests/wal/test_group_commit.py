@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.wal import RecordBatch, record_ticket
-from anabranch.policies.errors import ClosedError
+from anabranch.policies.errors import ClosedError, StoreFullError
 
 from ..contract.disk import eventually
 from .logs import KIND, Opened, created, opened
@@ -64,6 +64,42 @@ def test_what_proceeds_while_another_thread_leads_is_written_after_it(one: Opene
         lead()
         eventually(lambda: not one.log._has_work())
     assert one.counted == [b"left", b"left", b"own"]
+
+
+def test_what_nobody_waits_for_is_written_behind_one_that_was_refused_alone(one: Opened) -> None:
+    """Which stands at the head of the queue until somebody leads."""
+    refused: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            one.write(b"refused")
+        except StoreFullError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=send)
+    with one.log._lead:
+        thread.start()
+        eventually(lambda: one.log._queue and one.log._queue[0].waiter is not None)
+        left = one.submit(b"left")
+        one.log.proceed()
+        one.log._queue[0].finish(StoreFullError("there is no room for it"))
+        joined([thread])
+    one.log._hand_on()
+    eventually(lambda: left.done)
+    assert (len(refused), one.counted) == (1, [b"left"])
+
+
+def test_what_a_signal_handlers_error_interrupts_is_led_by_others(one: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = one.submit(b"left")
+
+    def struck() -> None:
+        monkeypatch.undo()
+        raise TimeoutError
+
+    monkeypatch.setattr(one.log, "_lead_once", struck)
+    with pytest.raises(TimeoutError):
+        one.write(b"own")
+    eventually(lambda: left.done)
 
 
 def test_flush_waits_for_what_others_have_queued(one: Opened) -> None:

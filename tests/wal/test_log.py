@@ -6,13 +6,16 @@ import errno
 import os
 import threading
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
 from anabranch.adapters.wal import record_ticket
+from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.durability import Sync
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, StoreFullError
 
+from ..contract.disk import eventually
 from .logs import KIND, SEGMENT_BYTES, created, killed, opened
 
 
@@ -125,3 +128,24 @@ def test_many_threads_each_find_all_they_wrote_in_their_order(tmp_path: Path) ->
     assert held == counted
     for name, payloads in written.items():
         assert [payload for payload in held if payload.startswith(name)] == payloads
+
+
+def test_what_is_written_while_all_else_is_synced_is_synced_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing is written after it, and the burst was over long ago when that sync ended."""
+    one = created(tmp_path / "log", sync=Sync.PERIODIC, sync_interval=0.05)
+    log, syncer = one.log, one.log._syncer
+    through = syncer.through
+
+    def slow(tail: Tail) -> None:
+        monkeypatch.undo()
+        syncer.dirty_since = monotonic()  # else the next write would sync by itself
+        one.write(b"2")
+        log._last_write = 0.0
+        through(tail)
+
+    monkeypatch.setattr(syncer, "through", slow)
+    one.write(b"1")
+    eventually(lambda: one.counted == [b"1", b"2"] and syncer.durable_lsn == log._writer.tail.lsn)
+    one.close()
