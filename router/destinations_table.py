@@ -110,7 +110,8 @@ class DestinationsTable:
         self._waiting: deque[_Batch] = deque()
         """What the next commit takes together."""
         self._leaving: dict[bytes | Destination, None] = {}
-        """Ids of stores and destinations that are in no table any more, and in the file still."""
+        """Ids of stores and destinations that are in no table any more, and in the file still: those that `_gone` finds
+        among them, for one that is just leaving, or was recorded again meanwhile, is in a table."""
         self._flush_due = False
 
     def open(self) -> None:
@@ -189,7 +190,7 @@ class DestinationsTable:
 
     def flush(self) -> None:
         """The file is without the rows that are gone, on return."""
-        if self._leaving and self._is_open:
+        if self._is_open and self._gone():
             self._commit(Changes())
 
     def _flush_in_background(self) -> None:
@@ -229,7 +230,7 @@ class DestinationsTable:
         if not any(batch.changes.grows for batch in batches):
             return batches  # there is room for these (rule J10)
         try:
-            self._file.reserve(len(_encoded(self._changes(batches))))
+            self._file.reserve(len(_encoded(self._changes(batches, self._gone()))))
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -238,21 +239,26 @@ class DestinationsTable:
             return [batch for batch in batches if not batch.changes.grows]
         return batches
 
-    def _changes(self, batches: Sequence[_Batch]) -> list[Changes]:
-        """What one commit of them writes: what is leaving first, unless it was recorded again."""
-        leaving = [one for one in self._leaving if one not in self.stores and one not in self.destinations]
-        return [Changes.without(leaving), *(batch.changes for batch in batches)]
+    def _gone(self) -> list[bytes | Destination]:
+        """What is in no table, and in the file still."""
+        # A copy: other threads let go meanwhile.
+        return [one for one in list(self._leaving) if one not in self.stores and one not in self.destinations]
+
+    def _changes(self, batches: Sequence[_Batch], gone: Iterable[bytes | Destination]) -> list[Changes]:
+        """What one commit of them writes: first of all what is gone, for a batch may record it again."""
+        return [Changes.without(gone), *(batch.changes for batch in batches)]
 
     def _write(self, batches: Sequence[_Batch]) -> None:
         """All of them in one commit. With the lock held."""
-        leaving, changes = list(self._leaving), self._changes(batches)
+        gone = self._gone()  # once: who lets go meanwhile is not in what is written
+        changes = self._changes(batches, gone)
         record = _encoded(changes)
         if self._file.is_crowded(len(record)):
             self._file.replace(_encoded([self._after(changes)]))
         else:
             self._file.append(record)
-        for gone in leaving:
-            self._leaving.pop(gone, None)
+        for one in gone:
+            self._leaving.pop(one, None)
         for batch in batches:
             self._take(batch.changes)
             batch.committed = True

@@ -244,6 +244,49 @@ class TestRecord:
         assert list(placement.destinations) == [rows[1].destination]
         placement.close()
 
+    def test_a_row_that_another_thread_is_letting_go_meanwhile_leaves_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It stands still between its two steps while another's commit is made."""
+        placement = self.placement(tmp_path)
+        placement.record_destinations([self.row("q")])
+        real = DestinationsTable._remove
+
+        def remove(placement: DestinationsTable, gone: Any) -> None:
+            monkeypatch.undo()
+            placement.record_destinations([self.row("other")])
+            real(placement, gone)
+
+        monkeypatch.setattr(DestinationsTable, "_remove", remove)
+        placement.let_go(self.row("q").destination)
+        placement.close()
+        placement.open()
+        assert list(placement.destinations) == [self.row("other").destination]
+        placement.close()
+
+    def test_rows_go_while_another_thread_looks_at_what_is_leaving(self, tmp_path: Path) -> None:
+        placement = self.placement(tmp_path)
+        rows = [self.row(str(n)) for n in range(40)]
+        placement.record_destinations(rows)
+        leaves = [rows[0].destination]
+        placement.let_go(leaves[0])
+
+        class Stores(dict[bytes, StoreRow]):
+            def __contains__(self, one: object) -> bool:
+                if one == leaves[0]:
+                    leaves.append(next(iter(placement.destinations)))
+                    placement.let_go(leaves[-1])
+                return super().__contains__(one)
+
+        placement.stores = Stores(placement.stores)
+        placement.record_destinations([self.row("new")])
+        placement.close()
+        placement.open()
+        assert len(leaves) > 1
+        kept = [row.destination for row in rows[len(leaves) :]]
+        assert list(placement.destinations) == [*kept, self.row("new").destination]
+        placement.close()
+
     def test_what_goes_leaves_the_file_by_itself(self, tmp_path: Path) -> None:
         placement = self.placement(tmp_path)
         placement.record_destinations([self.row("q")])
