@@ -11,6 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport Py_INCREF
+from cpython.version cimport PY_VERSION_HEX
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -719,6 +720,8 @@ def receipts_from(destination, first, count):
 
 cdef inline object receipt_of(object destination, object seq):
     """As `plain`: it takes part in no cycle."""
+    if PY_VERSION_HEX >= 0x030E0000:  # a tuple keeps its hash there, which it must be told that it has none yet
+        return plain(<tuple>new(Receipt, (destination, seq, False)))
     cdef tuple made = <tuple>PyType_GenericAlloc(Receipt, 3)
     Py_INCREF(destination)
     PyTuple_SET_ITEM(made, 0, destination)

@@ -128,7 +128,7 @@ class Backend(Rows, Protocol):
     """True: the core calls `write` and `apply` on a thread of the store's own, where no Ctrl-C strikes. False: on the
     thread of whoever changes something, under the store's lock; an interruption may strike at any place."""
     tells_places: bool = False
-    """True: `own` of a Send, once that is applied, is what `rows` tells as OWN of the message's place, and `rows` gives
+    """True: `own` of a Send, once that is written, is what `rows` tells as OWN of the message's place, and `rows` gives
     fewer than it was asked for only where there are no more."""
     takes_many: bool = False
     """True: messages that are sent together to a queue and are bodies alone come as one SendMany (changes.py), in a

@@ -354,8 +354,8 @@ class Delivery:
                 continue  # another thread has just come or gone
             if taker.lease is None and not self.lease(feed, rows, taker):
                 return
+            taker.wake()  # first: who is struck between the two leaves it in line, where whoever comes finds it
             feed.takers.pop(taker, None)
-            taker.wake()
         if feed.takers:
             feed.state.crowded = True  # its next ack makes room
 

@@ -215,9 +215,7 @@ class Engine:
         for change in changes:
             if type(change) is Ack:
                 if change.state.crowded:
-                    change.state.crowded = False
-                    for feed in change.state.feeds(change.number):
-                        feed.wake()
+                    self.wake_crowd(change.state, change.number)
             elif type(change) is Send and not change.state.is_topic:
                 feed = change.state.feed
                 if feed.takers:
@@ -227,6 +225,16 @@ class Engine:
                     for feed in state.feeds():
                         if feed.takers:
                             feed.wake()
+
+    def wake_crowd(self, state: DestinationState, number: int) -> None:
+        """There is room for one more lease, of a topic for the subscription with this number."""
+        try:
+            state.crowded = False
+            for feed in state.feeds(number):
+                feed.wake()
+        except BaseException:
+            state.crowded = True
+            raise
 
     def _take_more(self, plan: Plan) -> None:
         if plan.subscribed:
@@ -272,6 +280,8 @@ class Engine:
             with self.lock:
                 if self.closed or self.interrupted or self.written is not None or self.failed is not None:
                     return False
+                if delivery.mixed:
+                    return False  # since a moment ago
                 if self._new:
                     self.look()
                 if feed.subscription is not None and self.unsubscribing:
@@ -304,7 +314,8 @@ class Engine:
         self.delivery.hand_over(feed, self.rows)
         if feed.takers and self.behind:
             self.drain()
-            self.delivery.hand_over(feed, self.rows)
+            if not feed.state.removed and not self.is_gone(feed):  # by what was just taken in
+                self.delivery.hand_over(feed, self.rows)
 
     def help(self) -> None:
         """Apply what is pending, if there is much of it; wait for who has the lock for long only if there is very

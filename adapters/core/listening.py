@@ -141,6 +141,8 @@ class Listener(Taker):
             if self.lease is None and self._credit > 0:
                 feed.takers.setdefault(self)
                 engine.hand_over(feed)
+            if self.lease is not None:
+                feed.takers.pop(self, None)  # Ctrl-C may have struck who gave it
             self._credit -= self.lease is not None
             return self.lease
 

@@ -237,8 +237,7 @@ class Nonpersistent:
             elif type(change) is Ack:
                 for feed in change.state.feeds(change.number):
                     if feed.state.crowded:
-                        feed.state.crowded = False
-                        feed.wake()
+                        self._engine.wake_crowd(feed.state, change.number)
         self._written = None
         self._applying = False
 

@@ -142,8 +142,12 @@ class Removal:
 
     def _drop_later(self) -> None:
         if not self._drop_due:
-            self._drop_due = True
-            shared().schedule_while_alive(DROP_SECONDS, self._drop_in_background)
+            try:
+                self._drop_due = True
+                shared().schedule_while_alive(DROP_SECONDS, self._drop_in_background)
+            except BaseException:
+                self._drop_due = False
+                raise
 
     def _drop_in_background(self) -> None:
         self._drop_due = False

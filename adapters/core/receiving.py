@@ -145,6 +145,7 @@ class Receiving:
                     engine.current()
                     engine.delivery.unlease(taker.lease, engine.rows)
                     taker.lease = None
+            feed.wake()  # who was struck may have been about to hand over to another
 
     def read(self, lease: Lease) -> Message | None:
         """The message; None if it has died meanwhile."""

@@ -64,7 +64,8 @@ class Table(Protocol):
 
 def apply_all(changes: Iterable[Change], table: Table) -> None:
     """In order, messages that follow each other to one destination with one call. Of a list also those that have only
-    acks between them, which come behind them: nobody acks what is not applied yet. Of anything else the next change is
+    acks between them, which come behind them: whoever acks what is not applied yet
+    comes behind it, too. Of anything else the next change is
     asked for once the one before it is applied, unless both are messages."""
     if type(changes) is list:
         _apply_list(changes, table)

@@ -116,11 +116,19 @@ class Applier:
             if operations >= 4 * self._options.checkpoint_operations:
                 self._checkpoint_late()
             elif not self._checkpoint_soon:
-                self._checkpoint_soon = True
-                shared().schedule(0, self._background_checkpoint)
+                try:
+                    self._checkpoint_soon = True
+                    shared().schedule(0, self._background_checkpoint)
+                except BaseException:
+                    self._checkpoint_soon = False
+                    raise
         elif operations and not self._checkpoint_due:
-            self._checkpoint_due = True
-            shared().schedule_while_alive(self._options.checkpoint_interval, self._background_checkpoint)
+            try:
+                self._checkpoint_due = True
+                shared().schedule_while_alive(self._options.checkpoint_interval, self._background_checkpoint)
+            except BaseException:
+                self._checkpoint_due = False
+                raise
         if index.emptied:
             index.emptied = False
             self.on_empty()
@@ -177,7 +185,6 @@ class Applier:
         except StoreFullError as error:
             log.warning("%s", error)
             self.recover()
-            self._engine.interrupted = False
 
     def _write_checkpoint(
         self, clean: bool, table: SegmentTable | None = None, dropped: frozenset[int] = frozenset()
@@ -185,9 +192,11 @@ class Applier:
         """`dropped` segments leave the index; `table` is without them."""
         self._require_owned()
         engine, index, (_, tail) = self._engine, self._index, self._applied
+        amid = engine.interrupted
+        """Called amid applying, which goes on after it: the engine says when that is over."""
         try:
             engine.writing_out = True
-            engine.counts_stand = not engine.interrupted  # amid applying the engine does not know yet what is counted
+            engine.counts_stand = not amid  # amid applying the engine does not know yet what is counted
             self._log.sync()
             files = self._checksum_files()
             engine.interrupted = True
@@ -203,7 +212,7 @@ class Applier:
                 index.drop_segments(dropped)
                 files = self._checksum_files()
                 index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).segments, files)
-            engine.interrupted = False
+            engine.interrupted = amid
         except (lmdb.Error, OSError) as error:
             engine.counts_stand = False
             # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which

@@ -313,8 +313,8 @@ class Log(GroupCommit):
             self._last_write = monotonic()
             if syncer.dirty_since is None:
                 syncer.dirty_since = self._last_write
-                if not self._idle_due:
-                    self._schedule_idle()
+            if not self._idle_due:  # asked for each write: Ctrl-C may have struck between the two
+                self._schedule_idle()
         if self._periodic and self._overdue():
             began = monotonic()
             syncer.through(batch.tail)
@@ -384,8 +384,10 @@ class Log(GroupCommit):
 
     def _idle(self) -> None:
         """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
+        if self.options.sync is Sync.NEVER:
+            return  # it stays due: there is never anything to do
         self._idle_due = False
-        if self._closed or self.failed is not None or self.options.sync is Sync.NEVER:
+        if self._closed or self.failed is not None:
             return
         try:
             self.sync()  # under `always` too: unsynced tickets
