@@ -6,7 +6,9 @@
     +---------+---------+------ - - ----+-------------+------ - - ----+
 
 F3  A commit writes its records where nothing lies that counts, syncs, writes the slot that its number's last bit says,
-    and syncs. So at any moment one slot speaks of records that are all there.
+    and syncs. So at any moment one slot speaks of records that are all there. A slot that is read, at open and after an
+    error, is written again and synced before anybody sees what it says: after a kill, or an error of its sync, it may
+    be in the page cache alone, and its records, which were synced before it, are not.
 F4  Both slots are right and follow each other, and the records are those that the newer one has the checksum of; else
     the file is damaged. What lies elsewhere may be anything.
 F5  Beside the records there is always room to write all of them anew (`is_crowded`): a file that holds less and less
@@ -85,6 +87,7 @@ class RecordFile:
     def create(self) -> None:
         """Make it, empty and durable, unless it is there. Raises OSError."""
         if self._path.exists():
+            sync_directory(self._path.parent)  # a kill may have come between the rename and its sync
             return
         made = self._path.with_name(self._path.name + ".tmp")
         made.unlink(missing_ok=True)
@@ -101,8 +104,11 @@ class RecordFile:
         """The records' version, and all of them in the order in which they came. Raises DamagedError, OSError."""
         self._file, self._slot = File(self._path, os.O_RDWR), None
         slot, data = self._read()
-        self._whole = len(data)
-        return slot.version, list(_split(data, slot.start))
+        records = list(_split(data, slot.start))
+        # What was written anew last is the first record. All of them would be too many: over many short processes the
+        # file would be written anew never.
+        self._whole = NUMBER.size + len(records[0]) if records else 0
+        return slot.version, records
 
     def close(self) -> None:
         """Idempotent."""
@@ -115,7 +121,7 @@ class RecordFile:
         return self._file.fd
 
     def _read(self) -> tuple[Slot, bytes]:
-        """The last commit, and its records' bytes."""
+        """The last commit, durable now, and its records' bytes."""
         self._allocated = os.fstat(self._fd).st_size
         slots = [self._read_slot(number) for number in range(2)]
         older, slot = sorted(slots, key=lambda slot: slot.number)
@@ -124,6 +130,9 @@ class RecordFile:
         data = os.pread(self._fd, slot.end - slot.start, slot.start) if slot.end > slot.start else b""
         if slot.start < FIRST or len(data) != slot.end - slot.start or crc32c(0, data) != slot.crc:
             raise DamagedError(slot.start, "its records are not those that were written")
+        # Written again, not synced alone: after an error of a sync the kernel may take the page for clean.
+        write_all(self._fd, slot.encode(), slot.number % 2 * SLOT_BYTES)
+        os.fdatasync(self._fd)
         self._slot = slot
         return slot, data
 
@@ -145,8 +154,9 @@ class RecordFile:
     def reserve(self, size: int) -> None:
         """See that there is room for a record of so many bytes, and to write all anew after it (F5). Raises OSError."""
         slot = self._last()
-        end = slot.end + NUMBER.size + size
-        needed = end + end - slot.start + SPARE
+        length = slot.end - slot.start + NUMBER.size + size
+        # Behind what is there: all of it written anew, and once more behind that.
+        needed = slot.end + 2 * length + SPARE
         if self._allocated < needed:
             extend(self._fd, needed + AHEAD)
             self._allocated = os.fstat(self._fd).st_size

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
+from anabranch.adapters import record_file
 from anabranch.adapters.record_file import FIRST, SLOT_BYTES, SPARE, RecordFile
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import StoreFullError
 from anabranch.router.destinations_table import DestinationRow, DestinationsTable, StoreRow
+
+from ..crash.calls import Crash, Faults
+from ..crash.disk import Recorder, build, states
 
 CALLS = ("pwrite", "fdatasync")
 STORE = StoreRow(b"i" * 16, "stores/a", "journal", "a")
@@ -143,3 +147,111 @@ def test_on_a_full_disk_rows_can_always_go(tmp_path: Path, monkeypatch: pytest.M
     table.record_destinations([DestinationRow(0, "again", STORE.store_id, ">")])  # there is room again
     assert Destination.parse("again") in table.destinations
     table.close()
+
+
+WORK: list[tuple[str, bytes]] = [
+    ("append", b"a" * 30), ("append", b"b" * 900), ("replace", b"c" * 700), ("append", b"d"), ("replace", b"e" * 100),
+]  # fmt: skip
+
+
+def worked(base: Path, recorder: Recorder, at: int, marks: list[tuple[int, list[list[bytes]]]]) -> bool:
+    """A process that opens the file and works on it, gone at call `at`; whether it was. The marks say what may be found
+    from so many calls on: what somebody has seen, and what is just being done."""
+    faults = Faults(base, "crash", at, watch=recorder.watch)
+    try:
+        with faults.patched():
+            file = RecordFile(base / "data" / "file", 7)
+            file.create()
+            shown = file.open()[1]
+            marks.append((recorder.now(), [shown]))
+            for how, record in WORK:
+                after = [*(shown if how == "append" else []), record]
+                marks.append((recorder.now(), [shown, after]))
+                getattr(file, how)(record)
+                shown = after
+                marks.append((recorder.now(), [shown]))
+    except Crash:
+        return True
+    return False
+
+
+def test_no_power_failure_takes_back_what_the_process_after_a_kill_has_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was killed has left in the page cache what the disk does not have."""
+    monkeypatch.setattr(record_file, "SPARE", 512)
+    monkeypatch.setattr(record_file, "AHEAD", 512)
+    synced, seen, killed, at = os.fdatasync, 0, True, 0
+    while killed:
+        at += 1
+        base = tmp_path / str(at)
+        (base / "data").mkdir(parents=True)
+        recorder, marks = Recorder(base), [(0, [list[bytes]()])]
+        killed = worked(base, recorder, at, marks)
+        since = recorder.now()
+        worked(base, recorder, 0, marks)
+        for number, state in enumerate(states(recorder.calls)):
+            if state.point < since or state.point > since + 14:
+                continue
+            found_in = base / f"state{number}"
+            build(recorder.calls, state, found_in)
+            path = found_in / "data" / "file"
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fdatasync", lambda fd: None)
+                found = read(path) if path.exists() else []
+            allowed = [some for point, some in marks if point <= state.point][-1]
+            assert found in allowed, (at, state)
+            seen += 1
+            path.unlink(missing_ok=True)
+    assert os.fdatasync is synced
+    assert (at > 25, seen > 1000) == (True, True)
+
+
+def test_a_slot_whose_sync_failed_is_written_again_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may take its page for clean after the error."""
+    file = opened(tmp_path / "file")
+    with struck(monkeypatch, 4, lambda: OSError(errno.EIO, "EIO"), after=False), pytest.raises(OSError, match="EIO"):
+        file.append(b"one")
+    calls: list[int] = []
+    write, sync = os.pwrite, os.fdatasync
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: calls.append(at) or write(fd, data, at))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: calls.append(-1) or sync(fd))
+    file.append(b"two")
+    assert calls == [0, -1, FIRST + 7, -1, SLOT_BYTES, -1]
+    assert read(tmp_path / "file") == [b"one", b"two"]
+
+
+def test_over_many_short_processes_what_counts_no_more_goes(tmp_path: Path) -> None:
+    path, anew = tmp_path / "file", 0
+    for _ in range(100):
+        file = opened(path)
+        file.reserve(2000)
+        if file.is_crowded(2000):
+            anew += 1
+            file.replace(bytes(100))
+        else:
+            file.append(bytes(2000))
+        file.close()
+    assert anew > 1
+    assert path.stat().st_size < 8 * SPARE
+
+
+def test_there_is_always_room_to_write_all_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the records' sizes: the next commit finds it without the disk's help."""
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+    for seed in range(30):
+        dice, file, length = random.Random(seed), opened(tmp_path / str(seed)), 0
+        for _ in range(30):
+            size = int(10 ** dice.uniform(1, 5.7))
+            file.reserve(size)
+            if file.is_crowded(size):
+                length += size - dice.randrange(length + 1)
+                file.replace(bytes(length))
+            else:
+                length += size
+                file.append(bytes(size))
+            slot, end = file._last(), (tmp_path / str(seed)).stat().st_size
+            counts = slot.end - slot.start
+            assert slot.start - FIRST >= counts or end - slot.end >= counts
