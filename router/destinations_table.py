@@ -103,7 +103,9 @@ class DestinationsTable:
         self._path, self._require_lock = path, require_lock
         self._file = RecordFile(path, VERSION, file_mode)
         self._is_open = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._writing = False
+        """Whether the lock's owner is at the file: who comes to it again, in a signal handler, is refused."""
         self.stores: dict[bytes, StoreRow] = {}
         self.destinations: dict[Destination, DestinationRow] = {}
         self._by_path: dict[str, bytes] = {}
@@ -116,6 +118,13 @@ class DestinationsTable:
 
     def open(self) -> None:
         """Read all rows. Raises CorruptionError, and PlacementError for a record of another version."""
+        old = self._path.with_name("placement.mdb")
+        if old.is_file() and not self._path.exists():
+            raise PlacementError(
+                f"{old} has a format version of 2 or less; this program reads {self._path.name}, version {VERSION}: "
+                "use the version that wrote it. Or, if all stores lie where the configuration has them, put the file aside "
+                "and open again: they are then recorded anew, with all they hold"
+            )
         self._file.create()
         try:
             version, records = self._file.open()
@@ -151,6 +160,7 @@ class DestinationsTable:
         except (AnabranchError, OSError) as error:  # the store's next opening finds them out
             log.warning("%d rows that are gone stay in %s: %s", len(self._leaving), self._path, error)
         with self._lock:
+            self._refuse_reentry()
             self._is_open = False
             self._file.close()
 
@@ -214,15 +224,30 @@ class DestinationsTable:
         self._waiting.append(batch)
         try:
             with self._lock:
+                self._refuse_reentry()
                 if not batch.committed:
                     if not self._is_open:
                         raise ClosedError("the router is closed; open it with anabranch.open(...)")
                     self._require_lock()
                     waiting = [waiting for waiting in list(self._waiting) if not waiting.committed]
-                    self._write(self._affordable(batch, waiting))
+                    try:
+                        self._writing = True
+                        self._write(self._affordable(batch, waiting))
+                    finally:
+                        self._writing = False
+        except DamagedError as error:  # after an error the file is read again
+            raise self._damaged(str(error), error.offset) from error
         finally:
             with suppress(ValueError):  # after an error, or Ctrl-C: the next one writes the others
                 self._waiting.remove(batch)
+
+    def _refuse_reentry(self) -> None:
+        """Raise instead of writing in the middle of a write (rule G3). With the lock held."""
+        if self._writing:
+            raise RuntimeError(
+                f"{self._path} was called from a signal handler that interrupted its own write; "
+                "do it after the handler, or in another thread"
+            )
 
     def _affordable(self, own: _Batch, batches: Sequence[_Batch]) -> Sequence[_Batch]:
         """All of them, or on a full disk those that need no room. With the lock held. Raises StoreFullError if `own`,

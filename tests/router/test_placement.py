@@ -66,6 +66,53 @@ class TestRecord:
             placement.open()
         placement.close()
 
+    def test_a_record_of_the_former_format_is_refused(self, tmp_path: Path) -> None:
+        old = tmp_path / "placement.mdb"
+        old.write_bytes(b"x")
+        placement = DestinationsTable(tmp_path / "placement.records")
+        with pytest.raises(PlacementError, match=rf"placement\.mdb has .*version {VERSION}: .* put the file aside"):
+            placement.open()
+        assert list(tmp_path.iterdir()) == [old]
+        old.unlink()
+        placement.open()
+        placement.close()
+
+    def test_damage_that_a_commit_finds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "placement.records"
+        placement = DestinationsTable(path)
+        placement.open()
+
+        def fail(fd: int) -> None:
+            raise OSError(5, "EIO")
+
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="EIO"):
+            patched.setattr(os, "fdatasync", fail)
+            placement.record_store(StoreRow(b"i" * 16, "stores/a", "journal", "a"))
+        path.write_bytes(b"x" * 4096)
+        with pytest.raises(CorruptionError, match="the placement record is damaged"):
+            placement.record_store(StoreRow(b"i" * 16, "stores/a", "journal", "a"))
+        placement.close()
+
+    def test_a_signal_handler_within_a_commit_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is not left waiting for itself (rule G3)."""
+        placement = DestinationsTable(tmp_path / "placement.records")
+        placement.open()
+        store, real, refused = StoreRow(b"i" * 16, "stores/a", "journal", "a"), os.fdatasync, list[str]()
+
+        def interrupted(fd: int) -> None:
+            for call in (placement.close, lambda: placement.record_store(store)):
+                with pytest.raises(RuntimeError, match="signal handler") as caught:
+                    call()
+                refused.append(str(caught.value))
+            real(fd)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", interrupted)
+            placement.record_store(store)
+        assert len(refused) == 4
+        placement.record_store(store)
+        placement.close()
+
     @pytest.mark.parametrize("keep", [0, 10, 500, 1024, 2000])
     def test_a_cut_record_is_an_error(self, tmp_path: Path, keep: int) -> None:
         """It cannot be rebuilt, and must not kill the process."""
