@@ -122,8 +122,8 @@ class DestinationsTable:
         if old.is_file() and not self._path.exists():
             raise PlacementError(
                 f"{old} has a format version of 2 or less; this program reads {self._path.name}, version {VERSION}: "
-                "use the version that wrote it. Or, if all stores lie where the configuration has them, put the file aside "
-                "and open again: they are then recorded anew, with all they hold"
+                "use the version that wrote it. Or, if all stores lie where the configuration has them, put the file "
+                "aside and open again: they are then recorded anew, with all they hold"
             )
         self._file.create()
         try:

@@ -215,9 +215,18 @@ def test_a_slot_whose_sync_failed_is_written_again_before_anything_else(
     with struck(monkeypatch, 4, lambda: OSError(errno.EIO, "EIO"), after=False), pytest.raises(OSError, match="EIO"):
         file.append(b"one")
     calls: list[int] = []
-    write, sync = os.pwrite, os.fdatasync
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: calls.append(at) or write(fd, data, at))
-    monkeypatch.setattr(os, "fdatasync", lambda fd: calls.append(-1) or sync(fd))
+    real_write, real_sync = os.pwrite, os.fdatasync
+
+    def write(fd: int, data: bytes, at: int) -> int:
+        calls.append(at)
+        return real_write(fd, data, at)
+
+    def sync(fd: int) -> None:
+        calls.append(-1)
+        real_sync(fd)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "fdatasync", sync)
     file.append(b"two")
     assert calls == [0, -1, FIRST + 7, -1, SLOT_BYTES, -1]
     assert read(tmp_path / "file") == [b"one", b"two"]
