@@ -149,7 +149,7 @@ def _at(calls: Sequence[Call], made: Sequence[int], point: int) -> Iterator[Stat
 
 def _settled(calls: Sequence[Call], made: Sequence[int]) -> tuple[int, list[int]]:
     """Of the calls that were made: those that are durable, and the others, in order."""
-    durable, pending = 0, []
+    durable, pending = 0, list[int]()
     for number in made:
         call = calls[number]
         if call.kind in ("sync", "whole"):
