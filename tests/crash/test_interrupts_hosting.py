@@ -99,7 +99,13 @@ def test_rejecting(router: anabranch.Router) -> None:
     def check(at: int, where: str) -> None:
         let_go(state["message"])
         eventually(lambda: leased(router) == 0 and router.in_doubt() == [])
-        found = [message for message in (queue.receive(), dead.receive()) if message is not None]
+        found: list[Message] = []
+
+        def is_there() -> bool:  # not before the background has ended what was struck
+            found.extend(message for message in (queue.receive(), dead.receive()) if message is not None)
+            return bool(found)
+
+        eventually(is_there, lambda: where)
         assert [identity_of(message.body) for message in found] == [f"s.{at}"], where
         found[0].ack()
         assert queue.depth() + dead.depth() == 0, where
