@@ -9,8 +9,9 @@ F3  A commit writes its records where nothing lies that counts, syncs, writes th
     and syncs. So at any moment one slot speaks of records that are all there. A slot that is read, at open and after an
     error, is written again and synced before anybody sees what it says: after a kill, or an error of its sync, it may
     be in the page cache alone, and its records, which were synced before it, are not.
-F4  Both slots are right and follow each other, and the records are those that the newer one has the checksum of; else
-    the file is damaged. What lies elsewhere may be anything.
+F4  A slot holds the same twice, so that a write that is cut short leaves either the new or the old in it. The newest
+    that is right counts. The other slot is of the commit before, and the records are those that the newest has the
+    checksum of; else the file is damaged. What lies elsewhere may be anything.
 F5  Beside the records there is always room to write all of them anew (`is_crowded`): a file that holds less and less
     never needs more of the disk.
 """
@@ -37,7 +38,9 @@ NUMBER = struct.Struct("<I")
 """A CRC-32C; bytes of a record, which come before it."""
 MAGIC: Final = b"ABrecs\x00\x01"
 SLOT_BYTES: Final = 512
-"""A slot has a sector of its own, which the disk writes whole or not at all."""
+"""A slot has a sector of its own."""
+COPY_BYTES: Final = 64
+"""Where in it the second copy begins."""
 FIRST: Final = 2 * SLOT_BYTES
 """Where records may begin."""
 SPARE: Final = 64 * 1024
@@ -66,7 +69,7 @@ class Slot(NamedTuple):
 
     def encode(self) -> bytes:
         fields = SLOT.pack(MAGIC, *self)
-        return fields + NUMBER.pack(crc32c(0, fields))
+        return (fields + NUMBER.pack(crc32c(0, fields))).ljust(COPY_BYTES, b"\0") * 2
 
 
 class RecordFile:
@@ -124,9 +127,9 @@ class RecordFile:
         """The last commit, durable now, and its records' bytes."""
         self._allocated = os.fstat(self._fd).st_size
         slots = [self._read_slot(number) for number in range(2)]
-        older, slot = sorted(slots, key=lambda slot: slot.number)
-        if slot.number != older.number + 1 or slots[slot.number % 2] is not slot:
-            raise DamagedError(0, f"its slots are of the commits {slots[0].number} and {slots[1].number}")
+        slot = max((*slots[0], *slots[1]), key=lambda slot: slot.number)
+        if slot.number - 1 not in [older.number for older in slots[1 - slot.number % 2]]:
+            raise DamagedError(0, f"its slots are of the commits {slots[0][0].number} and {slots[1][0].number}")
         data = os.pread(self._fd, slot.end - slot.start, slot.start) if slot.end > slot.start else b""
         if slot.start < FIRST or len(data) != slot.end - slot.start or crc32c(0, data) != slot.crc:
             raise DamagedError(slot.start, "its records are not those that were written")
@@ -136,15 +139,21 @@ class RecordFile:
         self._slot = slot
         return slot, data
 
-    def _read_slot(self, number: int) -> Slot:
+    def _read_slot(self, number: int) -> list[Slot]:
+        """Its copies that are right, at least one."""
         at = number * SLOT_BYTES
-        data = os.pread(self._fd, SLOT.size + NUMBER.size, at)
-        if len(data) != SLOT.size + NUMBER.size:
-            raise DamagedError(len(data), "it is cut short")
-        magic, *fields = SLOT.unpack_from(data)
-        if magic != MAGIC or NUMBER.unpack_from(data, SLOT.size)[0] != crc32c(0, data[: SLOT.size]):
+        data = os.pread(self._fd, 2 * COPY_BYTES, at)
+        if len(data) != 2 * COPY_BYTES:
+            raise DamagedError(at + len(data), "it is cut short")
+        copies = []
+        for start in (0, COPY_BYTES):
+            magic, *fields = SLOT.unpack_from(data, start)
+            crc = crc32c(0, data[start : start + SLOT.size])
+            if magic == MAGIC and NUMBER.unpack_from(data, start + SLOT.size)[0] == crc:
+                copies.append(Slot(*fields))
+        if not copies or any(copy.number % 2 != number for copy in copies):
             raise DamagedError(at, f"slot {number} is damaged")
-        return Slot(*fields)
+        return copies
 
     # Writing
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters import record_file
-from anabranch.adapters.record_file import FIRST, SLOT_BYTES, SPARE, RecordFile
+from anabranch.adapters.record_file import COPY_BYTES, FIRST, SLOT_BYTES, SPARE, RecordFile
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import StoreFullError
 from anabranch.router.destinations_table import DestinationRow, DestinationsTable, StoreRow
@@ -66,14 +66,29 @@ def test_the_bytes(tmp_path: Path) -> None:
     file = opened(tmp_path / "file")
     file.append(b"one")
     data = (tmp_path / "file").read_bytes()
-    assert data[:SLOT_BYTES].rstrip(b"\0").hex() == (
-        "414272656373000107000000020000000000000000040000000000000704000000000000a60ecb49e2242ad6"
-    )
-    assert data[SLOT_BYTES:FIRST].rstrip(b"\0").hex() == (
-        "414272656373000107000000010000000000000000040000000000000004000000000000000000006775639f"
+    slots = [
+        "414272656373000107000000020000000000000000040000000000000704000000000000a60ecb49e2242ad6",
+        "414272656373000107000000010000000000000000040000000000000004000000000000000000006775639f",
+    ]
+    assert data[:FIRST] == b"".join(
+        (bytes.fromhex(slot).ljust(COPY_BYTES, b"\0") * 2).ljust(SLOT_BYTES, b"\0") for slot in slots
     )
     assert data[FIRST : FIRST + 8] == b"\x03\0\0\0one\0"
     assert read(tmp_path / "file") == [b"one"]
+
+
+def test_a_slot_that_is_written_in_part_is_the_old_one_or_the_new(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    file = opened(path)
+    for number in range(4):
+        before, wanted = path.read_bytes(), read(path)
+        file.append(b"%d" % number)
+        after, slot = path.read_bytes(), (number + 2) % 2 * SLOT_BYTES
+        assert before[:slot] == after[:slot]
+        for end in range(slot, slot + SLOT_BYTES):
+            (tmp_path / "torn").write_bytes(after[:end] + before[end : slot + SLOT_BYTES] + after[slot + SLOT_BYTES :])
+            assert read(tmp_path / "torn") in (wanted, read(path))
+            assert read(tmp_path / "torn") in (wanted, read(path))  # what it has shown stays
 
 
 @pytest.mark.parametrize("after", [False, True])
