@@ -35,7 +35,7 @@ class Reclaimer:
         once that is durable: it takes segments, by number, out of whatever else says that they exist, durably, and out
         of the log. `archive`: where they are moved to instead of being used again or deleted."""
         self._log, self._snapshot, self._content, self._forget, self._archive = wal, snapshot, content, forget, archive
-        self._lock = threading.Lock()  # one reclaiming at a time
+        self._lock = threading.RLock()  # one reclaiming at a time
         self._due = False
         wal.relief = self.run
 
@@ -69,6 +69,11 @@ class Reclaimer:
         finds either everything, or files that nothing accounts for any more, which the next recovery removes.
         """
         with self._lock:
+            if self._log.releasing == get_ident():  # rule G3
+                raise RuntimeError(
+                    f"{self._log.name} was called from a signal handler that interrupted its own reclaiming; "
+                    "do it after the handler, or in another thread"
+                )
             try:
                 self._log.releasing = get_ident()
                 return self._run()

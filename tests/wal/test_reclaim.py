@@ -67,6 +67,24 @@ class Kept:
         self.log.let_go()
 
 
+def test_a_signal_handler_that_interrupts_its_own_reclaiming_is_refused(tmp_path: Path) -> None:
+    created(tmp_path / "log").close()
+    kept = Kept(tmp_path / "log")
+    kept.write(b"0")
+    snapshot, refused = kept.snapshot, []
+
+    def struck() -> tuple[list[Segment], bytes]:
+        with pytest.raises(RuntimeError, match="signal handler") as error:
+            kept.reclaimer.run()
+        refused.append(error)
+        return snapshot()
+
+    kept.reclaimer._snapshot = struck
+    kept.reclaimer.run()
+    assert len(refused) == 1
+    kept.close()
+
+
 BODIES = [f"{number:04d}".encode() * 700 for number in range(60)]
 
 
