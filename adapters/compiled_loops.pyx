@@ -270,17 +270,22 @@ cdef inline void put_head(uchar *record, Py_ssize_t size, uint64_t lsn, uchar ki
     put32(record + 20, destination)
 
 
+cdef inline Py_ssize_t put_crc(uchar *record, uint32_t crc, Py_ssize_t size, Py_ssize_t last_at, bytes last) except -1:
+    """Over all of a record behind it; `last` is what it ends with. Returns its bytes."""
+    if size - last_at <= crc_bytes_max:
+        crc = crc32c(crc, record + 4, size - 4)
+    else:
+        crc = extend(crc32c(crc, record + 4, last_at - 4), last)
+    put32(record, crc)
+    return size
+
+
 cdef inline Py_ssize_t put_record(uchar *record, uint32_t crc, uint64_t lsn, uchar kind, bytes payload) except -1:
     """Any other. Returns its bytes."""
     cdef Py_ssize_t size = RECORD_BYTES + PyBytes_Size(payload)
     put_start(record, size, lsn, kind)
     memcpy(record + RECORD_BYTES, PyBytes_AS_STRING(payload), size - RECORD_BYTES)
-    if size - RECORD_BYTES <= crc_bytes_max:
-        crc = crc32c(crc, record + 4, size - 4)
-    else:
-        crc = extend(crc32c(crc, record + 4, RECORD_BYTES - 4), payload)
-    put32(record, crc)
-    return size
+    return put_crc(record, crc, size, RECORD_BYTES, payload)
 
 
 cdef inline Py_ssize_t put_send(uchar *record, uint32_t crc, uint64_t lsn, Item *item, bytes head, bytes body) except -1:
@@ -290,12 +295,7 @@ cdef inline Py_ssize_t put_send(uchar *record, uint32_t crc, uint64_t lsn, Item 
     put64(record + 24, item.seq)
     memcpy(record + SEND_BYTES, PyBytes_AS_STRING(head), body_at - SEND_BYTES)
     memcpy(record + body_at, PyBytes_AS_STRING(body), size - body_at)
-    if size - body_at <= crc_bytes_max:
-        crc = crc32c(crc, record + 4, size - 4)
-    else:
-        crc = extend(crc32c(crc, record + 4, body_at - 4), body)
-    put32(record, crc)
-    return size
+    return put_crc(record, crc, size, body_at, body)
 
 
 # Reading a page
