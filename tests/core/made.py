@@ -38,30 +38,27 @@ def sequencer_of(window: int = 100) -> tuple[Sequencer, DestinationState]:
 
 
 @contextmanager
+def _directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path:
+        yield Path(path)
+
+
+@contextmanager
 def onefile() -> Iterator[OneFileDisk]:
     """Where stores of the smallest backend lie."""
-    with (
-        tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
-        OneFileDisk(Path(path)) as disk,
-    ):
+    with _directory() as path, OneFileDisk(path) as disk:
         yield disk
 
 
 @contextmanager
 def journal() -> Iterator[JournalDisk]:
     """Where journal stores lie."""
-    with (
-        tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
-        JournalDisk(Path(path)) as disk,
-    ):
+    with _directory() as path, JournalDisk(path) as disk:
         yield disk
 
 
 @contextmanager
 def memory() -> Iterator[MemoryDisk]:
     """Where stores lie to which whoever calls writes himself."""
-    with (
-        tempfile.TemporaryDirectory(prefix="anabranch-core-", dir=FAST) as path,
-        MemoryDisk(Path(path)) as disk,
-    ):
+    with _directory() as path, MemoryDisk(path) as disk:
         yield disk
