@@ -26,7 +26,8 @@ test-pure: $(VENV)/.installed-dev
 	    tests/contract/test_journal.py $(ARGS)
 
 campaigns: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(PARALLEL) -m campaign --campaign-minutes $(MINUTES) $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m campaign --campaign-minutes $(MINUTES) \
+	    -o faulthandler_timeout=0 $(ARGS)
 
 test-all: test campaigns
 
