@@ -22,7 +22,7 @@ Where things are:
   damaged is not opened)
 - `bodies` reads messages back
 - at open: `opening` (recovery in order), `replay` (the index is brought up to the log); `check` (invariants)
-- space: `snapshot` (what must be said before segments go)
+- space: `snapshot` (what must be said before segments go), `pending_before` (as it was when one began)
 - files: `directory`
 """
 

@@ -283,11 +283,17 @@ class Applier:
     def snapshot(self) -> tuple[list[Segment], bytes]:
         """The segments that hold no live message any more, and the snapshot that lets them go (rule J6); nothing if
         the snapshot would be large beside what it frees."""
-        engine = self._engine
-        empty, begun = engine.asked(self._begin_snapshot)
-        if begun is None:
-            return [], b""
-        return empty, snapshot.take(begun, self._index, engine.sequencer, engine.asked).encode()
+        engine, index = self._engine, self._index
+        try:
+            empty, begun = engine.asked(self._begin_snapshot)
+            if begun is None:
+                return [], b""
+            taken = snapshot.take(begun, index, engine.sequencer, engine.asked)
+            if index.rows.before is not begun.before:
+                return [], b""  # Ctrl-C has struck a replay in another thread
+            return empty, taken.encode()
+        finally:
+            snapshot.end(index)
 
     def _begin_snapshot(self) -> tuple[list[Segment], Start | None]:
         index, engine, starved = self._index, self._engine, self._log.starved

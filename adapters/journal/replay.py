@@ -46,6 +46,15 @@ class Replay:
         """All that lies between the index's checkpoint and `end`; `after` is called behind each batch. Raises
         CorruptionError, OSError, and what `after` raises."""
         self._after = after
+        rows = self._index.rows
+        before = rows.before
+        try:
+            rows.before = None  # what is told again may have been so before a snapshot began
+            self._from_checkpoint(checkpoint, end)
+        finally:
+            rows.before = before
+
+    def _from_checkpoint(self, checkpoint: Checkpoint, end: Tail) -> None:
         for segment in self._table.segments:
             if checkpoint.segment <= segment.number <= end.segment.number:
                 offset, lsn = w.HEADER_BYTES, segment.base_lsn - 1

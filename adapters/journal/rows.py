@@ -25,9 +25,11 @@ from ..core.changes import Ack, Change, Send, SendMany
 from ..core.delivery import Feed
 from ..core.place import ORDER, OWN, SEQ, Place
 from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..core.table import SEQ_MAX
 from ..wal.segment import Segment, SegmentTable
 from .encoding import SEND_OVERHEAD
 from .indexed import IndexedDestination
+from .pending_before import PendingBefore
 
 KEY = struct.Struct(">IQ")
 KEY_SEQ = struct.Struct(">4xQ")
@@ -172,6 +174,8 @@ class MessageRows:
         """Likewise."""
         self.counted = 0
         """Rows in `deliveries`: nothing is looked up there while there are none."""
+        self.before: PendingBefore | None = None
+        """While a snapshot is being taken."""
         self.on_damage: Callable[[lmdb.Error], None] = lambda error: None
         """Called when what is read cannot be right, before the error is raised: the file was damaged after it had been
         verified."""
@@ -300,6 +304,8 @@ class MessageRows:
             if expires:
                 self._txn.delete(EXPIRY_KEY.pack(expires, seq), db=self._expiries_db)
             if pending:
+                if self.before is not None:
+                    self.before.keep(state.number, seq, pending)
                 for subscriber in state.own.subscriptions.values():
                     if subscriber.own.bit & pending:
                         subscriber.count -= 1
@@ -348,6 +354,8 @@ class MessageRows:
             if pending == bit:
                 self.remove(state, seq)
                 continue
+            if self.before is not None:
+                self.before.keep(state.number, seq, pending)
             self._txn.put(key, with_pending(value, pending & ~bit), db=self._messages_db)
             kept += 1
             if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, subscriber.number), db=self._deliveries_db):
@@ -555,11 +563,18 @@ class MessageRows:
         return found, rows[-1][0] + b"\0" if rows else None
 
     def pending(self, state: DestinationState, ask: Ask) -> Iterator[tuple[int, int]]:
-        """Seq, and the bits of those that have yet to ack it, of all a topic's messages."""
+        """Seq, and the bits of those that have yet to ack it, of all a topic's messages, as of `before` if there is
+        one."""
         first = 0
-        while rows := ask(partial(self._by_seq, state, first, PAGE)):
-            yield from ((place[SEQ], pending) for place, pending in rows)
-            first = rows[-1][0][SEQ] + 1
+        while rows := ask(partial(self._pending_page, state, first)):
+            yield from rows
+            first = rows[-1][0] + 1
+
+    def _pending_page(self, state: DestinationState, first: int) -> list[tuple[int, int]]:
+        page = {place[SEQ]: pending for place, pending in self._by_seq(state, first, PAGE)}
+        if self.before is not None:
+            page |= self.before.take(state.number, first, max(page) if len(page) == PAGE else SEQ_MAX)
+        return sorted(page.items())
 
     def pages(self, db: Any, ask: Ask = at_once) -> Iterator[tuple[bytes, bytes]]:
         """All rows. No cursor is open while the caller looks at one (rule X1)."""

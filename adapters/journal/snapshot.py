@@ -22,6 +22,7 @@ from ..core.table import Table
 from ..wal.segment import Segment
 from ..wal.survey import Kept, Needed
 from ..wal.ticket import Tail
+from .pending_before import PendingBefore
 
 if TYPE_CHECKING:
     from .index import Index
@@ -122,7 +123,8 @@ class WriteSnapshot(Change):
 class Start(NamedTuple):
     """What a snapshot says of one moment. It is copied under the store's lock; what takes longer follows in pages, each
     under the lock, with others in between (`take`): what they change by then the journal says as well, behind `tail`
-    and before the snapshot, and to be told it once more changes nothing (rule X2)."""
+    and before the snapshot, and to be told it once more changes nothing (rule X2). But for acks of topics' messages,
+    of which it says what was so at that moment (`pending_before`)."""
 
     tail: Tail
     """The index as it stands reflects all up to here."""
@@ -133,13 +135,15 @@ class Start(NamedTuple):
     subscriptions: list[SubscriptionState]
     leaving: list[Feed]
     last_number: int
+    before: PendingBefore
 
 
 def start(tail: Tail, kept: Iterable[Segment], index: Index, catalog: Catalog) -> Start:
-    """Called under the store's lock."""
+    """Called under the store's lock. From now on the index keeps what `take` needs, until `end`."""
     with_dead = [(segment, bytes(segment.dead or b"")) for segment in kept]
     first_dead = bytes(tail.segment.dead or b"")
-    return Start(tail, with_dead, first_dead, *index.there(), list(catalog.leaving), catalog.last_number)
+    index.rows.before = before = PendingBefore(tail.counter)
+    return Start(tail, with_dead, first_dead, *index.there(), list(catalog.leaving), catalog.last_number, before)
 
 
 def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot:
@@ -164,6 +168,11 @@ def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot
         removed=[feed.state.number for feed in begun.leaving if not feed.number],
         ended=[feed.number for feed in begun.leaving if feed.number],
     )
+
+
+def end(index: Index) -> None:
+    """Taken, or given up."""
+    index.rows.before = None
 
 
 def _subscription(subscriber: SubscriptionState) -> tuple[int, int, str, str, str | None, bool, int]:

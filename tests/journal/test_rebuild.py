@@ -20,7 +20,7 @@ from anabranch.adapters.messages import Message, Outgoing
 from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.destination import Destination
 
-from ..contract.disk import assert_whole
+from ..contract.disk import assert_whole, take
 from .disk import JournalDisk
 
 QUEUE, TOPIC, OTHER = (Destination.parse(name) for name in ("q", "topic://t", "topic://u"))
@@ -282,3 +282,83 @@ def test_a_retroactive_subscription_has_nothing_of_one_whose_end_was_interrupted
         (path / "index.mdb").unlink()
         assert image(disk.open(path)) == expected
         assert store.depth(ended.topic) == 0
+
+
+def rebuilt_as(disk: JournalDisk, store: JournalStore) -> None:
+    """Its index says the same once it is rebuilt."""
+    expected = image(store)
+    path = disk.copy(store)
+    (path / "index.mdb").unlink()
+    assert image(disk.open(path)) == expected
+
+
+def amid_reclaiming(store: JournalStore, *steps: Callable[[], object]) -> None:
+    """Reclaim; what is done then comes between the snapshot's beginning and its pages."""
+    applier = store.backend._applier
+    begin = applier._begin_snapshot
+
+    def begin_snapshot() -> Any:
+        begun = begin()
+        assert begun[1] is not None
+        left.extend(steps)
+        return begun
+
+    def ask(question: Callable[[], Any], real: Callable[..., Any] = store._engine.asked) -> Any:
+        found = real(question)
+        while left:
+            left.pop(0)()
+        return found
+
+    left: list[Callable[[], object]] = []
+    with patch.object(applier, "_begin_snapshot", begin_snapshot), patch.object(store._engine, "asked", ask):
+        assert store.reclaim()
+
+
+@pytest.fixture
+def acked_by_one(tmp_path: Path) -> Iterator[tuple[JournalDisk, JournalStore, Message]]:
+    """Nine messages of a topic with two subscriptions, of which one has acked the second, which the other holds; and a
+    segment that may go."""
+    with JournalDisk(tmp_path, segment_size=64 * 1024) as disk:
+        store = disk.create()
+        store.backend._applier.on_empty = lambda: None
+        for _ in range(3):
+            store.send(QUEUE, bytes(30_000))
+        for subscription in (SUBSCRIPTIONS[0], SUBSCRIPTIONS[2]):
+            store.subscribe(subscription)
+        store.send_many(TOPIC, [str(n).encode() for n in range(9)])
+        store.ack([take(store, TOPIC, 0, SUBSCRIPTIONS[2].key) for _ in range(2)][1:])
+        take(store, TOPIC, 0, SUBSCRIPTIONS[0].key)
+        held = take(store, TOPIC, 0, SUBSCRIPTIONS[0].key)
+        while (message := store.receive(QUEUE)) is not None:
+            message.ack()
+        yield disk, store, held
+
+
+def test_what_its_last_subscription_acks_amid_a_snapshot_comes_back_to_nobody(
+    acked_by_one: tuple[JournalDisk, JournalStore, Message],
+) -> None:
+    disk, store, held = acked_by_one
+    amid_reclaiming(store, held.ack)
+    rebuilt_as(disk, store)
+
+
+def test_what_is_acked_amid_a_snapshot_is_there_for_a_retroactive_subscription_before(
+    acked_by_one: tuple[JournalDisk, JournalStore, Message],
+) -> None:
+    disk, store, held = acked_by_one
+    amid_reclaiming(store, lambda: store.subscribe(SUBSCRIPTIONS[1], True), held.ack)
+    assert store.depth(TOPIC, SUBSCRIPTIONS[1].key) == 9
+    rebuilt_as(disk, store)
+
+
+def test_what_is_replayed_amid_a_snapshot_does_not_undo_what_was_acked_before(
+    acked_by_one: tuple[JournalDisk, JournalStore, Message],
+) -> None:
+    disk, store, held = acked_by_one
+
+    def recover() -> None:
+        with store._engine.lock:
+            store.backend._applier.recover()
+
+    amid_reclaiming(store, recover, held.ack, recover)
+    rebuilt_as(disk, store)
