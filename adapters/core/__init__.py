@@ -9,7 +9,8 @@ given, `sweep` of what expired or came too often.
 
 `states` are the destinations and subscriptions, `duplicates` the ids that were seen, `limits` how much more may come,
 `purging` what goes page by page, `transactions` those of one store and a store's part of larger ones. `nonpersistent`
-and `mixed_rows` are for messages that no backend sees. `records` and `headers` turn a message into bytes.
+and `mixed_rows` are for messages that no backend sees. `records` and `headers` turn a message into bytes. `statistics`
+tells how many there are, with those that are not applied yet (`pending_counts`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,8 +25,9 @@ from .changes import Ack, Change, Send, SendMany
 from .delivery import CLAIMED, LEAVING, Delivery, Feed, Taker
 from .mixed_rows import MixedRows
 from .nonpersistent import Nonpersistent
+from .pending_counts import Counted, PendingCounts
 from .plan import Plan, Sequencer
-from .states import Catalog, DestinationState, SubscriptionState
+from .states import Catalog, DestinationState
 from .tickets import Ticket
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,9 @@ _PLAIN: Final = _SENDS | {Ack}
 LET_PASS_TIMES: Final = 20
 LET_PASS_SECONDS: Final = 0.00005
 """How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
+COUNT_SECONDS: Final = 1.0
+"""So long who asks for a count waits for what is pending to be applied, where it cannot be told before."""
+COUNT_PAUSE: Final = 0.001
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
 
@@ -310,7 +314,10 @@ class Engine:
 
     def hand_over(self, feed: Feed) -> None:
         """With the lock held: give those who wait what there is for them. What is taken in once they stand in line
-        wakes them; what was taken in just before that woke nobody, and so is looked for again."""
+        wakes them; what was taken in just before that woke nobody, and so is looked for again. Likewise that the store
+        has failed: nobody who stands in line then would be told."""
+        if self.failed is not None:
+            self.ensure_usable()
         self.delivery.hand_over(feed, self.rows)
         if feed.takers and self.behind:
             self.drain()
@@ -464,50 +471,31 @@ class Engine:
             self.current()
             return question()
 
-    def counted(self, question: Callable[[], T]) -> T:
-        """The same for who asks for counts alone, and adds `pending_counts`: at once also while the backend holds the
-        lock since its disk hangs."""
+    def counted(self, question: Callable[[PendingCounts], T], of: Counted | None = None) -> T:
+        """The same for who asks for counts alone, and adds what is pending: at once also while the backend holds the
+        lock since its disk hangs. Where what is pending does not say how many messages of `of` there will be, that
+        takes COUNT_SECONDS, and is as of the last that was applied."""
+        until = time.monotonic() + COUNT_SECONDS
         while self.counts_stand and not self.unsubscribing:
             self.ensure_usable()
-            applied = self._applied
-            answer = question()
-            if self.counts_stand and self._applied == applied:
+            applied, pending = self._applied, self.pending_counts()
+            answer = question(pending)
+            if of in pending.unknown and time.monotonic() < until:
+                time.sleep(COUNT_PAUSE)
+            elif self.counts_stand and self._applied == applied:
                 return answer
-        return self.asked(question)
+        return self.asked(lambda: question(self.pending_counts()))
 
-    def pending_counts(self) -> Mapping[DestinationState | SubscriptionState, int]:
-        """How many messages more there will be once all is applied that has returned. Of a topic none is dead before:
-        whether all have acked it is not known."""
-        more: dict[DestinationState | SubscriptionState, int] = {}
+    def pending_counts(self) -> PendingCounts:
+        """Of what has returned and is not applied."""
+        counts = PendingCounts(self.catalog)
         for plan in dict.fromkeys((*self._new, *self._pending)):
             if plan.number > self._applied:
                 for change in plan.changes:
-                    self._count(change, more)
+                    counts.add(change)
                 for one in list(plan.volatile):
-                    self._count(one.change, more, one.change.state.subscriptions.values())
-        return more
-
-    def _count(
-        self,
-        change: Change,
-        more: dict[DestinationState | SubscriptionState, int],
-        subscribed: Iterable[SubscriptionState] = (),
-    ) -> None:
-        """`subscribed`: whom a message is for, if it does not say so."""
-        if type(change) is Send:
-            entitled = list(change.entitled or subscribed)
-            if entitled or not change.state.is_topic:
-                more[change.state] = more.get(change.state, 0) + 1
-                for subscriber in entitled:
-                    more[subscriber] = more.get(subscriber, 0) + 1
-        elif type(change) is SendMany:
-            more[change.state] = more.get(change.state, 0) + len(change)
-        elif type(change) is Ack:
-            acked: DestinationState | SubscriptionState | None = change.state
-            if change.state.is_topic:
-                acked = self.catalog.subscriptions.get(change.number)
-            if acked is not None:
-                more[acked] = more.get(acked, 0) - 1
+                    counts.add(one.change, one.change.state.subscriptions.values())
+        return counts
 
     def is_gone(self, feed: Feed) -> bool:
         """Whether its subscription has ended."""

@@ -6,11 +6,9 @@ from ...policies.destination import Destination
 from ...policies.errors import StoreFailedError
 from ..store_types import Counts, StoreStats, SubscriptionKey
 from .engine import Engine
+from .pending_counts import Counted, PendingCounts
 from .receiving import Receiving
-from .states import DestinationState, SubscriptionState
-
-Counted = DestinationState | SubscriptionState
-"""What messages are counted for."""
+from .states import SubscriptionState
 
 
 class Statistics:
@@ -22,24 +20,23 @@ class Statistics:
     def depth(self, destination: Destination, key: SubscriptionKey | None) -> int:
         """As Store.depth."""
         state = self._state(destination, key)
-        return self._engine.counted(lambda: self._count(state) if state is not None else 0)
+        return self._engine.counted(lambda pending: pending.of(state) if state is not None else 0, state)
 
     def counts(self, destination: Destination, key: SubscriptionKey | None) -> Counts:
         """As Store.counts."""
         state = self._state(destination, key)
-        return self._engine.counted(lambda: self._counts(state) if state is not None else Counts(0, 0))
+        return self._engine.counted(
+            lambda pending: self._counts(state, pending) if state is not None else Counts(0, 0), state
+        )
 
     def _state(self, destination: Destination, key: SubscriptionKey | None) -> Counted | None:
         if key is not None:
             return self._receiving.subscription(destination, key)
         return self._engine.catalog.destinations.get(destination)
 
-    def _count(self, state: Counted) -> int:
-        return state.total + self._engine.pending_counts().get(state, 0)
-
-    def _counts(self, state: Counted) -> Counts:
+    def _counts(self, state: Counted, pending: PendingCounts) -> Counts:
         feeds = (state.feed,) if isinstance(state, SubscriptionState) else state.feeds()
-        held, leased = self._count(state), sum(len(feed.held) for feed in feeds)
+        held, leased = pending.of(state), sum(len(feed.held) for feed in feeds)
         return Counts(max(held - leased, 0), leased)
 
     def of_store(self) -> StoreStats:
@@ -51,12 +48,11 @@ class Statistics:
             except StoreFailedError:
                 pass  # it has just failed
         with engine.lock:
-            return self._of_store()
+            return self._of_store(engine.pending_counts())
 
-    def _of_store(self) -> StoreStats:
+    def _of_store(self, pending: PendingCounts) -> StoreStats:
         engine = self._engine
-        more = engine.pending_counts()
-        counts = {state: state.total + more.get(state, 0) for state in engine.catalog.declared()}
+        counts = {state: pending.of(state) for state in engine.catalog.declared()}
         backend = engine.backend.stats()
         volatile = engine.nonpersistent
         return StoreStats(
@@ -76,7 +72,7 @@ class Statistics:
             live_percent=backend.live_percent,
             failed=str(engine.failed) if engine.failed is not None else None,
             subscriptions={
-                subscriber.subscription: subscriber.total + more.get(subscriber, 0)
+                subscriber.subscription: pending.of(subscriber)
                 for state in counts
                 for subscriber in state.subscriptions.values()
             },

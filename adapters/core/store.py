@@ -598,7 +598,9 @@ class Store:
     def destinations(self) -> Sequence[Destination]:
         """Those known to the store, also empty ones."""
         catalog = self._engine.catalog
-        return self._engine.counted(lambda: [state.destination for state in catalog.declared()])
+        return self._engine.counted(
+            lambda pending: [state.destination for state in catalog.declared() if state not in pending.removed]
+        )
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         """Messages held, leased ones included; those that a subscription has yet to ack."""

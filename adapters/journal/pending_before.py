@@ -23,7 +23,7 @@ class PendingBefore:
             self._bits.setdefault(topic, {}).setdefault(seq, bits)
 
     def take(self, topic: int, first: int, last: int) -> dict[int, int]:
-        """The bits of those between two seqs, by seq. Who asks goes on behind `last`: what is before it is forgotten."""
+        """The bits of those between two seqs, by seq. Who asks goes on behind `last`: the rest is forgotten."""
         kept = self._bits.get(topic, {})
         self._bits[topic] = {seq: bits for seq, bits in kept.items() if seq > last}
         return {seq: bits for seq, bits in kept.items() if first <= seq <= last}

@@ -13,7 +13,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import get_ident
 from typing import Any, Final
 
@@ -139,6 +139,12 @@ class GroupCommit(ABC):
             self._look_whether_gathered()
         return ticket
 
+    def submit_first(self, ticket: Ticket) -> None:
+        """Before all that are queued: those wait for what it does."""
+        self._require_usable()
+        with self._lead:
+            self._unsynced_queue.appendleft(ticket)
+
     def _require_usable(self) -> None:
         """Refuse before anything is queued, so that what is refused has taken no effect."""
         self.ensure_usable()
@@ -184,6 +190,16 @@ class GroupCommit(ABC):
             self.wait(ticket)
 
     # Waiting: lead or follow
+
+    @contextlib.contextmanager
+    def leading(self) -> Iterator[None]:
+        """Nobody else leads meanwhile. What is queued by then is led by another afterwards."""
+        try:
+            with self._lead:
+                yield
+        finally:
+            if self._has_work():
+                self._hand_on()
 
     def wait(self, ticket: Ticket) -> list[Any]:
         """Until the ticket is done; returns its outcomes. Raises StoreFullError if nothing was written for want of
@@ -233,7 +249,7 @@ class GroupCommit(ABC):
                     self._lead_once()
                 if self._starved:
                     self._relieve()
-        except (KeyboardInterrupt, SystemExit):
+        except BaseException:
             shared().schedule(0, self._lead_queued)  # as in `wait`
             raise
 

@@ -88,8 +88,8 @@ class Reclaimer:
         with disk_errors(f"{self._log.name}: no segment can be released"):
             names = self._log.files.names()
         ticket = Ticket(self._content(payload), f.RECORD_HEADER.size + len(payload), sync=True)
-        ticket.unsynced = True  # it goes before those that may be waiting for what it frees; with `sync` it is synced
-        self._log.submit(ticket)
+        ticket.unsynced = True  # with `sync` it is synced
+        self._log.submit_first(ticket)  # others may be waiting for what it frees
         self._log.wait(ticket)
         self._forget({segment.number for segment in free})
         segments = [(segment.number, segment.capacity) for segment in free]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from anabranch.adapters.core.backend import ReadError
 from anabranch.adapters.core.receiving import PAGE
-from anabranch.policies.errors import CorruptionError
+from anabranch.policies.errors import CorruptionError, StoreFailedError
 
-from ..contract.disk import A, drain, take
+from ..contract.disk import A, Parallel, drain, take
 from .made import memory, onefile
 
 
@@ -71,3 +71,20 @@ def test_what_was_purged_after_it_was_fetched_is_not_received() -> None:
         assert store.receive(A) is None
         one.release()
         assert drain(store) == [b"1"]
+
+
+def test_who_gets_in_line_as_the_store_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever told those that waited has not seen it yet."""
+    with memory() as disk:
+        store = disk.create()
+        catalog = store._engine.catalog
+        store.send(A, b"1")
+        take(store).ack()
+
+        def fail(state: Any, real: Callable[[Any], Any] = catalog.current) -> Any:
+            store._engine.fail(StoreFailedError("the disk is gone"))
+            return real(state)
+
+        monkeypatch.setattr(catalog, "current", fail)  # which is asked just before
+        with Parallel(lambda: store.receive(A, None)) as receiving, pytest.raises(StoreFailedError, match="disk"):
+            receiving.result()

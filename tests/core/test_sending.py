@@ -147,7 +147,7 @@ def test_many_of_which_nobody_has_looked_are_counted() -> None:
         store = disk.create()
         many = MANY[: APPLY_AT - 2]
         store.send_many(A, many)
-        assert store._engine.pending_counts() == {store._engine.catalog.destinations[A]: len(many)}
+        assert store._engine.pending_counts().more == {store._engine.catalog.destinations[A]: len(many)}
         assert store._engine.pending_changes == len(many) + 1  # with what declares the queue
         assert store.depth(A) == len(many)
 

@@ -193,7 +193,7 @@ def worked_and_marked(directory: Path, kill: bool) -> None:
         assert decisions is not None
         for log in (*logs, decisions):
             eventually(lambda log=log: log._marked_lsn == log.tail.lsn)  # type: ignore[misc]
-            with log._lead:  # nor is the mark's second place being written
+            with log.leading():  # nor is the mark's second place being written
                 pass
         if kill:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -19,6 +19,7 @@ import anabranch
 from anabranch.adapters.core import purging
 from anabranch.policies.durability import Sync
 
+from ..contract.disk import PATIENCE
 from .ledger import body_of, contents, identity_of, violations
 from .test_full_disk import fill_up
 
@@ -337,13 +338,13 @@ def test_sends_are_refused_and_acks_are_not_where_they_come_together(disk: Path)
         store = messages[0]._store
         log = store.backend._log
         for start in range(0, 200, 10):
-            with log._lead:  # so that they share a batch
+            with log.leading():  # so that they share a batch
                 acks = [store.ack_nowait([message]) for message in messages[start : start + 10]]
                 sends = [store.send_nowait(queue.destination, body_of("never.0", 30_000)) for _ in range(3)]
             for done in acks:
-                done.result()
+                done.result(PATIENCE)
             for refused in sends:
-                assert isinstance(refused.exception(), anabranch.StoreFullError)
+                assert isinstance(refused.exception(PATIENCE), anabranch.StoreFullError)
         assert contents(router) == {"q": sent[200:]}
 
 

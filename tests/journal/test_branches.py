@@ -123,7 +123,7 @@ class TestSyncs:
 
     def test_branches_that_wait_together_share_a_sync(self, disk: JournalDisk) -> None:
         store = quiet(disk.create())
-        with store.backend._log._lead:
+        with store.backend._log.leading():
             steps = [store.prepare(transaction(n), [store.store_id], to(A, b"x"), [], True) for n in range(10)]
         before = store.stats().syncs
         for step in steps:
@@ -547,7 +547,7 @@ class TestInterleavings:
         earlier = store.send_nowait(A, b"earlier")
         name = prepare(store, 1, to(A, b"of the branch"))
         assert earlier.done() or earlier.result(PATIENCE)
-        with store.backend._log._lead:
+        with store.backend._log.leading():
             later = store.send_nowait(A, b"later")
             step = store.commit_prepared(name)
         step.wait()
@@ -559,7 +559,7 @@ class TestInterleavings:
         store = disk.create()
         store.send(A, b"1")
         name = prepare(store, 1, to(B, b"b"), [claim(store)])
-        with store.backend._log._lead:
+        with store.backend._log.leading():
             steps = [store.commit_prepared(name), store.rollback_prepared(name)]
         for step in steps:
             step.wait()

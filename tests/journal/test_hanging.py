@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.adapters.core import engine
+from anabranch.adapters.core.changes import AckRange
+from anabranch.adapters.core.pending_counts import PendingCounts
 from anabranch.adapters.store_types import Counts, Subscription
 
 from ..contract.disk import PATIENCE, A, B, Parallel, T, assert_whole, take
@@ -44,6 +47,7 @@ def test_counts_and_statistics_are_told_while_a_checkpoint_hangs(
     disk: JournalDisk, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """With all that has returned, before the checkpoint or since."""
+    monkeypatch.setattr(engine, "COUNT_SECONDS", 0.0)  # of a topic it is not known who else has yet to ack
     store = disk.create()
     for subscription in (DESK, BOOK):
         store.subscribe(subscription)
@@ -97,3 +101,33 @@ def test_what_is_just_being_applied_is_counted_once(disk: JournalDisk, monkeypat
         assert store.depth(A) == total
         assert set(told) <= {9, 18}
         assert not told or max(told) <= total
+
+
+@pytest.mark.parametrize("patience", [0.0, PATIENCE])
+def test_who_counts_what_many_acks_at_once_leave_waits_for_it(
+    disk: JournalDisk, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """For a while: then it is told what was so before them."""
+    monkeypatch.setattr(engine, "COUNT_SECONDS", patience)
+    store = disk.create()
+    store.send_many(A, [b"x"] * 10)
+    state = store._engine.catalog.destinations[A]
+    hang = Hang()
+    index = store.backend._index
+    monkeypatch.setattr(index, "commit_partial", hang.around(index.commit_partial))
+
+    def counts(real: Callable[[], PendingCounts] = store._engine.pending_counts) -> PendingCounts:
+        if patience:
+            hang.over.set()
+        return real()
+
+    with Parallel(store.checkpoint) as checkpoint:
+        assert hang.begun.wait(PATIENCE)
+        store._sending.write([AckRange(state, 0, 100, 0)])
+        monkeypatch.setattr(store._engine, "pending_counts", counts)
+        assert store.depth(A) == (0 if patience else 10)
+        assert store.stats().destinations == {A: 0 if patience else 10}
+        hang.over.set()
+        checkpoint.result()
+    assert store.depth(A) == 0
+    assert_whole(store)

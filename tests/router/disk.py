@@ -123,13 +123,13 @@ def crashed(router: anabranch.Router, copy: Path) -> Path:
     with ExitStack() as stack:
         for store in router.registry.open_stores():
             assert isinstance(store, JournalStore)
-            for lock in (store.backend._reclaimer._lock, store.backend._log._lead, store._engine.lock):
+            for lock in (store.backend._reclaimer._lock, store.backend._log.leading(), store._engine.lock):
                 stack.enter_context(lock)
         decisions = router.coordinator.log
         if decisions._reclaimer is not None:
             stack.enter_context(decisions._reclaimer._lock)
         if decisions._log is not None:
-            stack.enter_context(decisions._log._lead)
+            stack.enter_context(decisions._log.leading())
         return copied(router, copy)
 
 

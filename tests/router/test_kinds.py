@@ -86,7 +86,7 @@ class World:
         with ExitStack() as stack:
             for store in router.registry.open_stores():
                 if isinstance(store, JournalStore):
-                    for lock in (store.backend._reclaimer._lock, store.backend._log._lead, store._engine.lock):
+                    for lock in (store.backend._reclaimer._lock, store.backend._log.leading(), store._engine.lock):
                         stack.enter_context(lock)
                 elif isinstance(store, SqlStore):
                     stack.enter_context(lead_of(store))
@@ -94,7 +94,7 @@ class World:
             if decisions._reclaimer is not None:
                 stack.enter_context(decisions._reclaimer._lock)
             if decisions._log is not None:
-                stack.enter_context(decisions._log._lead)
+                stack.enter_context(decisions._log.leading())
             copied(router, directory)
             for name, prefix in tables.items():
                 assert self._sets is not None

@@ -72,7 +72,7 @@ def opened(path: Path, **options: Any) -> Opened:
 
 def killed(one: Opened, copy: Path) -> Path:
     """What a kill of the process would leave now: the page cache outlives it, so a copy shows it all."""
-    with one.log._lead:
+    with one.log.leading():
         shutil.copytree(one.log.files.directory, copy, ignore=shutil.ignore_patterns("*.tmp"))
     return copy
 
