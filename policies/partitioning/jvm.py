@@ -34,6 +34,8 @@ _ASKED_TIMEOUT_S: Final = 5
 _QUOTED_BYTES: Final = 8000
 _QUOTED_LINES: Final = 6
 _FRAME: Final = re.compile(r"\s+at |\s+\.\.\. \d+ more")
+_started = False
+"""Whether this process has begun to start one."""
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 
 
@@ -44,6 +46,8 @@ def gateway(configuration: Mapping[str, object]) -> Iterator[None]:
     After the block it lives until this process exits. `configuration`: what has to be on Spark's command line, such as
     the driver's memory. Raises MissingExtraError where it does not start.
     """
+    global _started
+    _started = True
     said = tempfile.TemporaryFile()  # noqa: SIM115  the JVM writes to it as long as it lives
     with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as directory:
         process = _start(configuration, directory / "gateway", said)
@@ -63,20 +67,25 @@ def gateway(configuration: Mapping[str, object]) -> Iterator[None]:
 
 @contextmanager
 def quiet_py4j() -> Iterator[None]:
-    """Keeps from the log the tracebacks that Py4J writes when Ctrl-C meets a call; the exceptions go through."""
+    """Keeps from the log the tracebacks that Py4J writes when Ctrl-C meets a call; the exceptions go through.
 
-    def of_ours(record: logging.LogRecord) -> bool:
-        return not str(record.msg).endswith("while sending command.")
-
+    For good where the JVM is ours: what is left of such a call may be collected at any time until the process ends, and
+    tells the JVM so.
+    """
     root, py4j = logging.getLogger(), logging.getLogger("py4j")
     propagated = py4j.propagate
-    root.addFilter(of_ours)
+    root.addFilter(_is_not_of_py4j)
     py4j.propagate = False
     try:
         yield
     finally:
-        root.removeFilter(of_ours)
-        py4j.propagate = propagated
+        if not _started:
+            root.removeFilter(_is_not_of_py4j)
+            py4j.propagate = propagated
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return not str(record.msg).endswith("while sending command.")
 
 
 def _start(configuration: Mapping[str, object], path: Path, said: IO[bytes]) -> subprocess.Popen[bytes]:
