@@ -10,10 +10,11 @@ from anabranch_onefile.backend import OneFileBackend, OneFileOptions
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.plan import Plan
-from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, StoreFullError
+from anabranch.adapters.core.writers import Threaded
+from anabranch.policies.errors import ClosedError, OutcomeUnknownError, StoreFailedError, StoreFullError
 
 from ..contract.disk import A, B, bodies, take
-from .made import onefile
+from .made import onefile, ticket_of
 
 
 class Refusing(OneFileBackend):
@@ -106,3 +107,16 @@ def test_who_queues_more_keeps_his_order() -> None:
             future.result(60)
         assert bodies(store) == [str(n).encode() for n in range(60) if n % 3]
         assert store.stats().batches < 60
+
+
+def test_what_is_queued_as_the_store_closes_is_refused(store: RefusingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the writer's thread too, whoever comes to it first: taken out by both, a ticket would never be done."""
+    writer = store._writer
+    assert isinstance(writer, Threaded)
+    store.close()
+    monkeypatch.setattr(store.backend, "write", lambda plan: pytest.fail("written after the end"))
+    tickets = [ticket_of(), ticket_of()]
+    writer._queue.extend(tickets)
+    assert not writer.step()
+    assert [type(ticket.error) for ticket in tickets] == [ClosedError, ClosedError]
+    assert [ticket.done for ticket in tickets] == [True, True]
