@@ -220,10 +220,13 @@ class Background:
             for future, result, error in self._outcomes.get():
                 if future.done():
                     continue  # a leader that made up for an interrupted one says it again
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
+                try:
+                    if error is None:
+                        future.set_result(result)
+                    else:
+                        future.set_exception(error)
+                except BaseException:  # of a callback; one that is an Exception the future has logged
+                    log.exception("a callback of a future failed: %r", future)
 
 
 class _Pool:
@@ -343,9 +346,11 @@ def _started(name: str, target: Callable[[], None]) -> threading.Thread:
 
 
 def _run(job: Job) -> None:
+    """Whatever it raises, its thread goes on: a SystemExit, say, or the CancelledError of a future's callback. A thread
+    that ended would be counted still, and never be replaced."""
     try:
         job()
-    except Exception:
+    except BaseException:
         log.exception("a background job failed: %r", job)
 
 

@@ -121,7 +121,7 @@ class Listener(Taker):
         if self._on_end is not None:
             try:
                 self._on_end(error)
-            except Exception:
+            except BaseException:
                 log.exception("who listens to %s raised an error when told of the end", self._feed.state.destination)
 
     def _next(self) -> Lease | None:
@@ -170,7 +170,7 @@ class Listener(Taker):
             self.lease = None
         try:
             self._on_message(message)
-        except Exception:
+        except BaseException:  # SystemExit too: who is at work here looks once more for all who were told so
             log.exception("who listens to %s raised an error; its message is free again", self._feed.state.destination)
             self._receiving.release(message)
         finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from asyncio import CancelledError
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
@@ -103,16 +105,33 @@ def test_threads_that_are_not_needed_any_more_end(
     assert done.wait(SOON)
 
 
-def test_a_job_that_raises_ends_nothing(shared: Background) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+@pytest.mark.parametrize("how", ["schedule", "lead"])
+def test_a_job_that_raises_ends_nothing(shared: Background, how: str, error: type[BaseException]) -> None:
+    """Not its thread, which nothing would replace: each would leave one less, and at last nothing would run."""
 
+    def fail() -> None:
+        raise error
+
+    call = shared.lead if how == "lead" else lambda job: shared.schedule(0, job)
     done = threading.Event()
-    for _ in range(WORKERS + 1):
-        shared.schedule(0, fail)
-    shared.schedule(0, done.set)
+    for _ in range(max(WORKERS, LEADERS) + 1):
+        call(fail)
+    call(done.set)
     assert done.wait(SOON)
     eventually(lambda: not shared._running)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, CancelledError])
+def test_a_callback_that_raises_keeps_no_future_from_its_result(shared: Background, error: type[BaseException]) -> None:
+    def fail(_: Future[int]) -> None:
+        raise error
+
+    first: Future[int] = Future()
+    first.add_done_callback(fail)
+    shared.resolve([(first, 1, None)])
+    assert shared.call(lambda: 2).result(SOON) == 2
+    assert first.result(0) == 1
 
 
 class TestForEach:

@@ -39,14 +39,15 @@ def test_as_many_as_were_asked_for_and_in_order() -> None:
         assert heard.empty()
 
 
-def test_what_a_callback_does_not_take_is_free_again() -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_what_a_callback_does_not_take_is_free_again(error: type[BaseException]) -> None:
     with onefile() as disk:
         store = disk.create()
         heard: SimpleQueue[bytes] = SimpleQueue()
 
         def fail(message: Message) -> None:
             heard.put(message.body)
-            raise ValueError("no")
+            raise error("no")
 
         listener = store.listen(A, fail)
         store.send(A, b"1")
@@ -55,6 +56,25 @@ def test_what_a_callback_does_not_take_is_free_again() -> None:
         assert message is not None
         message.ack()
         eventually(lambda: not listener.close())  # its callback may be about to return
+
+
+def test_a_callback_that_raises_ends_no_listener() -> None:
+    """Whatever it raises, and though more has come meanwhile."""
+    with onefile() as disk:
+        store = disk.create()
+        heard: SimpleQueue[bytes] = SimpleQueue()
+
+        def fail(message: Message) -> None:
+            heard.put(message.body)
+            message.ack()
+            if message.body == b"1":
+                store.send(A, b"2")
+            raise SystemExit
+
+        listener = store.listen(A, fail, credit=2)
+        store.send(A, b"1")
+        assert [heard.get(timeout=PATIENCE) for _ in range(2)] == [b"1", b"2"]
+        eventually(lambda: not listener.close())
 
 
 def test_a_listener_ends_with_its_store() -> None:
