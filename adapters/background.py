@@ -339,6 +339,50 @@ class _Walk(Generic[T, R]):
         return outcomes
 
 
+class _Run:
+    """One run of a `CoalescedJob`. `__self__`, as that of a bound method, is what no other run is at work for."""
+
+    __slots__ = ("__self__", "begun")
+
+    def __init__(self, method: weakref.WeakMethod[Job], begun: bool) -> None:
+        self.__self__, self.begun = method, begun
+
+    def __call__(self) -> None:
+        if not self.begun:  # else it was scheduled twice
+            self.begun = True  # first: who asks from now on may be too late for this run
+            method = self.__self__()
+            if method is not None:
+                method()
+
+
+class CoalescedJob:
+    """A method that runs once, however often it was scheduled before it begins; scheduled while it runs, it runs again
+    after that. It is skipped if nobody holds its object any more by then, as in `schedule_while_alive`. Threads: all.
+
+    A run says itself that it has begun, and is `last` only once it is scheduled. So an error or Ctrl-C, wherever it
+    strikes, leaves none due that never comes; at worst one comes twice.
+    """
+
+    __slots__ = ("_method", "last")
+
+    def __init__(self, method: Job, never: bool = False) -> None:
+        """With `never` it is as if it were always scheduled already."""
+        self._method = weakref.WeakMethod(method)
+        self.last = _Run(self._method, begun=not never)
+        """Where it has not begun there is no need to schedule another: for who asks often."""
+
+    def schedule(self, delay: float) -> None:
+        """Run it once `delay` seconds have passed, or earlier if it is scheduled already."""
+        if self.last.begun:
+            run = _Run(self._method, begun=False)
+            try:
+                shared().schedule(delay, run)
+            except BaseException:  # what was asked for happens all the same
+                shared().schedule(delay, run)
+                raise
+            self.last = run
+
+
 def _started(name: str, target: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=target, name=f"anabranch-{name}", daemon=True)
     thread.start()

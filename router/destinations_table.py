@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from ..adapters.background import shared
+from ..adapters.background import CoalescedJob
 from ..adapters.files import FILE_MODE, FULL, refused
 from ..adapters.record_file import DamagedError, RecordFile
 from ..policies.destination import Destination, Kind
@@ -114,7 +114,7 @@ class DestinationsTable:
         self._leaving: dict[bytes | Destination, None] = {}
         """Ids of stores and destinations that are in no table any more, and in the file still: those that `_gone` finds
         among them, for one that is just leaving, or was recorded again meanwhile, is in a table."""
-        self._flush_due = False
+        self._flush_job = CoalescedJob(self._flush_in_background)
 
     def open(self) -> None:
         """Read all rows. Raises CorruptionError, and PlacementError for a record of another version."""
@@ -194,9 +194,7 @@ class DestinationsTable:
         if gone in self.stores or gone in self.destinations:
             self._leaving[gone] = None  # first: Ctrl-C may come between
             self._remove(gone)
-            if not self._flush_due:
-                shared().schedule_while_alive(FLUSH_SECONDS, self._flush_in_background)
-                self._flush_due = True  # not before: Ctrl-C between the two would leave it due for ever
+            self._flush_job.schedule(FLUSH_SECONDS)
 
     def flush(self) -> None:
         """The file is without the rows that are gone, on return."""
@@ -204,7 +202,6 @@ class DestinationsTable:
             self._commit(Changes())
 
     def _flush_in_background(self) -> None:
-        self._flush_due = False
         try:
             self.flush()
         except (AnabranchError, OSError) as error:

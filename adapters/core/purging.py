@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Final
 
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError
-from ..background import shared
+from ..background import CoalescedJob
 from ..store_types import SubscriptionKey
 from .changes import AckRange, Change
 from .delivery import Feed, claimed
@@ -50,9 +49,8 @@ class Removal:
 
     def __init__(self, engine: Engine, sending: Sending, receiving: Receiving) -> None:
         self._engine, self._sending, self._receiving = engine, sending, receiving
-        drop_later = weakref.WeakMethod(self._drop_later)  # nothing that works for the engine keeps the store alive
-        engine.on_leaving = lambda: (call := drop_later()) and call()
-        self._drop_due = False
+        self._drop_job = drop_job = CoalescedJob(self._drop_in_background)
+        engine.on_leaving = lambda: drop_job.schedule(DROP_SECONDS)  # which does not keep the store alive
         self._dropping = threading.RLock()  # a signal handler may come back to it in the same thread
         """Held for each write by who removes what something has left behind: two would do it twice."""
 
@@ -140,23 +138,13 @@ class Removal:
             write([AckRange(feed.state, first, SEQ_MAX if last is None else last, feed.number)])
         return None if last is None else last + 1
 
-    def _drop_later(self) -> None:
-        if not self._drop_due:
-            try:
-                self._drop_due = True
-                shared().schedule_while_alive(DROP_SECONDS, self._drop_in_background)
-            except BaseException:
-                self._drop_due = False
-                raise
-
     def _drop_in_background(self) -> None:
-        self._drop_due = False
         try:
             self.drop_all()
         except AnabranchError as error:
             log.debug("store %s: nothing more is removed now: %s", self._engine.name, error)
             if not self._engine.closed and self._engine.failed is None:
-                self._drop_later()
+                self._drop_job.schedule(DROP_SECONDS)
 
 
 def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write: Write) -> tuple[int, int]:

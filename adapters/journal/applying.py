@@ -13,7 +13,7 @@ import lmdb
 
 from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
-from ..background import shared
+from ..background import CoalescedJob
 from ..core.changes import Change
 from ..core.engine import Engine
 from ..core.plan import Plan
@@ -67,7 +67,8 @@ class Applier:
         """Called when a sealed segment has lost its last live message."""
         self._applied: Applied
         self._snapshot_at: Callable[[], tuple[int, int]]
-        self._checkpoint_due = self._checkpoint_soon = False
+        self._checkpoint_in_time = CoalescedJob(self._background_checkpoint)
+        self._checkpoint_soon = CoalescedJob(self._background_checkpoint)
         self._full_until = 0.0
         self._measured: SegmentTable | None = None
         self._dead_bytes = 0
@@ -115,23 +116,13 @@ class Applier:
         if operations >= self._options.checkpoint_operations and time.monotonic() >= self._full_until:
             if operations >= 4 * self._options.checkpoint_operations:
                 self._checkpoint_late()
-            elif not self._checkpoint_soon:
-                try:
-                    self._checkpoint_soon = True
-                    shared().schedule(0, self._background_checkpoint)
-                except BaseException:
-                    self._checkpoint_soon = False
-                    raise
-        elif operations and not self._checkpoint_due:
-            try:
-                self._checkpoint_due = True
-                shared().schedule_while_alive(self._options.checkpoint_interval, self._background_checkpoint)
-            except BaseException:
-                self._checkpoint_due = False
-                raise
+            else:
+                self._checkpoint_soon.schedule(0)
+        elif operations and self._checkpoint_in_time.last.begun:
+            self._checkpoint_in_time.schedule(self._options.checkpoint_interval)
         if index.emptied:
-            index.emptied = False
             self.on_empty()
+            index.emptied = False  # last: Ctrl-C may strike before it has been told
 
     def recover(self) -> int:
         """Undo a change that was interrupted half way: go back to the checkpoint and replay. Returns the number of the
@@ -165,7 +156,6 @@ class Applier:
     # Checkpoints
 
     def _background_checkpoint(self) -> None:
-        self._checkpoint_due = self._checkpoint_soon = False
         try:
             self.checkpoint()
         except AnabranchError as error:

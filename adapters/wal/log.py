@@ -16,7 +16,7 @@ from typing import Final
 from ...policies.durability import Sync
 from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError, StoreFailedError
 from .. import locking
-from ..background import shared
+from ..background import CoalescedJob
 from ..files import FULL, refused, write_small
 from . import format as f
 from .files import SegmentFiles
@@ -52,7 +52,8 @@ class Log(GroupCommit):
         self._in_flight: WriteBatch | None = None
         self._marked_lsn = 0
         self._last_write = 0.0
-        self._idle_due = False
+        # Under `never` there is never anything to do.
+        self._idle_job = CoalescedJob(self._idle, never=options.sync is Sync.NEVER)
         self._ended = True
         self.releases = 0
         """How often segments were released since it was made."""
@@ -293,7 +294,7 @@ class Log(GroupCommit):
         syncer, began = self._syncer, monotonic()
         if batch.data:
             self.batches += 1
-            if syncer.dirty_since is None and not self._idle_due:
+            if syncer.dirty_since is None and self._idle_job.last.begun:
                 self._schedule_idle()
             syncer.write_through(batch.data, batch.offset, batch.tail)
             self._last_write = ended = monotonic()
@@ -311,7 +312,7 @@ class Log(GroupCommit):
             self._last_write = monotonic()
             if syncer.dirty_since is None:
                 syncer.dirty_since = self._last_write
-            if not self._idle_due:  # asked for each write: Ctrl-C may have struck between the two
+            if self._idle_job.last.begun:  # asked for each write: Ctrl-C may have struck between the two
                 self._schedule_idle()
         if self._periodic and self._overdue():
             began = monotonic()
@@ -369,20 +370,10 @@ class Log(GroupCommit):
             self._leader = 0
 
     def _schedule_idle(self) -> None:
-        if not self._idle_due:
-            delay = self.options.sync_interval if self._periodic else IDLE_SECONDS
-            try:
-                self._idle_due = True
-                shared().schedule_while_alive(delay, self._idle)
-            except BaseException:
-                self._idle_due = False
-                raise
+        self._idle_job.schedule(self.options.sync_interval if self._periodic else IDLE_SECONDS)
 
     def _idle(self) -> None:
         """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
-        if self.options.sync is Sync.NEVER:
-            return  # it stays due: there is never anything to do
-        self._idle_due = False
         if self._closed or self.failed is not None:
             return
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import get_ident
 
 from ...policies.errors import AnabranchError
-from ..background import shared
+from ..background import CoalescedJob
 from ..files import disk_errors
 from . import format as f
 from .log import Log
@@ -36,21 +36,14 @@ class Reclaimer:
         of the log. `archive`: where they are moved to instead of being used again or deleted."""
         self._log, self._snapshot, self._content, self._forget, self._archive = wal, snapshot, content, forget, archive
         self._lock = threading.RLock()  # one reclaiming at a time
-        self._due = False
+        self._job = CoalescedJob(self._run_in_background)
         wal.relief = self.run
 
     def notice(self) -> None:
         """A segment may have become free."""
-        if not self._due:
-            try:
-                self._due = True
-                shared().schedule(0, self._run_in_background)
-            except BaseException:
-                self._due = False
-                raise
+        self._job.schedule(0)
 
     def _run_in_background(self) -> None:
-        self._due = False
         try:
             if not self._log.forked:
                 self.run()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from ...adapters.background import shared
+from ...adapters.background import CoalescedJob, shared
 from ...adapters.core import Store
 from ...policies.errors import AnabranchError, PlacementError
 from ..decision_log import DecisionLog
@@ -31,8 +31,7 @@ and no close: its own are forgotten later."""
 
 
 class DecisionCleanup:
-    """Threads: all. `_lock` guards `_count`, `_due` and what is durable; `busy` is held while decisions are being
-    forgotten."""
+    """Threads: all. `_lock` guards `_count` and what is durable; `busy` is held while decisions are being forgotten."""
 
     def __init__(self, decisions: DecisionLog, registry: StoreRegistry, table: TransactionTable) -> None:
         self._log, self._registry, self._table = decisions, registry, table
@@ -44,7 +43,7 @@ class DecisionCleanup:
 
     def clear(self) -> None:
         """The router is opened."""
-        self._due = False
+        self._job = CoalescedJob(self._run_in_background)
         self._count = 0
         """How many are done since it last came round."""
 
@@ -52,24 +51,19 @@ class DecisionCleanup:
         """One more transaction is done: its decision is forgotten soon."""
         with self._lock:
             self._count += 1
-            now = self._count == FORGET_MAX
-            if now or not self._due:
-                shared().schedule_while_alive(0 if now else FORGET_SECONDS, self._run_in_background)
-                self._due = True  # not before: Ctrl-C between the two would leave it due for ever
+            if self._count == FORGET_MAX:
+                shared().schedule_while_alive(0, self._run_in_background)
+        self._job.schedule(FORGET_SECONDS)
 
     def _run_in_background(self) -> None:
-        with self._lock:
-            self._due = False
         if self._table.closed:
             return
         try:
             self.run()
         except AnabranchError as error:
             log.debug("decisions are kept: %s", error)
-        with self._lock:
-            if not self._due and self._done():
-                shared().schedule_while_alive(FORGET_SECONDS, self._run_in_background)
-                self._due = True
+        if self._job.last.begun and self._done():
+            self._job.schedule(FORGET_SECONDS)
 
     def _done(self) -> list[GlobalTransaction]:
         return [done for done in self._table.all() if done.state is DONE and not done.by_hand]

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import pytest
 
 from anabranch.adapters import background
-from anabranch.adapters.background import LEADERS, WORKERS, Background
+from anabranch.adapters.background import LEADERS, WORKERS, Background, CoalescedJob, Job
 
 from ..contract.disk import Parallel, eventually
 
@@ -132,6 +132,126 @@ def test_a_callback_that_raises_keeps_no_future_from_its_result(shared: Backgrou
     shared.resolve([(first, 1, None)])
     assert shared.call(lambda: 2).result(SOON) == 2
     assert first.result(0) == 1
+
+
+class Counter:
+    """Counts how often it ran, and waits each time until it may go on."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+        self.runs = self.at_once = self.most = 0
+
+    def run(self) -> None:
+        self.runs += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        self.began.release()
+        assert self.may_end.acquire(timeout=SOON)
+        self.at_once -= 1
+
+
+class Struck(Background):
+    """What is scheduled is struck, by Ctrl-C or for want of memory, just before it counts or just after."""
+
+    def __init__(self, strikes: list[str]) -> None:
+        super().__init__()
+        self.strikes = strikes
+
+    def schedule(self, delay: float, job: Job) -> None:
+        strike = self.strikes.pop(0) if self.strikes else ""
+        if strike != "before":
+            super().schedule(delay, job)
+        if strike:
+            raise KeyboardInterrupt
+
+
+class TestCoalescedJob:
+    @pytest.fixture(autouse=True)
+    def _alone(self, shared: Background, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(background, "_shared", shared)
+
+    @staticmethod
+    def after_all(shared: Background) -> None:
+        """What was scheduled at once has begun."""
+        eventually(lambda: not shared._jobs)
+        eventually(lambda: not shared._running)
+
+    def test_it_runs_once_for_all_who_asked_before(self, shared: Background) -> None:
+        counter = Counter()
+        counter.may_end.release(9)
+        job = CoalescedJob(counter.run)
+        with shared._lock:  # so that nothing begins
+            for _ in range(5):
+                job.schedule(0)
+        assert counter.began.acquire(timeout=SOON)
+        self.after_all(shared)
+        assert counter.runs == 1
+
+    def test_scheduled_while_it_runs_it_runs_again_after_that(self, shared: Background) -> None:
+        counter = Counter()
+        job = CoalescedJob(counter.run)
+        job.schedule(0)
+        assert counter.began.acquire(timeout=SOON)
+        for _ in range(5):
+            job.schedule(0)
+        eventually(lambda: not shared._jobs)
+        assert (counter.runs, counter.at_once) == (1, 1)
+        counter.may_end.release(9)
+        assert counter.began.acquire(timeout=SOON)
+        self.after_all(shared)
+        assert (counter.runs, counter.most) == (2, 1)
+
+    @pytest.mark.parametrize("strikes", [["before"], ["after"], ["before", "before"], ["before", "after"]])
+    def test_struck_it_comes_and_can_be_scheduled_again(
+        self, strikes: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It comes unless Ctrl-C strikes twice; it is never thought due when it is not."""
+        shared = Struck(list(strikes))
+        monkeypatch.setattr(background, "_shared", shared)
+        counter = Counter()
+        counter.may_end.release(9)
+        job = CoalescedJob(counter.run)
+        with pytest.raises(KeyboardInterrupt):
+            job.schedule(0)
+        if strikes != ["before", "before"]:
+            assert counter.began.acquire(timeout=SOON)
+        self.after_all(shared)
+        assert job.last.begun
+        job.schedule(0)
+        assert counter.began.acquire(timeout=SOON)
+        self.after_all(shared)
+        assert counter.runs == 1 + (strikes != ["before", "before"])
+
+    def test_one_that_raises_can_be_scheduled_again(self) -> None:
+        done = threading.Semaphore(0)
+
+        class Failing:
+            def run(self) -> None:
+                done.release()
+                raise ZeroDivisionError
+
+        failing = Failing()
+        job = CoalescedJob(failing.run)
+        for _ in range(3):
+            job.schedule(0)
+            assert done.acquire(timeout=SOON)
+
+    def test_it_keeps_nothing_alive(self, shared: Background) -> None:
+        counter = Counter()
+        gone = threading.Event()
+        weakref.finalize(counter, gone.set)
+        job = CoalescedJob(counter.run)
+        with shared._lock:
+            job.schedule(0)
+            del counter
+            assert gone.is_set()
+        self.after_all(shared)
+        assert job.last.begun
+
+    def test_it_may_never_run(self, shared: Background) -> None:
+        counter = Counter()
+        CoalescedJob(counter.run, never=True).schedule(0)
+        assert not shared._jobs
 
 
 class TestForEach:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.adapters.background import CoalescedJob
 from anabranch.adapters.core import engine
 from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.journal import JournalStore, transaction_rows
@@ -41,8 +42,9 @@ def disk(tmp_path: Path) -> Iterator[JournalDisk]:
 
 def quiet(store: JournalStore) -> JournalStore:
     """Nothing happens in the background."""
-    store.backend._log._idle_due = True
-    store.backend._applier._checkpoint_due = True
+    log, applier = store.backend._log, store.backend._applier
+    log._idle_job = CoalescedJob(log._idle, never=True)
+    applier._checkpoint_in_time = CoalescedJob(applier._background_checkpoint, never=True)
     store.backend._applier.on_empty = lambda: None
     return store
 
