@@ -170,7 +170,7 @@ class Listener(Taker):
             self.lease = None
         try:
             self._on_message(message)
-        except BaseException:  # SystemExit too: who is at work here looks once more for all who were told so
+        except BaseException:  # a SystemExit too ends neither the listener nor what it has yet to look for
             log.exception("who listens to %s raised an error; its message is free again", self._feed.state.destination)
             self._receiving.release(message)
         finally:

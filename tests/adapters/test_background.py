@@ -222,6 +222,16 @@ class TestCoalescedJob:
         self.after_all(shared)
         assert counter.runs == 1 + (strikes != ["before", "before"])
 
+    def test_it_may_end_before_it_is_known_to_be_scheduled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Who schedules it may be held up just then."""
+        monkeypatch.setattr(Background, "schedule", lambda self, delay, job: job())
+        counter = Counter()
+        counter.may_end.release(9)
+        job = CoalescedJob(counter.run)
+        for runs in (1, 2):
+            job.schedule(0)
+            assert counter.runs == runs
+
     def test_one_that_raises_can_be_scheduled_again(self) -> None:
         done = threading.Semaphore(0)
 
