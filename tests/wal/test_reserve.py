@@ -49,8 +49,10 @@ def shrinking(payload: bytes) -> Ticket:
     return record_ticket([(KIND, payload, None)], shrinks=True)
 
 
-def shrink(one: Opened, payload: bytes) -> None:
-    one.log.wait(one.log.submit(shrinking(payload)))
+def shrink(one: Opened, payload: bytes, unsynced: bool = False) -> None:
+    ticket = shrinking(payload)
+    ticket.unsynced = unsynced
+    one.log.wait(one.log.submit(ticket))
 
 
 def write_until_full(one: Opened) -> None:
@@ -99,7 +101,9 @@ def test_what_grows_is_refused_and_what_shrinks_is_not(tmp_path: Path, disk: Ful
     one.close()
 
 
-def test_it_is_used_over_and_over_while_segments_are_released(tmp_path: Path, disk: FullDisk) -> None:
+@pytest.mark.parametrize("unsynced", [False, True])
+def test_it_is_used_over_and_over_while_segments_are_released(tmp_path: Path, disk: FullDisk, unsynced: bool) -> None:
+    """The snapshot that releases some does not wait for what waits for it, in the same queue or in the other."""
     one = created(tmp_path / "log")
     reclaimer = releasing(one)
     one.write(b"x")
@@ -107,7 +111,7 @@ def test_it_is_used_over_and_over_while_segments_are_released(tmp_path: Path, di
     write_until_full(one)
     count = len(one.counted)
     for number in range(3000):
-        shrink(one, b"%d" % number * 20)
+        shrink(one, b"%d" % number * 20, unsynced)
     shown = [payload for payload in one.counted[count:] if not payload.startswith(b"from")]
     assert shown == [b"%d" % number * 20 for number in range(3000)]
     reclaimer.finish()
