@@ -74,7 +74,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if pid == 0:
             prepare(base, state)
             os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (0 if state == "closed" else -signal.SIGKILL)
+        assert reaped(pid, 180) == (0 if state == "closed" else -signal.SIGKILL)
     return {state: base / state for state in ("closed", "killed", "left")}
 
 

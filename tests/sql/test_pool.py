@@ -22,6 +22,7 @@ from anabranch.policies.errors import ConfigError, MissingExtraError
 from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import PATIENCE, Parallel, eventually
+from ..crash.sigkill import reaped
 from .server import PostgresServer
 
 Open = Callable[..., Engine]
@@ -295,7 +296,7 @@ def test_a_forked_child_leaves_its_parents_connections_alone(opened: Open) -> No
             status = 0 if pool(engine).counts() == (0, 0) else 2
         finally:
             os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+    assert reaped(child, 180) == 0
     assert pids(engine, 2) == before
 
 
