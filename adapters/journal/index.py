@@ -174,7 +174,7 @@ class Index:
 
     @property
     def is_open(self) -> bool:
-        return self.file.txn is not None
+        return self._txn is not None and self.file.txn is not None  # `close` may have been interrupted between the two
 
     def close(self) -> None:
         """Let go of the file, dropping what was not checkpointed. Idempotent."""
