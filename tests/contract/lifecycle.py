@@ -12,7 +12,7 @@ from anabranch.adapters.messages import Message, Outgoing
 from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import AnabranchError, ClosedError, StoreLockedError
 
-from ..crash.sigkill import reaped
+from .children import reaped
 from .disk import PATIENCE, A, B, C, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
 
 DESK = Subscription(T, "desk", "c1")
@@ -177,10 +177,10 @@ class LifecycleContract:
             os.write(writer, found.encode())
             os._exit(0)
         os.close(writer)
-        code = reaped(pid, 180)
+        status = reaped(pid)
         with os.fdopen(reader) as pipe:
             assert pipe.read() == repr(dict.fromkeys(calls, "ClosedError"))
-        assert code == 0
+        assert status == 0
         store.send(A, b"4")
         message.ack()
         store.unclaim([claimed])
@@ -194,7 +194,7 @@ class LifecycleContract:
             store.close()
             del store
             os._exit(0)
-        assert reaped(pid, 180) == 0
+        assert reaped(pid) == 0
         with pytest.raises(StoreLockedError):
             disk.unopened(store).open()
 

@@ -16,11 +16,9 @@ import argparse
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,6 +30,7 @@ import anabranch.adapters.journal
 import anabranch.adapters.memory
 import anabranch.adapters.sql  # here, not in each child
 
+from ..contract.children import forked, reaped
 from ..shares import Share, add_options, of_options
 from ..sql.server import PostgresServer
 from . import mixed
@@ -52,7 +51,6 @@ from .power.worker import Worker
 THREADS = 8
 ROUNDS_A_DIRECTORY = 10
 WORK_SECONDS = (0.06, 0.3, 0.6)
-HANGS_AFTER = 180
 VERIFY_SECONDS = 180
 
 
@@ -191,40 +189,6 @@ def verify_mixed(directory: Path, seed: int, without_index: bool, url: str | Non
             index.unlink()
     with opened(mixed.config(directory, seed, url)) as router:
         return mixed.verify(router, *read_marks(path), Held.of(whole_lines(path)))
-
-
-def forked(run: Callable[[], list[str] | None]) -> int:
-    """The pid of a child that does this; its exit code is 0 if it returned nothing to complain about."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 4
-    try:
-        wrong = run()
-        print(*(wrong or ())[:10], sep="\n", end="\n" if wrong else "", file=sys.stderr)
-        code = 1 if wrong else 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def reaped(pid: int, seconds: float, begun: Callable[[], bool] = lambda: True) -> int | None:
-    """Its exit code (negative: a signal); None if it has to be killed so many seconds after it has begun."""
-    deadline = time.monotonic() + HANGS_AFTER
-    working = False
-    while time.monotonic() < deadline:
-        if not working and begun():
-            working = True
-            deadline = time.monotonic() + seconds
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None
 
 
 def has_grown(path: Path, size: int) -> bool:

@@ -33,13 +33,13 @@ import anabranch
 from anabranch.adapters.journal import JournalStore
 from anabranch.router.decision_log import DecisionLog
 
+from ..contract.children import forked, reaped
 from ..contract.disk import eventually
 from ..shares import Share, add_options, of_options
 from . import mixed
 from .ledger import Held, Marks, Operation, name, nothing_else_waits, read_marks, sends_of, whole_lines
 from .power.cross import opened
 from .power.kinds import config
-from .sigkill import forked, reaped
 
 OPTIONS: Final = {"stores": "js", "checkpoint_operations": 20}
 ERRORS: Final = {

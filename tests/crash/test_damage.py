@@ -21,12 +21,12 @@ import pytest
 import anabranch
 from anabranch.adapters.journal import JournalStore
 
+from ..contract.children import reaped
 from ..contract.disk import eventually
 from ..shares import Share
 from .damage import STATES, campaign
 from .damaging import Trial, answers, outcomes
 from .ledger import body_of, identity_of
-from .sigkill import reaped
 
 Damage = Callable[[bytes, random.Random], bytes]
 SENT = 260
@@ -74,7 +74,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if pid == 0:
             prepare(base, state)
             os._exit(0)
-        assert reaped(pid, 180) == (0 if state == "closed" else -signal.SIGKILL)
+        assert reaped(pid) == (0 if state == "closed" else -signal.SIGKILL)
     return {state: base / state for state in ("closed", "killed", "left")}
 
 
@@ -241,7 +241,7 @@ def test_a_lost_newest_segment_is_never_silence(
             worked_and_marked(directory, kill=state == "killed")
         finally:
             os._exit(0)
-    assert reaped(pid, 180) == (0 if state == "closed" else -signal.SIGKILL)
+    assert reaped(pid) == (0 if state == "closed" else -signal.SIGKILL)
     shutil.copytree(directory, tmp_path / "whole")
     assert in_child(lambda: shown(tmp_path / "whole")) == "75 3"
     shutil.copytree(directory, tmp_path / "no index")

@@ -62,8 +62,9 @@ def test_a_failed_sync_stops_one_store_and_hangs_nobody(tmp_path: Path, monkeypa
         threads = [threading.Thread(target=until_error, args=item, daemon=True) for item in workers.items()]
         for thread in threads:
             thread.start()
-        while len(sent) < 9:  # all but the receiver
+        while len(sent) < 9 and not outcomes:  # all but the receiver
             router.queue("other").send(body_of(f"g.{router.queue('other').depth()}"))
+        assert outcomes == {}
         broken.set()
         for thread in threads:
             thread.join(SOON)

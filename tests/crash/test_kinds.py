@@ -20,9 +20,9 @@ import anabranch
 import anabranch.adapters.sql
 from anabranch.policies.options import StoreOptions
 
+from ..contract.children import forked, reaped
 from .damaging import Trial, outcomes
 from .ledger import body_of, contents, identity_of, violations
-from .sigkill import forked, reaped
 
 SENT = 150
 
@@ -90,7 +90,7 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
 
 @pytest.mark.parametrize("victim", ["store.db", "store.db-wal"])
 def test_a_bit_that_flips_in_sqlite_is_named_or_harmless(tmp_path: Path, victim: str) -> None:
-    assert reaped(forked(partial(fill, tmp_path / "data")), 180) == -signal.SIGKILL
+    assert reaped(forked(partial(fill, tmp_path / "data"))) == -signal.SIGKILL
     path = Path("stores") / "sql" / victim
     chance, size = random.Random(victim), (tmp_path / "data" / path).stat().st_size
     bits = [(chance.randrange(size), chance.randrange(8)) for _ in range(6)]
@@ -155,7 +155,7 @@ def test_two_processes_on_one_database_never_both_write(tmp_path: Path) -> None:
         return []
 
     children = [forked(partial(work, name)) for name in ("a", "b")]
-    assert [reaped(child, 180) for child in children] == [0, 0]
+    assert [reaped(child) for child in children] == [0, 0]
     found: list[str] = []
     for name in ("a", "b"):
         # While there is nothing in them yet, tables are taken over from who has just made them, and he is refused.
@@ -188,7 +188,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(tmp_path: Path) -> None:
             router.close()
             return wrong
 
-        assert reaped(forked(child), 180) == 0
+        assert reaped(forked(child)) == 0
         for queue in queues:
             queue.send(body_of("s.1"))
             assert [identity_of(message.body) for message in queue.browse()] == ["s.0", "t.0", "s.1"]

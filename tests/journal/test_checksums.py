@@ -17,8 +17,8 @@ from anabranch.adapters.journal.index_file import create_lmdb, open_lmdb
 from anabranch.adapters.journal.rows import KEY
 from anabranch.policies.errors import StoreFailedError
 
+from ..contract.children import reaped
 from ..contract.disk import A, B, assert_whole, bodies, take
-from ..crash.sigkill import reaped
 from .disk import JournalDisk, directory_of, segments_of
 
 PAGE = 4096
@@ -230,6 +230,6 @@ def test_rows_out_of_order_in_an_open_index(disk: JournalDisk, tmp_path: Path) -
             report.write_text(f"{report.read_text()}; then {mine.depth(A)} {len(bodies(mine))}")
         finally:
             os._exit(0)
-    assert reaped(pid, 180) == 0
+    assert reaped(pid) == 0
     assert "rows are out of order" in report.read_text()
     assert report.read_text().endswith("; then 180 180")

@@ -29,8 +29,8 @@ from anabranch.policies.errors import (
     StoreLockedError,
 )
 
+from ..contract.children import reaped
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, take
-from ..crash.sigkill import reaped
 from .disk import JournalDisk, directory_of, listing, segments_of
 
 
@@ -443,7 +443,7 @@ class TestDirectories:
             except BaseException as error:
                 os.write(writer, repr(error).encode())
             os._exit(0)
-        assert reaped(pid, 180) == 0
+        assert reaped(pid) == 0
         os.close(writer)
         with os.fdopen(reader) as pipe:
             said = pipe.read()

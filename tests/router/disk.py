@@ -17,7 +17,7 @@ import anabranch
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.messages import Message
 
-from ..crash.sigkill import reaped
+from ..contract.children import reaped
 
 NEVER = anabranch.Sync.NEVER
 SYNCED = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, pool_files=0)
@@ -109,7 +109,7 @@ def said_in_a_child(*calls: Callable[[], object]) -> list[str]:
         os.write(writer, " ".join(said).encode())
         os._exit(0)
     os.close(writer)
-    assert reaped(pid, 180) == 0
+    assert reaped(pid) == 0
     with os.fdopen(reader) as pipe:
         return pipe.read().split()
 

@@ -19,8 +19,8 @@ from anabranch.adapters.sql import SqlStore, create_tables, native_two_phase
 from anabranch.policies.errors import ConfigError, StoreFailedError
 from anabranch.policies.options import SqlOptions
 
+from ..contract.children import forked, reaped
 from ..contract.disk import PATIENCE, A, B, assert_whole, bodies, eventually, take
-from ..crash.sigkill import forked, reaped
 from ..crash.steps import Steps
 from ..shares import Share
 from . import outages

@@ -21,8 +21,8 @@ from anabranch.adapters.sql.pool import KeptPool
 from anabranch.policies.errors import ConfigError, MissingExtraError
 from anabranch.policies.options import SqlOptions
 
+from ..contract.children import reaped
 from ..contract.disk import PATIENCE, Parallel, eventually
-from ..crash.sigkill import reaped
 from .server import PostgresServer
 
 Open = Callable[..., Engine]
@@ -296,7 +296,7 @@ def test_a_forked_child_leaves_its_parents_connections_alone(opened: Open) -> No
             status = 0 if pool(engine).counts() == (0, 0) else 2
         finally:
             os._exit(status)
-    assert reaped(child, 180) == 0
+    assert reaped(child) == 0
     assert pids(engine, 2) == before
 
 
