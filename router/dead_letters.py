@@ -48,7 +48,7 @@ class DeadLetterSweeper:
         self._registry, self._begin = registry, begin
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._locks: dict[bytes, threading.RLock] = {}
-        """Of each store, held while its messages are dead-lettered. Likewise: to close the router, say."""
+        """Of each store, held while its messages are dead-lettered; twice by who looks first whether it is free."""
         self._under_way: set[bytes] = set()
         """The stores of which messages are being dead-lettered; after Ctrl-C perhaps more."""
         self.closed = True

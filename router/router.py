@@ -36,6 +36,7 @@ from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
 from .queue import Queue
+from .reentry import refuse_in_handler
 from .settling import TokenSettler, by_store, settle_nowait
 from .store_directories import require_directories
 from .store_registry import StoreRegistry
@@ -77,7 +78,8 @@ class Router:
     (a queue, a subscription, a message, a transaction) keeps it, and so its directory's lock, alive (invariant 8).
 
     `_lock` is held while the router is opened and closed; store_registry.py says which locks are taken while a store
-    opens.
+    opens. What goes over all stores, or closes some, is refused to a signal handler that interrupted a call of its own
+    thread (rule G3, reentry.py).
     """
 
     def __init__(self, config: Config) -> None:
@@ -131,7 +133,7 @@ class Router:
                 self.coordinator.resolver.resolve_all()
                 self.sweeper.open()
             except BaseException:
-                self.close()
+                self._close()
                 raise
         return self
 
@@ -142,7 +144,13 @@ class Router:
         self.registry.stop(error)
 
     def close(self) -> None:
-        """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all."""
+        """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all, and
+        RuntimeError, having done nothing, in a signal handler that interrupted a call of its own thread (rule G3)."""
+        if not self.registry.forked:
+            refuse_in_handler("close")
+        self._close()
+
+    def _close(self) -> None:
         if self.registry.forked:
             self.registry.opened = False  # all of it belongs to the parent
             return
@@ -206,12 +214,14 @@ class Router:
     def subscriptions(self) -> list[Subscription]:
         """All durable subscriptions, in order of topic, client and name."""
         self.registry.require_open()
+        refuse_in_handler("subscriptions")
         return sorted(self.registry.subscriptions(), key=lambda s: (s.topic.name, *s.key))
 
     def sweep(self) -> int:
         """Move what is not delivered any more (expired, or at the delivery limit) to its dead-letter queue, or drop it,
         now; returns how many messages. Happens by itself each second."""
         self.registry.require_open()
+        refuse_in_handler("sweep")
         return self.sweeper.run()
 
     def requeue(self, letters: Message | Iterable[Message] | Address, limit: int | None = None) -> int:
@@ -422,6 +432,7 @@ class Router:
         """Of every store that exists; those that are not open are opened for it. One that is open and does not answer
         within a second is named in `unresponsive`; what it said last stands for it, if anything does."""
         self.registry.require_open()
+        refuse_in_handler("stats")
         stores, unresponsive = self.registry.stats()
         dropped = self.sweeper.dropped + sum(store.dropped for store in stores.values())
         return RouterStats(stores, self.coordinator.log.syncs, self.sweeper.dead_lettered, dropped, unresponsive)
@@ -432,6 +443,7 @@ class Router:
         Raises the first error of a store after trying all.
         """
         self.registry.require_open()
+        refuse_in_handler("reclaim")
         freed = shared().for_each(self.registry.open_stores(), lambda store: store.reclaim())
         self.registry.require_open()
         for _, _, error in freed:
@@ -442,6 +454,7 @@ class Router:
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""
         self.registry.require_open()
+        refuse_in_handler("reopen")
         self.registry.reopen(name)
 
 

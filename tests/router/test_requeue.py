@@ -11,7 +11,7 @@ import anabranch
 from anabranch.adapters.messages import Message
 from anabranch.router import requeue
 
-from ..contract.disk import eventually
+from ..contract.disk import Parallel, eventually
 from ..thirdparty.disk import SITE
 from .disk import SYNCED, contents, drain, take
 
@@ -225,7 +225,8 @@ def test_requeue_of_a_queue_leaves_what_comes_back_meanwhile(tmp_path: Path, mon
 
         def fails_again(*args: Any) -> None:
             put_back(*args)
-            fail(router, router.queue("q"), next(router.queue("q").browse()).body)
+            with Parallel(lambda: fail(router, router.queue("q"), next(router.queue("q").browse()).body)) as other:
+                other.result()
 
         monkeypatch.setattr(requeue, "_put_back", fails_again)
         assert router.requeue("dlq.q") == 3
