@@ -234,11 +234,13 @@ class KeptPool(Pool):
         pool = reference()
         if pool is None or pool._disposed:
             return
-        pool._cut_off()
-        if pool._is_due() and (pool._round is None or not pool._round.is_alive()):
-            pool._round = threading.Thread(target=pool._look_after, name="anabranch-connections", daemon=True)
-            pool._round.start()
-        shared().schedule(pool._pause(), partial(KeptPool._tick, reference))
+        try:
+            pool._cut_off()
+            if pool._is_due() and (pool._round is None or not pool._round.is_alive()):
+                pool._round = threading.Thread(target=pool._look_after, name="anabranch-connections", daemon=True)
+                pool._round.start()
+        finally:
+            shared().schedule(pool._pause(), partial(KeptPool._tick, reference))
 
     def _pause(self) -> float:
         times = [self._idle_timeout, self._response_timeout or TICK_MAX]
