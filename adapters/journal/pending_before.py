@@ -16,14 +16,17 @@ class PendingBefore:
         self._last_seq = last_seq
         self._bits: dict[int, dict[int, int]] = {}
         """By topic's number and seq."""
+        self._taken: dict[int, int] = {}
+        """Up to which seq, by topic's number: nobody asks for those any more."""
 
     def keep(self, topic: int, seq: int, bits: int) -> None:
         """One that is about to change."""
-        if seq <= self._last_seq:
+        if self._taken.get(topic, -1) < seq <= self._last_seq:
             self._bits.setdefault(topic, {}).setdefault(seq, bits)
 
     def take(self, topic: int, first: int, last: int) -> dict[int, int]:
-        """The bits of those between two seqs, by seq. Who asks goes on behind `last`: the rest is forgotten."""
+        """The bits of those between two seqs, by seq. Who asks goes on behind `last`: these are forgotten."""
         kept = self._bits.get(topic, {})
+        self._taken[topic] = last
         self._bits[topic] = {seq: bits for seq, bits in kept.items() if seq > last}
         return {seq: bits for seq, bits in kept.items() if first <= seq <= last}
