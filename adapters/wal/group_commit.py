@@ -13,7 +13,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any, Final
 
@@ -190,16 +190,6 @@ class GroupCommit(ABC):
             self.wait(ticket)
 
     # Waiting: lead or follow
-
-    @contextlib.contextmanager
-    def leading(self) -> Iterator[None]:
-        """Nobody else leads meanwhile. What is queued by then is led by another afterwards."""
-        try:
-            with self._lead:
-                yield
-        finally:
-            if self._has_work():
-                self._hand_on()
 
     def wait(self, ticket: Ticket) -> list[Any]:
         """Until the ticket is done; returns its outcomes. Raises StoreFullError if nothing was written for want of

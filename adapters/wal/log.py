@@ -94,9 +94,11 @@ class Log(GroupCommit):
         self._closed = True
         while not self._ended:
             self._lead_queued()
-            with self.leading():
+            with self._lead:
                 # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
                 self._ended = not self._has_work()
+            if self._has_work():
+                self._hand_on()
         self._writer.stop_preparing()
         if self.failed is None:
             self.sync()
@@ -349,8 +351,12 @@ class Log(GroupCommit):
 
     def _mark(self) -> None:
         """An empty batch, whose watermark vouches for all before it (rule J4)."""
-        with self.leading():
-            self._mark_once()
+        try:
+            with self._lead:
+                self._mark_once()
+        finally:  # an error, too: others have left to who leads what nobody waits for
+            if self._has_work():
+                self._hand_on()
 
     def _mark_once(self) -> None:
         try:

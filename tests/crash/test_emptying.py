@@ -20,6 +20,7 @@ from anabranch.adapters.core import purging
 from anabranch.policies.durability import Sync
 
 from ..contract.disk import PATIENCE
+from ..wal.logs import leading
 from .ledger import body_of, contents, identity_of, violations
 from .test_full_disk import fill_up
 
@@ -338,7 +339,7 @@ def test_sends_are_refused_and_acks_are_not_where_they_come_together(disk: Path)
         store = messages[0]._store
         log = store.backend._log
         for start in range(0, 200, 10):
-            with log.leading():  # so that they share a batch
+            with leading(log):  # so that they share a batch
                 acks = [store.ack_nowait([message]) for message in messages[start : start + 10]]
                 sends = [store.send_nowait(queue.destination, body_of("never.0", 30_000)) for _ in range(3)]
             for done in acks:

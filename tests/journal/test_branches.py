@@ -29,6 +29,7 @@ from anabranch.policies.errors import (
 
 from ..contract.disk import PATIENCE, A, B, C, assert_whole, bodies, drain, take
 from ..contract.preparing import claim, prepare, to, transaction
+from ..wal.logs import leading
 from .disk import JournalDisk, content, directory_of, listing, rebuilt, segments_of
 
 POLICIES = ("always", "periodic", "never")
@@ -125,7 +126,7 @@ class TestSyncs:
 
     def test_branches_that_wait_together_share_a_sync(self, disk: JournalDisk) -> None:
         store = quiet(disk.create())
-        with store.backend._log.leading():
+        with leading(store.backend._log):
             steps = [store.prepare(transaction(n), [store.store_id], to(A, b"x"), [], True) for n in range(10)]
         before = store.stats().syncs
         for step in steps:
@@ -549,7 +550,7 @@ class TestInterleavings:
         earlier = store.send_nowait(A, b"earlier")
         name = prepare(store, 1, to(A, b"of the branch"))
         assert earlier.done() or earlier.result(PATIENCE)
-        with store.backend._log.leading():
+        with leading(store.backend._log):
             later = store.send_nowait(A, b"later")
             step = store.commit_prepared(name)
         step.wait()
@@ -561,7 +562,7 @@ class TestInterleavings:
         store = disk.create()
         store.send(A, b"1")
         name = prepare(store, 1, to(B, b"b"), [claim(store)])
-        with store.backend._log.leading():
+        with leading(store.backend._log):
             steps = [store.commit_prepared(name), store.rollback_prepared(name)]
         for step in steps:
             step.wait()

@@ -23,6 +23,7 @@ from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, eventually, take
 from ..contract.preparing import prepare, to
+from ..wal.logs import leading
 from .disk import JournalDisk
 
 
@@ -57,7 +58,7 @@ def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: Jo
         store.send(B, b"z" * 1000)
     store.send(B, b"z" * (left() - need - alone))
     assert left() == need
-    with log.leading():
+    with leading(log):
         threads = [
             threading.Thread(target=store.delete, args=(named,)),
             threading.Thread(target=store.send, args=(named, body)),
@@ -158,7 +159,7 @@ def test_an_ack_that_lands_after_its_message_was_released_ends_it(disk: JournalD
         queued(store.backend._log, 1)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with store.backend._log.leading():  # somebody else leads, on a slow disk
+    with leading(store.backend._log):  # somebody else leads, on a slow disk
         with pytest.raises(KeyboardInterrupt), Parallel(interrupt):
             message.ack()
         releasing = threading.Thread(target=message.release)
@@ -176,7 +177,7 @@ def test_a_handler_that_calls_the_store_which_it_interrupted_is_refused(disk: Jo
     store.send(A, b"1")
     with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         store.receive(A)
-    with store.backend._log.leading():
+    with leading(store.backend._log):
         store.backend._log._leader = threading.get_ident()
         with pytest.raises(RuntimeError, match="signal handler"):
             store.send_nowait(A, b"2")
@@ -191,7 +192,7 @@ def test_what_a_refused_handler_would_have_settled_is_leased_still(disk: Journal
     message = take(store)
     with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         message.release()
-    with store.backend._log.leading():
+    with leading(store.backend._log):
         store.backend._log._leader = threading.get_ident()
         for call in (message.release, message.ack):
             with pytest.raises(RuntimeError, match="signal handler"):

@@ -18,6 +18,7 @@ from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.messages import Message
 
 from ..contract.children import reaped
+from ..wal.logs import leading
 
 NEVER = anabranch.Sync.NEVER
 SYNCED = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, pool_files=0)
@@ -125,13 +126,13 @@ def crashed(router: anabranch.Router, copy: Path) -> Path:
     with ExitStack() as stack:
         for store in router.registry.open_stores():
             assert isinstance(store, JournalStore)
-            for lock in (store.backend._reclaimer._lock, store.backend._log.leading(), store._engine.lock):
+            for lock in (store.backend._reclaimer._lock, leading(store.backend._log), store._engine.lock):
                 stack.enter_context(lock)
         decisions = router.coordinator.log
         if decisions._reclaimer is not None:
             stack.enter_context(decisions._reclaimer._lock)
         if decisions._log is not None:
-            stack.enter_context(decisions._log.leading())
+            stack.enter_context(leading(decisions._log))
         return copied(router, copy)
 
 

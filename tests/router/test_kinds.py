@@ -20,6 +20,7 @@ from anabranch.policies.options import SqlOptions
 from ..sql.disk import TableSets, lead_of
 from ..sql.server import PostgresServer
 from ..thirdparty.disk import SITE
+from ..wal.logs import leading
 from .disk import SYNCED, contents, copied, take
 
 KINDS = ("journal", "sqlite", "postgresql", "memory", "onefile")
@@ -86,7 +87,7 @@ class World:
         with ExitStack() as stack:
             for store in router.registry.open_stores():
                 if isinstance(store, JournalStore):
-                    for lock in (store.backend._reclaimer._lock, store.backend._log.leading(), store._engine.lock):
+                    for lock in (store.backend._reclaimer._lock, leading(store.backend._log), store._engine.lock):
                         stack.enter_context(lock)
                 elif isinstance(store, SqlStore):
                     stack.enter_context(lead_of(store))
@@ -94,7 +95,7 @@ class World:
             if decisions._reclaimer is not None:
                 stack.enter_context(decisions._reclaimer._lock)
             if decisions._log is not None:
-                stack.enter_context(decisions._log.leading())
+                stack.enter_context(leading(decisions._log))
             copied(router, directory)
             for name, prefix in tables.items():
                 assert self._sets is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from anabranch.adapters.wal import (
     survey,
     take_over,
 )  # fmt: skip
+from anabranch.adapters.wal.group_commit import GroupCommit
 
 LOG_ID = bytes(range(16))
 SEGMENT_BYTES = 64 * 1024
@@ -70,9 +73,20 @@ def opened(path: Path, **options: Any) -> Opened:
     return Opened(log, held, counted)
 
 
+@contextmanager
+def leading(log: GroupCommit) -> Iterator[None]:
+    """Nobody else leads meanwhile. What was queued by then another leads afterwards: it was left to us."""
+    try:
+        with log._lead:
+            yield
+    finally:
+        if log._has_work():
+            log._hand_on()
+
+
 def killed(one: Opened, copy: Path) -> Path:
     """What a kill of the process would leave now: the page cache outlives it, so a copy shows it all."""
-    with one.log.leading():
+    with leading(one.log):
         shutil.copytree(one.log.files.directory, copy, ignore=shutil.ignore_patterns("*.tmp"))
     return copy
 
