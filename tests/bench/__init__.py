@@ -13,6 +13,7 @@ out by name. The calls of a peer are its library's own bound methods wherever th
 adds nothing.
 
     send-sync              1 KiB, each send on disk before the call returns; latencies of each call
+    send-sync-apart        the same, each thread to a store of its own, up to four
     send-nosync            100 B, each send handed to the operating system
     sql-send               1 KiB into tables, each send committed before the call returns; SQLite and PostgreSQL, with
                            and without batching, beside bare loops of insert and commit

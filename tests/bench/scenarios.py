@@ -129,8 +129,21 @@ def timed_calls(call: Callable[[Any], object], argument: Any, count: int) -> arr
 
 def send_sync(run: Run) -> Result:
     peer = opened(run, durable=True, messages=run.n, payload_bytes=DURABLE_BYTES)
+    return _sent_durably(run, peer, [peer.sender() for _ in range(run.threads)])
+
+
+def send_sync_apart(run: Run) -> Result:
+    """Each thread sends to a store of its own."""
+    peer = run.peer(run.directory, durable=True)
+    senders = peer.senders_apart(run.threads, run.n // run.threads + 1, DURABLE_BYTES)
+    for send in senders:
+        send(body(DURABLE_BYTES))  # as in `opened`
+    os.sync()
+    return _sent_durably(run, peer, senders)
+
+
+def _sent_durably(run: Run, peer: Any, senders: Sequence[Callable[[bytes], object]]) -> Result:
     message, each = body(DURABLE_BYTES), run.n // run.threads
-    senders = [peer.sender() for _ in range(run.threads)]
     taken: list[array[int]] = [array("q")] * run.threads
 
     def work(number: int) -> None:
@@ -322,6 +335,7 @@ def stores_in_turn(run: Run) -> Result:
 
 SCENARIOS = {
     "send-sync": Scenario(("sender",), 20_000, send_sync, threads=True),
+    "send-sync-apart": Scenario(("senders_apart",), 20_000, send_sync_apart, threads=True),
     "send-nosync": Scenario(("sender",), 100_000, send_nosync, threads=True),
     "sql-send": Scenario(("sql",), 5_000, sql_send, threads=True),
     "send-many": Scenario(("batch_sender",), 500_000, send_many),

@@ -45,6 +45,10 @@ class Anabranch:
     def sender(self) -> Callable[[bytes], object]:
         return self._queue.send
 
+    def senders_apart(self, count: int, messages: int, payload_bytes: int) -> list[Callable[[bytes], object]]:
+        """At most four: so many stores there are."""
+        return [self._router.queue(f"apart-{number}").send for number in range(count)]
+
     def batch_sender(self) -> Callable[[list[bytes]], object]:
         return self._queue.send_many
 

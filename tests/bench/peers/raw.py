@@ -23,6 +23,7 @@ class Raw:
     name = "raw"
 
     def __init__(self, directory: Path, *, durable: bool) -> None:
+        self._directory, self._apart = directory, list[Raw]()
         path = directory / "raw.bin"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._durable = durable
@@ -49,6 +50,16 @@ class Raw:
                 os.fdatasync(file)
 
         return send
+
+    def senders_apart(self, count: int, messages: int, payload_bytes: int) -> list[Callable[[bytes], None]]:
+        """Each to a file of its own."""
+        for number in range(count):
+            directory = self._directory / str(number)
+            directory.mkdir()
+            raw = Raw(directory, durable=self._durable)
+            self._apart.append(raw)
+            raw.reserve(messages, payload_bytes)
+        return [raw.sender() for raw in self._apart]
 
     def batch_sender(self) -> Callable[[list[bytes]], None]:
         file, durable = self._file, self._durable
@@ -104,6 +115,8 @@ class Raw:
 
     def close(self) -> None:
         os.close(self._file)
+        for raw in self._apart:
+            raw.close()
 
 
 PEERS = [Raw]
