@@ -3,8 +3,8 @@
 Workers do what may take long (checkpoints, reclaiming) or come later; leaders write what is queued for several stores
 at once, so that the stores' waits for the disk overlap. A job that takes long, since its store's disk hangs, holds up
 nobody else: the clock, which runs no job itself, then starts more threads for the jobs that wait behind it, and they
-end once they have had nothing to do for a while. Of one object at most one job runs at a time, so that a store that
-hangs holds no more threads than it has parts.
+end once they have had nothing to do for a while. Of one method of an object at most one job runs at a time, so that a
+store that hangs holds no more threads than it has parts.
 
 Correctness never depends on these threads: what they do, a store also does on its own at the next call or at the next
 open. They are daemons, hold a store only while they work for it, and do not exist in a forked child.
@@ -372,7 +372,7 @@ class CoalescedJob:
         """Where it has not begun there is no need to schedule another: for who asks often."""
 
     def schedule(self, delay: float) -> None:
-        """Run it once `delay` seconds have passed, or earlier if it is scheduled already."""
+        """Run it once `delay` seconds have passed; if it is scheduled already, when it was to run then."""
         if self.last.begun:
             run = _Run(self._method, begun=False)
             try:

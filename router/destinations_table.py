@@ -114,10 +114,10 @@ class DestinationsTable:
         self._leaving: dict[bytes | Destination, None] = {}
         """Ids of stores and destinations that are in no table any more, and in the file still: those that `_gone` finds
         among them, for one that is just leaving, or was recorded again meanwhile, is in a table."""
-        self._flush_job = CoalescedJob(self._flush_in_background)
 
     def open(self) -> None:
         """Read all rows. Raises CorruptionError, and PlacementError for a record of another version."""
+        self._flush_job = CoalescedJob(self._flush_in_background)
         old = self._path.with_name("placement.mdb")
         if old.is_file() and not self._path.exists():
             raise PlacementError(

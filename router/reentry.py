@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import FrameType
 from typing import Final
 
 from ..adapters.core.delivery import Taker
@@ -24,17 +25,26 @@ _HOLDS_NOTHING: Final = Taker.wait.__code__
 def refuse_in_handler(name: str) -> None:
     """Raise RuntimeError if a signal handler calls the method of this name and has interrupted its own thread in
     another call of ours, but for a `receive` that waits. Threads that no signal strikes, all but the main one, are
-    never refused."""
+    never refused; nor is who is called by ours in another way, as a generator is that one sends from."""
     if threading.get_ident() != threading.main_thread().ident:
         return
-    within = True  # this very call, from here up to who made it
-    frame = sys._getframe()
-    while (caller := frame.f_back) is not None:
-        frame = caller
+    frame: FrameType | None = sys._getframe()
+    between: list[FrameType] = []
+    while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        before, within = within, module.startswith(_OURS) and not module.startswith(_COMMANDS)
-        if within and not before and frame.f_code is not _HOLDS_NOTHING:
-            raise RuntimeError(
-                f"{name}() of a router was called from a signal handler that interrupted another call of its thread; "
-                "do it after the handler, or in another thread"
-            )
+        if not module.startswith(_OURS) or module.startswith(_COMMANDS):
+            between.append(frame)
+        else:
+            if frame.f_code is not _HOLDS_NOTHING and any(map(_is_handler, between)):
+                raise RuntimeError(
+                    f"{name}() of a router was called from a signal handler that interrupted another call of its "
+                    "thread; do it after the handler, or in another thread"
+                )
+            between.clear()
+        frame = frame.f_back
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Whether it was given the frame that called it, as only signal handlers are."""
+    given = frame.f_locals.values()
+    return any(frame.f_back is one or (type(one) is tuple and frame.f_back in one) for one in given)

@@ -349,6 +349,7 @@ class Router:
     def reopen_decisions(self) -> None:
         """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
         self.registry.require_open()
+        refuse_in_handler("reopen_decisions")
         self.coordinator.reopen()
 
     def ack(self, messages: Message | Iterable[Message]) -> None:

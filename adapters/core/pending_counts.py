@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .changes import Ack, AckRange, Change, Send, SendMany
-from .destination_changes import Remove
 from .states import Catalog, DestinationState, SubscriptionState
 
 Counted = DestinationState | SubscriptionState
@@ -22,7 +21,6 @@ class PendingCounts:
         self.unknown: set[Counted] = set()
         """Those of which it cannot: of what many acks at once concern, and of a topic whether others have yet to ack
         what one subscription has acked."""
-        self.removed: set[DestinationState] = set()
 
     def of(self, counted: Counted) -> int:
         """The count it will have."""
@@ -46,7 +44,5 @@ class PendingCounts:
                 acked = self._catalog.subscriptions.get(change.number)
             if acked is not None:
                 more[acked] = more.get(acked, 0) - 1
-        elif type(change) is AckRange or type(change) is Remove:
+        elif type(change) is AckRange:
             self.unknown |= {change.state, *change.state.subscriptions.values()}
-            if type(change) is Remove:
-                self.removed.add(change.state)

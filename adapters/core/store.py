@@ -598,9 +598,7 @@ class Store:
     def destinations(self) -> Sequence[Destination]:
         """Those known to the store, also empty ones."""
         catalog = self._engine.catalog
-        return self._engine.counted(
-            lambda pending: [state.destination for state in catalog.declared() if state not in pending.removed]
-        )
+        return self._engine.counted(lambda pending: [state.destination for state in catalog.declared()])
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
         """Messages held, leased ones included; those that a subscription has yet to ack."""

@@ -236,7 +236,7 @@ class Threaded:
         """Write what is queued; False if there was nothing. Called by the thread alone."""
         with self._lead:
             tickets: list[Ticket] = []
-            if self._ended:  # who queues now refuses what is queued: taken out here as well, a ticket might be lost
+            if self._ended:  # who queues now refuses it himself: were it taken out here as well, nobody might
                 self._refuse_queued()
                 return False
             self._fetch(tickets)

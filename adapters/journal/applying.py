@@ -279,8 +279,8 @@ class Applier:
             if begun is None:
                 return [], b""
             taken = snapshot.take(begun, index, engine.sequencer, engine.asked)
-            if index.rows.before is not begun.before:
-                return [], b""  # Ctrl-C has struck a replay in another thread
+            if not engine.asked(lambda: index.rows.before is begun.before and begun.before.is_whole):
+                return [], b""  # Ctrl-C has struck a replay in another thread, or too much has changed
             return empty, taken.encode()
         finally:
             snapshot.end(index)

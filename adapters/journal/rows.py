@@ -304,8 +304,8 @@ class MessageRows:
             if expires:
                 self._txn.delete(EXPIRY_KEY.pack(expires, seq), db=self._expiries_db)
             if pending:
-                if self.before is not None:
-                    self.before.keep(state.number, seq, pending)
+                if (before := self.before) is not None:
+                    before.keep(state.number, seq, pending)
                 for subscriber in state.own.subscriptions.values():
                     if subscriber.own.bit & pending:
                         subscriber.count -= 1
@@ -354,8 +354,8 @@ class MessageRows:
             if pending == bit:
                 self.remove(state, seq)
                 continue
-            if self.before is not None:
-                self.before.keep(state.number, seq, pending)
+            if (before := self.before) is not None:
+                before.keep(state.number, seq, pending)
             self._txn.put(key, with_pending(value, pending & ~bit), db=self._messages_db)
             kept += 1
             if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, subscriber.number), db=self._deliveries_db):

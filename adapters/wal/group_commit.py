@@ -141,7 +141,8 @@ class GroupCommit(ABC):
 
     def submit_first(self, ticket: Ticket) -> None:
         """Before all that are queued: those wait for what it does."""
-        self._require_usable()
+        self.ensure_usable()
+        self._refuse_reentry()
         with self._lead:
             self._unsynced_queue.appendleft(ticket)
 
@@ -239,8 +240,11 @@ class GroupCommit(ABC):
                     self._lead_once()
                 if self._starved:
                     self._relieve()
-        except BaseException:
-            shared().schedule(0, self._lead_queued)  # as in `wait`
+        except BaseException as error:
+            if threading.current_thread() is threading.main_thread() or not isinstance(error, Exception):
+                shared().schedule(0, self._lead_queued)  # as in `wait`
+            else:
+                self.fail(error)  # a fault of ours
             raise
 
     def _look_whether_gathered(self) -> None:

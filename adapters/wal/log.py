@@ -94,11 +94,13 @@ class Log(GroupCommit):
         self._closed = True
         while not self._ended:
             self._lead_queued()
-            with self._lead:
-                # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
-                self._ended = not self._has_work()
-            if self._has_work():
-                self._hand_on()
+            try:
+                with self._lead:
+                    # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
+                    self._ended = not self._has_work()
+            finally:
+                if self._has_work():
+                    self._hand_on()
         self._writer.stop_preparing()
         if self.failed is None:
             self.sync()

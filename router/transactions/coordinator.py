@@ -104,11 +104,6 @@ class Coordinator:
     def reopen(self) -> None:
         """Read the decision log again, after it failed or was moved aside. Raises CorruptionError, PlacementError, and
         StoreFailedError if the disk does not let it be read."""
-        if self.cleanup.busy._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError(
-                "the decision log was to be read again by a signal handler that interrupted its own thread at it; "
-                "do it after the handler, or in another thread"
-            )
         with self.cleanup.busy:
             try:
                 self.log.close()

@@ -36,7 +36,7 @@ class DecisionCleanup:
     def __init__(self, decisions: DecisionLog, registry: StoreRegistry, table: TransactionTable) -> None:
         self._log, self._registry, self._table = decisions, registry, table
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
-        self.busy = threading.RLock()
+        self.busy = threading.Lock()
         self._syncing: set[bytes] = set()
         """The ids of the stores that background threads wait for."""
         self.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from anabranch.adapters.core.changes import Ack, AckRange
-from anabranch.adapters.core.destination_changes import Remove
 from anabranch.adapters.core.pending_counts import PendingCounts
 from anabranch.adapters.core.states import Catalog
 from anabranch.adapters.store_types import Subscription
@@ -35,10 +34,8 @@ def test_of_a_topic_only_each_subscription_is_known() -> None:
 
 def test_how_many_go_at_once_is_not_known() -> None:
     catalog = Catalog()
-    topic, queue = catalog.load(1, T), catalog.load(4, A)
+    topic = catalog.load(1, T)
     desk = catalog.load_subscription(2, topic, Subscription(T, "desk"), 0)
     counts = PendingCounts(catalog)
     counts.add(AckRange(topic, 1, 9, desk.number))
-    assert (counts.unknown, counts.removed) == ({topic, desk}, set())
-    counts.add(Remove(queue))
-    assert (counts.unknown, counts.removed) == ({topic, desk, queue}, {queue})
+    assert counts.unknown == {topic, desk}
