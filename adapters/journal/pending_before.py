@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Final
 
 KEPT_MAX: Final = 100_000
 """Messages; where more change, the snapshot is taken later (invariant 10)."""
+
+
+class _Topic:
+    __slots__ = ("bits", "seqs", "taken")
+
+    def __init__(self) -> None:
+        self.bits: dict[int, int] = {}
+        """By seq."""
+        self.seqs: list[int] = []
+        """The same seqs, a heap."""
+        self.taken = -1
+        """Nobody asks for those up to this one any more."""
 
 
 class PendingBefore:
@@ -19,24 +32,29 @@ class PendingBefore:
     def __init__(self, last_seq: int) -> None:
         """Of messages up to `last_seq`."""
         self._last_seq = last_seq
-        self._bits: dict[int, dict[int, int]] = {}
-        """By topic's number and seq."""
-        self._taken: dict[int, int] = {}
-        """Up to which seq, by topic's number: nobody asks for those any more."""
+        self._topics: dict[int, _Topic] = {}
+        """By number."""
         self._left = KEPT_MAX
-        self.is_whole = True
+
+    @property
+    def is_whole(self) -> bool:
         """Whether all is kept."""
+        return self._left > 0
 
     def keep(self, topic: int, seq: int, bits: int) -> None:
         """One that is about to change."""
-        if self._taken.get(topic, -1) < seq <= self._last_seq and self.is_whole:
-            self._bits.setdefault(topic, {}).setdefault(seq, bits)
+        kept = self._topics.setdefault(topic, _Topic())
+        if kept.taken < seq <= self._last_seq and seq not in kept.bits and self._left:
             self._left -= 1
-            self.is_whole = self._left > 0
+            kept.bits[seq] = bits
+            heappush(kept.seqs, seq)
 
     def take(self, topic: int, first: int, last: int) -> dict[int, int]:
         """The bits of those between two seqs, by seq. Who asks goes on behind `last`: these are forgotten."""
-        kept = self._bits.get(topic, {})
-        self._taken[topic] = last
-        self._bits[topic] = {seq: bits for seq, bits in kept.items() if seq > last}
-        return {seq: bits for seq, bits in kept.items() if first <= seq <= last}
+        kept = self._topics.setdefault(topic, _Topic())
+        kept.taken = last
+        taken: dict[int, int] = {}
+        while kept.seqs and kept.seqs[0] <= last:
+            seq = heappop(kept.seqs)
+            taken[seq] = kept.bits.pop(seq)
+        return {seq: bits for seq, bits in taken.items() if seq >= first}

@@ -11,7 +11,7 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from ..core.changes import Change, Send
 from ..core.states import DestinationState, SubscriptionState
-from ..core.table import apply_all
+from ..core.table import SEQ_MAX, apply_all
 from ..store_types import Progress, Subscription
 from ..wal import format as w
 from ..wal.reader import Batch, BatchReader, Record, records_of
@@ -113,7 +113,10 @@ class Replay:
         for number in latest.removed:
             index.remove(index.states[number])
         for number in latest.ended:
-            index.unsubscribe(index.subscriptions[number])
+            ended = index.subscriptions[number]
+            index.unsubscribe(ended)
+            # To its end, as at any opening: its slot was perhaps free as the pages were read, and another's by then.
+            index.ack_range(ended.topic, 0, SEQ_MAX, number)
 
     def _old_segment(
         self, segment: Segment, dead: bytes, end: int | None, reflected: Callable[[], None] | None = None

@@ -362,3 +362,34 @@ def test_what_is_replayed_amid_a_snapshot_does_not_undo_what_was_acked_before(
 
     amid_reclaiming(store, recover, held.ack, recover)
     rebuilt_as(disk, store)
+
+
+def test_an_ended_subscription_whose_slot_is_used_again_amid_a_snapshot_has_nothing_more(tmp_path: Path) -> None:
+    """It was going page by page as the snapshot began; a retroactive one has its bit by the time the rows are read."""
+    with JournalDisk(tmp_path, segment_size=64 * 1024) as disk:
+        store = disk.create()
+        store.backend._applier.on_empty = lambda: None
+        for _ in range(3):
+            store.send(QUEUE, bytes(30_000))
+        ended, other, begun = SUBSCRIPTIONS[0], SUBSCRIPTIONS[2], SUBSCRIPTIONS[1]
+        store.subscribe(ended)
+        store.subscribe(other)
+        store.send_many(TOPIC, [str(n).encode() for n in range(9)])
+        while (message := store.receive(QUEUE)) is not None:
+            message.ack()
+        removal, catalog = store._removal, store._engine.catalog
+        with patch.object(removal, "_drop"):
+            store.unsubscribe(TOPIC, ended.key)
+        (feed,) = catalog.leaving
+        rows, write = store._engine.backend.rows, store._sending.write
+        first = removal._drop_pages(catalog, rows, write, feed, 0)
+        assert first is not None
+
+        def go_on() -> None:
+            behind: int | None = first
+            while behind is not None:
+                behind = removal._drop_pages(catalog, rows, write, feed, behind)
+
+        amid_reclaiming(store, go_on, lambda: store.subscribe(begun, True))
+        assert store.depth(TOPIC, begun.key) == 9
+        rebuilt_as(disk, store)
