@@ -73,7 +73,7 @@ class Transaction:
         self._coordinator, self._registry = coordinator, registry
         self._table = coordinator.table
         self._options, self._limited = self._table.options, limited
-        self._lock = threading.Lock()  # guards all below
+        self._own_lock = threading.RLock()  # guards all below
         self._global = GlobalTransaction(xid)
         self._participants = self._global.participants
         self._order: list[tuple[Participant, int]] = []
@@ -88,6 +88,16 @@ class Transaction:
         """Once it is committed: what `commit` has returned, a receipt for each send, in order."""
         self._entered = False
         self._table.begin(self._global, self)
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """Raises RuntimeError in a signal handler that interrupted its own thread at this transaction (rule G3)."""
+        if self._own_lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                "a transaction was used by a signal handler that interrupted its own thread at it; do it after the "
+                "handler, or in another transaction"
+            )
+        return self._own_lock
 
     def __repr__(self) -> str:
         name = f" {self.xid}" if self.xid is not None else ""
@@ -510,14 +520,15 @@ class Transaction:
 
     def expire(self) -> None:
         """Its time is over: rolled back, unless it is just being committed."""
-        if self._lock.acquire(blocking=False):
+        lock = self._own_lock
+        if not lock._is_owned() and lock.acquire(blocking=False):  # type: ignore[attr-defined]
             try:
                 if self._global.state is ACTIVE and self._global.told is None:
                     self._global.told = "timed out"
                     self._roll_back()
                     self._ended()
             finally:
-                self._lock.release()
+                lock.release()
 
 
 class Savepoint:

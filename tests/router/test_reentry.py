@@ -160,6 +160,20 @@ def test_one_that_closes_the_router_ends_a_receive_that_waits(tmp_path: Path) ->
     in_child(tmp_path / "data", work)
 
 
+def test_one_that_uses_the_transaction_that_it_has_struck_is_refused(tmp_path: Path) -> None:
+    def work(router: anabranch.Router) -> None:
+        tx = router.transaction()
+        raised = handle(lambda: tx.send("a.q", b"handler's"))
+        strike(type(router.registry), "store_to_be")
+        tx.send("a.q", b"2")
+        (error,) = raised
+        assert isinstance(error, RuntimeError) and "signal handler" in str(error)
+        tx.commit()
+        assert bodies(router, "a.q") == [[b"1", b"2"]]
+
+    in_child(tmp_path / "data", work)
+
+
 def test_what_a_generator_does_that_is_sent_from_is_no_handlers(tmp_path: Path) -> None:
     """Though ours has called it."""
 
