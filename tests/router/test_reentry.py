@@ -154,7 +154,7 @@ def test_one_that_closes_the_router_ends_a_receive_that_waits(tmp_path: Path) ->
         with pytest.raises(anabranch.ClosedError):
             router.queue("b.empty").receive(SOON)
         sender.join(SOON)
-        assert raised[-1] is None
+        assert None in raised
         assert all(error is None or isinstance(error, RuntimeError) for error in raised)
 
     in_child(tmp_path / "data", work)
