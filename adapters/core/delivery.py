@@ -357,7 +357,7 @@ class Delivery:
             taker.wake()  # first: who is struck between the two leaves it in line, where whoever comes finds it
             feed.takers.pop(taker, None)
         if feed.takers:
-            feed.state.crowded = True  # its next ack makes room
+            feed.state.crowded[feed] = None  # its next ack makes room
 
     # What is not delivered any more
 
@@ -467,6 +467,7 @@ class Delivery:
                 self.end(feed, seq)
         feed.held.clear()
         self._sweep.forget(feed)
+        feed.state.crowded.pop(feed, None)
         feed.wake_all()
 
     def purged(self, feed: Feed, first: int, last: int) -> None:

@@ -232,13 +232,14 @@ class Engine:
 
     def wake_crowd(self, state: DestinationState, number: int) -> None:
         """There is room for one more lease, of a topic for the subscription with this number."""
-        try:
-            state.crowded = False
-            for feed in state.feeds(number):
-                feed.wake()
-        except BaseException:
-            state.crowded = True
-            raise
+        for feed in state.feeds(number):
+            if feed in state.crowded:
+                try:
+                    state.crowded.pop(feed, None)
+                    feed.wake()
+                except BaseException:
+                    state.crowded[feed] = None
+                    raise
 
     def _take_more(self, plan: Plan) -> None:
         if plan.subscribed:

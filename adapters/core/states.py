@@ -57,8 +57,8 @@ class DestinationState:
         self.count = 0
         """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
         self.bytes = 0
-        self.crowded = False
-        """Somebody waits there who got nothing, since as many messages are leased as may be."""
+        self.crowded: dict[Feed, None] = {}
+        """Its feeds where somebody waits who got nothing, since as many messages are leased as may be."""
         self.feed = Feed(self)
         """Of a queue."""
         self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}

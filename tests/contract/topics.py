@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from anabranch.policies.errors import (
     UnknownSubscriptionError,
 )
 
-from .disk import PATIENCE, A, Disk, Parallel, T, assert_whole, bodies, drain, take
+from .disk import PATIENCE, A, Disk, Parallel, T, assert_whole, bodies, drain, eventually, take
 from .preparing import prepare, transaction
 
 U = Destination.parse("topic://u")
@@ -286,6 +287,20 @@ class TopicsContract:
         assert (drain(store, T, DESK.key), drain(store, T, BOOK.key)) == (odd, even)
         assert store.depth(T) == 0
         assert_whole(store)
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_room_for_a_lease_is_a_subscriptions_own(self, disk: Disk, persistent: bool) -> None:
+        """Who waits for room is told of the ack that makes it, whatever others have acked before."""
+        store = subscribed(disk.create(max_leases=1))
+        heard = {key: SimpleQueue[Message]() for key in BOTH}
+        store.send_many(T, [Outgoing(body, persistent=persistent) for body in (b"1", b"2")])
+        for key in BOTH:
+            store.listen(T, heard[key].put, 2, key)
+        first = {key: heard[key].get(timeout=PATIENCE) for key in BOTH}
+        eventually(lambda: store.stats().waiting == len(BOTH))  # each has found that there is no room
+        for key in BOTH:
+            first[key].ack()
+            assert heard[key].get(timeout=PATIENCE).body == b"2"
 
     def test_one_ack_for_many_subscriptions(self, store: Store) -> None:
         subscribed(store)
