@@ -177,6 +177,8 @@ class Ack(Change):
             return
         for feed in state.feeds(self.number):
             delivery.end(feed, self.seq)
+            if not self.number:
+                feed.remove_fetched(self.seq, self.seq)  # of who has come since it was leased for all
 
 
 class AckRange(Change):

@@ -104,6 +104,12 @@ class Feed:
         self.first.forget()
         self.lanes = None
 
+    def remove_fetched(self, first: int, last: int) -> None:
+        """What lies between these seqs is dead, or held: it is not taken from what was fetched. Idempotent."""
+        self.first.remove(first, last)
+        if self.lanes is not None:
+            self.lanes.remove(first, last)
+
     def wake(self) -> None:
         """A message may have become free: tell the first who waits. Any thread may."""
         while self.takers:
@@ -378,6 +384,7 @@ class Delivery:
         taken.append((lease, reason))
         for feed in feeds:
             feed.held[seq] = lease
+            feed.remove_fetched(seq, seq)  # else it is received there once it is dead and the clock goes back
         return True
 
     # Settling
@@ -475,9 +482,7 @@ class Delivery:
         if self.mixed:
             feed.rewind()
             return
-        feed.first.remove(first, last)
-        if feed.lanes is not None:
-            feed.lanes.remove(first, last)
+        feed.remove_fetched(first, last)
         feed.returned = [one for one in feed.returned if not first <= one[1] <= last]
         heapq.heapify(feed.returned)
         for seq in [seq for seq in feed.returned_places if first <= seq <= last]:

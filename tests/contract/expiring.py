@@ -337,6 +337,30 @@ class ExpiringContract:
         assert drain(store) == [str(n).encode() for n in range(1, 8)]
         assert_whole(store)
 
+    @pytest.mark.parametrize("priorities", [False, True])
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_once_acked_it_is_received_by_nobody_though_the_clock_goes_back(
+        self, clock: Clock, disk: Disk, priorities: bool, persistent: bool
+    ) -> None:
+        store = disk.create(priorities=priorities)
+        store.subscribe(DESK)
+        expiring = Outgoing(b"2", expires_at_ms=clock.now + HOUR, persistent=persistent)
+        for destination, key in ((A, None), (T, DESK.key)):
+            store.send_many(destination, [b"1", expiring, b"3"])
+            take(store, destination, 0, key)  # the others have been looked up ahead
+        clock.offset_ms += 2 * HOUR
+        found = undelivered(store)
+        assert sent(found) == [b"2", b"2"]
+        store.subscribe(BOOK, retroactive=True)
+        assert take(store, T, 0, BOOK.key).body == b"1"
+        store.ack(messages_of(found))
+        clock.offset_ms -= 2 * HOUR
+        assert drain(store) == [b"3"]
+        for subscription in (DESK, BOOK):
+            assert drain(store, T, subscription.key) == [b"3"]
+        if persistent:
+            assert_whole(store)
+
     # Of topics
 
     @pytest.mark.parametrize("how", ["acked", "released", "unsubscribed"])
