@@ -451,6 +451,7 @@ class Delivery:
                 self._sweep.may_be_expired(feed.state, place)
                 if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
                     self._sweep.is_limited(feed, place)
+                    feed.returned_places.pop(seq, None)  # it may have come from what was fetched, and be here, too
                 else:
                     feed.returned_places[seq] = place
                     heapq.heappush(feed.returned, (order, seq))

@@ -168,6 +168,21 @@ class DeliveriesContract:
         assert take(store).body == b"2"
         assert [message.body for message in messages_of(undelivered(store))] == [b"1"]
 
+    @pytest.mark.parametrize("priorities", [False, True])
+    def test_one_that_came_back_before_it_was_looked_up_stops_too(
+        self, disk: Disk, place: str, priorities: bool
+    ) -> None:
+        store = disk.create(max_deliveries=2, dead_letter="dlq", priorities=priorities)
+        store.send(A, b"1")
+        name = prepare(store, 1, (), [claim(store)])
+        store = disk.later(store, place)
+        store.rollback_prepared(name).wait()
+        message = take(store)
+        assert message.deliveries == 2
+        message.release()
+        assert store.receive(A) is None
+        assert [message.body for message in messages_of(undelivered(store))] == [b"1"]
+
     def test_more_than_are_asked_for_at_once(self, disk: Disk, place: str) -> None:
         store = disk.create(max_deliveries=1, dead_letter="dlq")
         store.send_many(A, [str(n).encode() for n in range(250)])
