@@ -358,8 +358,7 @@ class ExpiringContract:
         assert drain(store) == [b"3"]
         for subscription in (DESK, BOOK):
             assert drain(store, T, subscription.key) == [b"3"]
-        if persistent:
-            assert_whole(store)
+        assert_whole(store)
 
     # Of topics
 

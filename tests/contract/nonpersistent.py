@@ -53,6 +53,15 @@ class NonpersistentContract:
         assert drain(store) == [b"%d" % n for n in range(6)]
         assert_whole(store)
 
+    def test_a_store_is_whole_while_they_are_held(self, store: Store) -> None:
+        store.subscribe(DESK)
+        alternate(store)
+        store.send(T, b"x", persistent=False)
+        store.claim(take(store))
+        held = [take(store), claim(store), take(store, T, 0, DESK.key)]
+        assert [message.persistent for message in held] == [False, True, False]
+        assert_whole(store)
+
     def test_they_go_with_the_process(self, disk: Disk, store: Store, place: str) -> None:
         alternate(store)
         take(store).release()
