@@ -164,23 +164,19 @@ class Reading:
         place = self._places.get((number, seq))
         if place is not None:
             return place
-        rows = self._all("select.place", message=seq) if seq <= self.last_seq else ()
+        if seq > self.last_seq or (subscription is not None and seq <= subscription.start):
+            return None
+        if subscription is None:
+            rows = self._all("select.place", message=seq)
+        else:  # at once whether it is acked: the last ack takes the message and its rows of ACKS
+            rows = self._all("select.place.durable", message=seq, durable=number)
         if not rows or rows[0][-1] != state.number:
             return None
         place = place_of(rows[0], self._priorities)
-        if subscription is not None:
-            if seq <= subscription.start or not self._waits(state, number, seq):
-                return None
-            if subscription.own:
-                place = self._with_deliveries(subscription, [place])[0]
+        if subscription is not None and subscription.own:
+            place = self._with_deliveries(subscription, [place])[0]
         self._keep(number, place)
         return place
-
-    def _waits(self, state: DestinationState, number: int, seq: int) -> bool:
-        return len(state.subscriptions) == 1 or number not in self._acked(seq)
-
-    def _acked(self, seq: int) -> set[int]:
-        return {row[0] for row in self._all("select.acked", message=seq)}
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
         if not self.next_expiry or now < self.next_expiry:
@@ -200,7 +196,7 @@ class Reading:
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         entitled = state.entitled(seq)
-        acked = self._acked(seq) if len(entitled) > 1 else set()
+        acked = {row[0] for row in self._all("select.acked", message=seq)} if len(entitled) > 1 else set()
         return [subscriber.feed for subscriber in entitled if subscriber.number not in acked]
 
     def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:

@@ -86,6 +86,7 @@ def _reading(s: Schema) -> dict[str, Executable]:
         .limit(p("most")),
         "select.message": select(*row, m.content).where(m.id == p("message")),
         "select.place": select(*place, m.destination).where(m.id == p("message")),
+        "select.place.durable": select(*place, m.destination).where(m.id == p("message"), unacked),
         "select.chunks": select(s.chunks.c.content).where(s.chunks.c.id == p("message")).order_by(s.chunks.c.part),
         "select.messages": page(),
         "select.messages.priority": page(of_priority),
