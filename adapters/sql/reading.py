@@ -196,7 +196,10 @@ class Reading:
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         entitled = state.entitled(seq)
-        acked = {row[0] for row in self._all("select.acked", message=seq)} if len(entitled) > 1 else set()
+        # While one that has ended still goes page by page, what is there may wait for it alone.
+        if len(entitled) == 1 and not any(feed.state is state for feed in self._catalog.leaving):
+            return [entitled[0].feed]
+        acked = {row[0] for row in self._all("select.acked", message=seq)}
         return [subscriber.feed for subscriber in entitled if subscriber.number not in acked]
 
     def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:

@@ -6,9 +6,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from anabranch.adapters.core import Store
+from anabranch.adapters.core import Store, purging
 from anabranch.adapters.messages import Message, Outgoing
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
@@ -69,6 +69,21 @@ class RemovingContract:
         assert store.unsubscribe(T, BOOK.key) == len(left) + 1
         assert (store.depth(T), drain(store, T, DESK.key), store.depth(T)) == (1, [b"new"], 0)
         assert_whole(store)
+
+    def test_what_was_acked_stays_so_while_what_one_that_ended_left_goes(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may wait for the ended one alone: it neither expires for others nor comes back to them."""
+        monkeypatch.setattr(purging, "DROP_SECONDS", 3600.0)
+        for subscription in (DESK, BOOK):
+            store.subscribe(subscription)
+        store.send_many(T, [Outgoing(b"x", expires_at_ms=1)] * MANY)
+        assert store.purge(T, BOOK.key) == MANY
+        store.commit([], [], None, [Change(DESK, False)])
+        assert store.take_undelivered() == []
+        assert (store.depth(T, BOOK.key), store.counts(T, BOOK.key)) == (0, (0, 0))
+        assert_whole(store)
+        assert store.depth(T) == 0
 
     def test_who_waits_at_a_deleted_queue_gets_what_comes_to_the_new_one(self, store: Store) -> None:
         store.send(A, b"old")
