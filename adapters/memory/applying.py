@@ -365,10 +365,21 @@ class MemoryTable(Table):
         messages: DestinationMessages = subscriber.topic.own
         if subscriber.number not in messages.subscriptions:
             self._memory.unfinished = nothing
+            for chunk in messages.chunks():
+                self._pass_over_unwanted(messages, chunk, subscriber)
             messages.subscriptions[subscriber.number] = subscriber
             subscriber.count = sum(messages.pending(subscriber, chunk).bit_count() for chunk in messages.chunks())
             self._memory.used += SUBSCRIPTION_COST
             self._memory.unfinished = None
+
+    def _pass_over_unwanted(self, messages: DestinationMessages, chunk: Chunk, subscriber: SubscriptionState) -> None:
+        """What only subscriptions that have ended were to ack is not for one that begins. It still goes a page at a
+        time: until then this one counts as having acked it."""
+        pending = messages.pending(subscriber, chunk)
+        unwanted = pending & ~messages.wanted(chunk) if pending else 0
+        if unwanted:
+            chunk.acked[subscriber.number] = unwanted
+            self._memory.count(chunk)
 
     def unsubscribe(self, subscriber: SubscriptionState) -> None:
         messages: DestinationMessages | None = subscriber.topic.own

@@ -185,7 +185,12 @@ def _writing(s: Schema) -> dict[str, Executable]:
     # What an interrupted caller does twice must change nothing the second time.
     unacked = ~exists().where(acks.durable == p("subscription"), acks.id == m.id)
     subscription = p("subscription", type_=acks.durable.type)
-    for name, which in (("insert.ack", m.id == p("message")), ("insert.acks.range", in_range)):
+    has_ended = exists().where(durables.destination == -p("topic", type_=durables.destination.type))
+    for name, which in (
+        ("insert.ack", m.id == p("message")),
+        ("insert.acks.range", in_range),
+        ("insert.acks.unwanted", and_(has_ended, m.destination == p("topic"), ~_waits(s))),
+    ):
         statements[name] = (
             insert(s.acks)
             .from_select(["durable", "id"], select(subscription, m.id).where(which, unacked))

@@ -293,6 +293,10 @@ class Write:
         self.flush()
         _, name, client_id, selector, no_local = subscriber.subscription
         topic, start = subscriber.topic, subscriber.start + 1
+        if not subscriber.start:
+            # What only subscriptions that have ended were to ack is not for this one. It still goes a page at a time:
+            # until then this one counts as having acked it.
+            self._run("insert.acks.unwanted", {"subscription": subscriber.number, "topic": topic.number})
         self._run(
             "insert.durable",
             {

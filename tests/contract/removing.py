@@ -85,6 +85,30 @@ class RemovingContract:
         assert_whole(store)
         assert store.depth(T) == 0
 
+    def test_what_one_that_ended_left_is_for_nobody_who_begins(
+        self, disk: Disk, store: Store, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not even for a retroactive one, to which what others have yet to ack comes; persistent or not."""
+        monkeypatch.setattr(purging, "DROP_SECONDS", 3600.0)
+        for subscription in (DESK, BOOK):
+            store.subscribe(subscription)
+        store.send_many(T, [b"x"] * MANY)
+        store.send_many(T, [Outgoing(b"x", persistent=False)] * MANY)
+        store.purge(T, BOOK.key)
+        store.send(T, b"new")
+        store.commit([], [], None, [Change(DESK, False)])
+        for name in ("late", "later"):
+            late = Subscription(T, name)
+            store.subscribe(late, retroactive=True)
+            assert (store.depth(T, late.key), bodies(store, T, late.key)) == (1, [b"new"])
+        assert [message.body for message in iter(lambda: store.receive(T, 0, late.key), None)] == [b"new"]
+        assert_whole(store)
+        assert store.depth(T) == 1
+        store = disk.later(store, place)
+        for key in (BOOK.key, ("", "late"), ("", "later")):
+            assert bodies(store, T, key) == [b"new"]
+        assert_whole(store)
+
     def test_who_waits_at_a_deleted_queue_gets_what_comes_to_the_new_one(self, store: Store) -> None:
         store.send(A, b"old")
         take(store)
