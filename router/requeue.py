@@ -16,6 +16,7 @@ from ..adapters.messages import Message, require_leased
 from ..adapters.store_types import SubscriptionKey
 from ..policies.destination import Destination, Kind
 from ..policies.errors import AnabranchError, DeadLetterError, StoreFullError
+from .copies import Copies
 
 if TYPE_CHECKING:
     from .queue import Queue
@@ -35,6 +36,8 @@ DELIVERIES: Final = "dead_letter_deliveries"
 MESSAGE_ID: Final = "dead_letter_message_id"
 CLIENT: Final = "dead_letter_client"
 SUBSCRIPTION: Final = "dead_letter_subscription"
+_OPTIONAL: Final = frozenset((MESSAGE_ID, CLIENT, SUBSCRIPTION))
+"""One that is there without being true, of a dead letter that somebody has sent on, would say where it goes back."""
 
 
 def labelled(message: Message, reason: str, target: Destination, rejected: bool = False) -> dict[str, Any]:
@@ -44,6 +47,7 @@ def labelled(message: Message, reason: str, target: Destination, rejected: bool 
     source = message.headers.get(SOURCE)
     if target == message.destination and source is not None:  # a dead letter stays where it is, and comes from there
         return {**message.headers, REASON: reason, DELIVERIES: deliveries}
+    own = {name: value for name, value in message.headers.items() if name not in _OPTIONAL}
     labels: dict[str, Any] = {
         REASON: reason,
         SOURCE: str(message.destination),
@@ -53,7 +57,7 @@ def labelled(message: Message, reason: str, target: Destination, rejected: bool 
         labels[CLIENT], labels[SUBSCRIPTION] = message.subscription
     if message.message_id is not None:
         labels[MESSAGE_ID] = message.message_id
-    return {**message.headers, **labels}
+    return {**own, **labels}
 
 
 def mark_requeued(participants: Collection[Participant]) -> None:
@@ -66,7 +70,11 @@ def mark_requeued(participants: Collection[Participant]) -> None:
                 labels.append(acked.headers)  # noqa: PERF401  each commit comes this way: a frame less
     if not labels:
         return
-    letters = Counter((headers.get(SOURCE), headers[MESSAGE_ID]) for headers in labels)
+    letters: Counter[tuple[str, str | None]] = Counter(
+        (str(headers.get(SOURCE)), message_id)
+        for headers in labels
+        if isinstance(message_id := headers[MESSAGE_ID], str)  # a sender may put anything there
+    )
     for participant in participants:
         for place, (destination, message) in enumerate(participant.sends):
             key = (str(destination), message.message_id)
@@ -83,6 +91,8 @@ class _Letter(NamedTuple):
     message_id: str | None
     headers: dict[str, Any]
     persistent: bool
+    subscriptions: Collection[SubscriptionKey]
+    """Those that its source has, if that is a topic."""
 
 
 class _Checker:
@@ -102,13 +112,12 @@ class _Checker:
         require_leased(message)
         self._registry.require_own(message)
         source = self._source(message)
-        if source.kind is Kind.TOPIC:
-            self._require_subscription(message, source)
+        subscriptions = self._require_subscription(message, source) if source.kind is Kind.TOPIC else ()
         message_id = message.headers.get(MESSAGE_ID)
         if not isinstance(message_id, str | None):
             raise DeadLetterError(f"{message!r} is no dead letter: its header {MESSAGE_ID} is {message_id!r}")
         headers = {name: value for name, value in message.headers.items() if not name.startswith(_PREFIX)}
-        return _Letter(message, source, message_id, headers, message.persistent)
+        return _Letter(message, source, message_id, headers, message.persistent, subscriptions)
 
     def _source(self, message: Message) -> Destination:
         """Where it comes from, which has a route."""
@@ -129,22 +138,29 @@ class _Checker:
             )
         return source
 
-    def _require_subscription(self, message: Message, topic: Destination) -> None:
-        """Somebody there has it then: without any subscription it would be gone."""
+    def _require_subscription(self, message: Message, topic: Destination) -> set[SubscriptionKey]:
+        """Somebody there has it then: without any subscription it would be gone. Returns all of the topic."""
         known = self._subscriptions.get(topic)
         if known is None:
             known = self._subscriptions[topic] = {found.key for found in self._registry.subscriptions_of(topic)}
-        name = message.headers.get(SUBSCRIPTION)
-        if name is None and not known:
+        key = _subscription_of(message)
+        if key is None and not known:
             raise DeadLetterError(
                 f"{message!r} cannot go back to {topic}, which has no durable subscription: nobody would have it; "
                 "subscribe first, or ack the message"
             )
-        if name is not None and (message.headers.get(CLIENT, ""), name) not in known:
+        if key is not None and key not in known:
             raise DeadLetterError(
-                f"{message!r} cannot go back to the subscription {name!r} of {topic}, which is not there any more; "
+                f"{message!r} cannot go back to the subscription {key[1]!r} of {topic}, which is not there any more; "
                 "subscribe again first, or ack the message"
             )
+        return known
+
+
+def _subscription_of(letter: Message) -> SubscriptionKey | None:
+    """Which has given it up; None for one that the topic's message became as a whole, since it expired."""
+    name = letter.headers.get(SUBSCRIPTION)
+    return None if name is None else (str(letter.headers.get(CLIENT, "")), str(name))
 
 
 def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message]) -> int:
@@ -152,25 +168,22 @@ def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages:
     and a commit raise."""
     checker = _Checker(registry)
     letters = [checker.letter(message) for message in messages]
-    _put_back(begin, letters)
+    _put_back(begin, letters, Copies())
     return len(letters)
 
 
-def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter]) -> None:
+def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copies: Copies) -> None:
+    """In one transaction. `copies`: of the call, which ends if the transaction fails."""
     if not letters:
         return
-    sent: Counter[Any] = Counter()
-    given_up: Counter[Any] = Counter()
+    later = Copies()
     with begin() as transaction:
-        for message, source, message_id, headers, persistent in letters:
+        for message, source, message_id, headers, persistent, subscriptions in letters:
             if source.kind is Kind.TOPIC and message_id is not None:
-                # The id alone says too little: once the duplicate window had forgotten it, another message took it.
-                same = (source, message_id, message.body, frozenset(headers.items()))
-                by = (same, message.headers.get(CLIENT), message.headers.get(SUBSCRIPTION))
-                given_up[by] += 1
-                if given_up[by] <= sent[same]:  # one message that several subscriptions have given up
+                key = _subscription_of(message)
+                together = copies if copies.were_there(message) else later
+                if not together.is_first(message, headers, (source, message_id), key, subscriptions):
                     continue
-                sent[same] += 1
             transaction.send(
                 source, message.body, headers, message_id, priority=message.priority, persistent=persistent
             )
@@ -184,11 +197,15 @@ def requeue_all(registry: StoreRegistry, begin: Callable[[], Transaction], queue
 
     Errors as those of `requeue`; what was put back before stays so, and a note of the error says how many that were.
     """
+    store = registry.store_of(queue.destination)
+    if store is None:
+        return 0
+    copies = Copies(store)
     left = queue.depth() if limit is None else min(limit, queue.depth())
     count = 0
     try:
         while left > 0:
-            done, wrong = _requeue_batch(registry, begin, queue, min(left, BATCH_MESSAGES))
+            done, wrong = _requeue_batch(registry, begin, queue, min(left, BATCH_MESSAGES), copies)
             count += done
             left -= done
             if wrong is not None:
@@ -202,7 +219,7 @@ def requeue_all(registry: StoreRegistry, begin: Callable[[], Transaction], queue
 
 
 def _requeue_batch(
-    registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, most: int
+    registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, most: int, copies: Copies
 ) -> tuple[int, DeadLetterError | None]:
     """Put back the first of them, up to one that cannot go back; returns how many, and what is wrong with that one."""
     checker = _Checker(registry)
@@ -221,7 +238,7 @@ def _requeue_batch(
             except DeadLetterError as error:
                 wrong = error
             size += len(message.body)
-        _put_back(begin, letters)
+        _put_back(begin, letters, copies)
         del taken[: len(letters)]
     finally:
         for message in taken:

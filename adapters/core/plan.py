@@ -269,6 +269,11 @@ class Sequencer:
             self._given = seq = max(self._given, self.last_seq) + 1
             return seq
 
+    @property
+    def highest_seq(self) -> int:
+        """No seq above it was given out, to whatever message. Any thread."""
+        return max(self._given, self.last_seq)
+
     def accept(self, plan: Plan) -> None:
         """It is about to be written, or was. Idempotent."""
         if plan.is_more:

@@ -198,6 +198,11 @@ class Store:
             self._engine.ensure_usable()
         return self._engine.sequencer.last_seq
 
+    @property
+    def highest_seq(self) -> int:
+        """No seq above it was given out yet: also none of a message that is not persistent."""
+        return self._engine.sequencer.highest_seq
+
     def close(self) -> None:
         """Finish what is queued, leave all of it durable, free the directory. Idempotent."""
         if not self._opened:

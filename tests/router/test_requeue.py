@@ -9,7 +9,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.messages import Message
-from anabranch.router import requeue
+from anabranch.router import copies, requeue
 
 from ..contract.disk import Parallel, eventually
 from ..thirdparty.disk import SITE
@@ -366,6 +366,94 @@ def test_messages_of_a_topic_that_have_the_same_id_all_go_back(tmp_path: Path) -
             assert sorted(message.body for message in subscription.browse()) == sorted(bodies)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("persistent", [True, False])
+def test_copies_in_different_transactions_are_sent_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, persistent: bool
+) -> None:
+    """All letters of one subscription come before those of the other."""
+    monkeypatch.setattr(requeue, "BATCH_MESSAGES", 3)
+    bodies = [b"%d" % number for number in range(8)]
+    with anabranch.open(config(tmp_path, kind)) as router:
+        topic = router.topic("t")
+        one, two, three = topic.subscribe("one", "c"), topic.subscribe("two"), topic.subscribe("three")
+        for body in bodies:
+            topic.send(body, {"nested": [{"k": 1}]}, body.decode(), persistent=persistent)
+        fail(router, one, *bodies)
+        fail(router, two, *bodies)
+        assert router.requeue("dlq.t") == 16
+        assert router.queue("dlq.t").depth() == 0
+        for subscription in (one, two):
+            assert [message.body for message in subscription.browse()] == bodies
+        assert [message.body for message in three.browse()] == bodies * 2
+
+
+def test_what_a_subscription_gives_up_meanwhile_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is of the message that was just sent back, which its subscription would never see again."""
+    monkeypatch.setattr(requeue, "BATCH_MESSAGES", 1)
+    settings = config(tmp_path)
+    dead = anabranch.StoreConfig("dead", ["dlq.>"], journal=SYNCED.model_copy(update={"priorities": True}))
+    with anabranch.open(anabranch.Config(settings.directory, [settings.stores[0], dead])) as router:
+        topic = router.topic("t")
+        one, two = topic.subscribe("one"), topic.subscribe("two")
+        topic.send(b"urgent", message_id="urgent", priority=9)
+        topic.send(b"other", message_id="other")
+        fail(router, one, b"urgent", b"other")
+        for _ in range(2):
+            message = two.receive()
+            assert message is not None
+            message.ack()
+        put_back = requeue._put_back
+        calls = iter([lambda: fail(router, two, b"urgent")])
+
+        def fails_again(*args: Any) -> None:
+            put_back(*args)
+            for call in calls:
+                with Parallel(call) as other:
+                    other.result()
+
+        monkeypatch.setattr(requeue, "_put_back", fails_again)
+        assert router.requeue("dlq.t") == 2
+        assert (contents(router, "dlq.t"), [message.body for message in two.browse()]) == ([b"other"], [b"urgent"])
+
+
+@pytest.mark.parametrize(("remembered", "sent"), [(1, 12), (5, 12), (6, 6)])
+def test_so_many_messages_of_a_topic_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remembered: int, sent: int
+) -> None:
+    """Beyond that they are sent again; none is lost."""
+    monkeypatch.setattr(requeue, "BATCH_MESSAGES", 4)
+    monkeypatch.setattr(copies, "REMEMBERED_MAX", remembered)
+    bodies = [b"%d" % number for number in range(6)]
+    with anabranch.open(config(tmp_path)) as router:
+        topic = router.topic("t")
+        subscriptions = topic.subscribe("one"), topic.subscribe("two")
+        for body in bodies:
+            topic.send(body, message_id=body.decode())
+        for subscription in subscriptions:
+            fail(router, subscription, *bodies)
+        assert router.requeue("dlq.t") == 12
+        for subscription in subscriptions:
+            received = [message.body for message in subscription.browse()]
+            assert (set(received), len(received)) == (set(bodies), sent)
+
+
+def test_a_message_is_forgotten_when_no_copy_is_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requeue, "BATCH_MESSAGES", 3)
+    monkeypatch.setattr(copies, "REMEMBERED_MAX", 1)
+    with anabranch.open(config(tmp_path)) as router:
+        topic = router.topic("t")
+        one, two = topic.subscribe("one"), topic.subscribe("two")
+        bodies = [b"%d" % number for number in range(6)]
+        for body in bodies:
+            topic.send(body, message_id=body.decode())
+            fail(router, one, body)
+            fail(router, two, body)
+        assert router.requeue("dlq.t") == 12
+        for subscription in (one, two):
+            assert [message.body for message in subscription.browse()] == bodies
+
+
 def test_what_nobody_would_have_does_not_go_back(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         topic = router.topic("t")
@@ -401,3 +489,47 @@ def test_a_dead_letter_that_is_given_back_too_often_remembers_where_it_comes_fro
         )
         assert router.requeue(letter) == 1
         assert [(m.body, m.message_id) for m in router.queue("q").browse()] == [(b"x", ID)]
+
+
+@pytest.mark.parametrize("label", ["message_id", "source", "subscription", "client"])
+def test_a_sender_may_use_the_names_of_the_labels(tmp_path: Path, label: str) -> None:
+    """Its message is acked, dead-lettered and put back as any other, and holds up none behind it."""
+    with anabranch.open(config(tmp_path)) as router:
+        queue = router.queue("q")
+        for body in (b"acked", b"released", b"rejected", b"behind"):
+            queue.send(body, {f"dead_letter_{label}": ["x"], "k": 1})
+        with router.transaction() as tx:
+            tx.ack(take(router, "q"))
+        fail(router, queue, b"released")
+        take(router, "q").reject()
+        fail(router, queue, b"behind")
+        assert (contents(router, "q"), router.requeue("dlq.q")) == ([], 3)
+        assert [(m.body, m.message_id, m.headers) for m in queue.browse()] == [
+            (b"released", None, {"k": 1}), (b"rejected", None, {"k": 1}), (b"behind", None, {"k": 1}),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("label", ["client", "subscription"])
+def test_a_label_that_is_no_name_is_refused(tmp_path: Path, label: str) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        router.topic("t").subscribe("one", "c")
+        labels = {"source": "topic://t", "client": "c", "subscription": "one", label: ["x"]}
+        router.queue("dlq").send(b"x", {f"dead_letter_{name}": value for name, value in labels.items()})
+        with pytest.raises(anabranch.DeadLetterError, match="not there any more"):
+            router.requeue("dlq")
+        assert contents(router, "dlq") == [b"x"]
+
+
+def test_a_dead_letter_that_was_sent_on_comes_from_where_it_fails_next(tmp_path: Path) -> None:
+    """Whoever sends it on with all its headers says nothing of that."""
+    with anabranch.open(config(tmp_path)) as router:
+        topic = router.topic("t")
+        one = topic.subscribe("one", "c")
+        topic.send(b"x", {"k": 1}, ID)
+        fail(router, one, b"x")
+        letter = take(router, "dlq.t")
+        router.queue("q").send(letter.body, letter.headers)
+        fail(router, router.queue("q"), b"x")
+        assert router.requeue("dlq.q") == 1
+        message = take(router, "q")
+        assert (message.body, message.message_id, message.headers) == (b"x", None, {"k": 1})
