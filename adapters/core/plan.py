@@ -310,8 +310,10 @@ class Sequencer:
             branch.reservation = None
 
     def amount(self, sends: Iterable[Change]) -> tuple[int, int]:
-        """How many messages and bytes these take of the store's room; those that are stored already, nothing."""
+        """How many messages and bytes these take of the store's room; those that are stored already, nothing, nor
+        those with the id of one before them of the same kind."""
         count = size = 0
+        counted: set[tuple[bool, Key]] = set()
         for change in sends:
             if type(change) is SendMany:
                 count += len(change)
@@ -323,6 +325,9 @@ class Sequencer:
                 key = (send.state.number, send.name)
                 if self.window.get(key) is not None or (send is not change and self.volatile_window.get(key)):
                     continue
+                if (send is change, key) in counted:
+                    continue
+                counted.add((send is change, key))
             count += 1
             size += send.record_bytes
         return count, size

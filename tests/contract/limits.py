@@ -117,6 +117,16 @@ class LimitsContract:
         first = store.send(A, b"1", None, "id")
         assert store.send(A, b"1", None, "id") == Receipt(A, first.seq, True)
 
+    def test_a_new_message_id_twice_in_one_call_needs_room_once(self, disk: Disk) -> None:
+        store = disk.create(max_messages=2)
+        store.send(A, b"1")
+        first, second = store.send_many(A, [Outgoing(b"2", None, "id"), Outgoing(b"2", None, "id")])
+        assert (first.duplicate, second) == (False, Receipt(A, first.seq, True))
+        assert bodies(store) == [b"1", b"2"]
+        take(store).ack()
+        store.commit([(A, Outgoing(b"3", None, "other"))] * 2, [])
+        assert bodies(store) == [b"2", b"3"]
+
     def test_a_requeued_message_needs_room(self, disk: Disk) -> None:
         """It is stored, be its id in the window or not."""
         store = disk.create(max_messages=1)
