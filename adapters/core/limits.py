@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ...policies.errors import StoreFullError
 
@@ -16,20 +16,30 @@ What = TypeVar("What")
 
 
 class Reservation(Generic[What]):
-    """Room that is given back when its last user lets go of it: by then the messages are counted as held, or failed.
+    """Room that is given back once: by `release`, or when its last user lets go of it, since a KeyboardInterrupt may
+    come before any call. By then the messages are counted as held, or failed."""
 
-    Not by a call, since a KeyboardInterrupt may come before any call.
-    """
-
-    __slots__ = ("_given_back", "what")
+    __slots__ = ("_given_back", "_left", "what")
 
     def __init__(self, what: What, given_back: deque[What]) -> None:
         self.what = what
         self._given_back = given_back
+        self._left = iter((what,))
+
+    def release(self) -> None:
+        """Give it back now, though others may hold this still: the traceback of an error, say. Again it does
+        nothing."""
+        self._given_back.extend(self._left)  # one step: Ctrl-C comes before or after it
 
     def __del__(self) -> None:
-        if hasattr(self, "_given_back"):  # not so if its constructor was interrupted
-            self._given_back.append(self.what)
+        if hasattr(self, "_left"):  # not so if its constructor was interrupted
+            self._given_back.extend(self._left)
+
+
+def release(reservation: Reservation[Any] | None) -> None:
+    """Of what a store reserved, which has no limits perhaps."""
+    if reservation is not None:
+        reservation.release()
 
 
 class Room:

@@ -17,7 +17,7 @@ from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
 from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange
 from .destination_changes import Subscribe, Unsubscribe
 from .engine import APPLY_AT, Engine
-from .limits import Amount, Room
+from .limits import Amount, Reservation, Room, release
 from .nonpersistent import Nonpersistent
 from .place import order_of
 from .priorities import FETCH
@@ -104,7 +104,7 @@ class Sending:
         plain = subscription._replace(no_local=bool(subscription.no_local))
         return Subscribe(state, self._engine.catalog.next_number(), plain, change.retroactive)
 
-    def reserve(self, sends: Sequence[Sent]) -> object:
+    def reserve(self, sends: Sequence[Sent]) -> Reservation[Amount] | None:
         """Room for these; None where the store has no limits. Raises StoreFullError, and then nothing is reserved."""
         if not self.room.limited:
             return None
@@ -112,11 +112,24 @@ class Sending:
 
     # Writing
 
-    def write(self, changes: Sequence[Change], sync: bool = False, unsynced: bool = False) -> list[Any]:
-        """Until the changes are written, together. Returns what comes of each."""
+    def write(
+        self,
+        changes: Sequence[Change],
+        sync: bool = False,
+        unsynced: bool = False,
+        reservation: Reservation[Amount] | None = None,
+    ) -> list[Any]:
+        """Until the changes are written, together, in the room that is reserved for them. Returns what comes of
+        each."""
         ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
-        self._engine.submit(ticket)
-        return self.wait(ticket)
+        if reservation is not None:
+            ticket.held = reservation
+        try:
+            self._engine.submit(ticket)
+            return self.wait(ticket)
+        except AnabranchError:
+            release(reservation)  # the error's traceback may hold it for long
+            raise
 
     def wait(self, ticket: Ticket) -> list[Any]:
         """Until it is done; then help to apply it if too much waits for that."""
@@ -138,19 +151,18 @@ class Sending:
     def send_nonpersistent(self, destination: Destination, message: Outgoing) -> Receipt:
         """As Store.send."""
         (send,) = self.sends([(destination, message)])
-        reservation = self.reserve([send])  # noqa: F841  until it is counted as held
-        (outcome,) = self.write([send])
+        (outcome,) = self.write([send], reservation=self.reserve([send]))
         self._engine.sends += 1
         return Receipt(destination, *outcome)
 
     def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
         """Likewise: it is there on return, and the future resolves on a thread of ours."""
         (send,) = self.sends([(destination, message)])
-        reservation = self.reserve([send])  # noqa: F841  as above
+        reservation = self.reserve([send])
         future: Future[Receipt] = Future()
         future.set_running_or_notify_cancel()
         try:
-            (outcome,) = self.write([send])
+            (outcome,) = self.write([send], reservation=reservation)
         except AnabranchError as error:
             shared().resolve([(future, None, error)])
         else:
@@ -170,9 +182,10 @@ class Sending:
         sends = (takes_many and self._many(state, messages)) or self._each(state, messages)
         reservation = self.reserve(sends)
         if engine.nonpersistent is not None and VolatileChange in map(type, sends):
-            done = self._send_mixed(destination, sends, bool(sync))
-            del reservation  # they are counted as held
-            return done
+            try:
+                return self._send_mixed(destination, sends, bool(sync))
+            finally:
+                release(reservation)  # they are counted as held, or failed
         tickets = [Ticket(part, size, bool(sync)) for part, size in self._parts(sends)]
         for ticket in tickets:
             ticket.held = reservation

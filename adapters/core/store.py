@@ -50,6 +50,7 @@ from .backend import Backend, Found
 from .delivery import CLAIMED, LEASED, Lease
 from .engine import Engine
 from .headers import pack_id
+from .limits import Amount, Reservation
 from .nonpersistent import sweep
 from .purging import Removal
 from .receiving import Receiving
@@ -477,7 +478,7 @@ class Store:
         """`commit` without waiting, as `ack_nowait`."""
         return self._transactions.commit_nowait(sends, acks, sync, changes)
 
-    def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> object:
+    def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> Reservation[Amount] | None:
         """Room for these sends, for a `prepare` that gets what is returned; the room is free again when that is let go
         of. None where the store has no limits. Raises StoreFullError and MessageTooLargeError (nothing is reserved)."""
         self._engine.ensure_usable()
@@ -491,7 +492,7 @@ class Store:
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool,
-        room: object = None,
+        room: Reservation[Amount] | None = None,
         changes: Sequence[Change] = (),
     ) -> Pending[None]:
         """Make a branch durable without letting anything of it be seen.

@@ -18,6 +18,7 @@ from .branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payl
 from .changes import Change, Send, acks_of, returned_of, sent
 from .delivery import CLAIMED, Lease
 from .engine import Engine
+from .limits import Amount, Reservation, release
 from .nonpersistent import Nonpersistent, give_back_room
 from .sending import Sending
 from .settling import Settling
@@ -49,7 +50,11 @@ class Transactions:
         changes: Sequence[store_types.Change],
     ) -> list[Receipt]:
         first, reservation = self._first(sends, changes)
-        outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), reservation)
+        try:
+            outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), reservation)
+        except AnabranchError:
+            release(reservation)  # the error's traceback may hold it for long
+            raise
         self._engine.sends += len(sends)
         return _receipts(sends, outcomes[len(changes) :])
 
@@ -61,14 +66,20 @@ class Transactions:
         changes: Sequence[store_types.Change],
     ) -> Future[list[Receipt]]:
         first, reservation = self._first(sends, changes)
+        try:
+            future = self._settling.ack_nowait(
+                acks, CLAIMED, first, bool(sync), reservation,
+                lambda outcomes: _receipts(sends, outcomes[len(changes) :]),
+            )  # fmt: skip
+        except AnabranchError:
+            release(reservation)  # as above
+            raise
         self._engine.sends += len(sends)
-        return self._settling.ack_nowait(
-            acks, CLAIMED, first, bool(sync), reservation, lambda outcomes: _receipts(sends, outcomes[len(changes) :])
-        )
+        return future
 
     def _first(
         self, sends: Sequence[tuple[Destination, Outgoing]], changes: Sequence[store_types.Change]
-    ) -> tuple[list[Change], object]:
+    ) -> tuple[list[Change], Reservation[Amount] | None]:
         """What comes before the acks, and the room that it needs."""
         self._engine.ensure_usable()
         first: list[Change] = [self._sending.change(change) for change in changes]
@@ -117,7 +128,23 @@ class Transactions:
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool,
-        room: object,
+        room: Reservation[Amount] | None,
+        changes: Sequence[store_types.Change],
+    ) -> Pending[None]:
+        try:
+            return self._prepare(transaction, participants, sends, acks, sync, room, changes)
+        except AnabranchError:
+            release(room)  # as above
+            raise
+
+    def _prepare(
+        self,
+        transaction: bytes,
+        participants: Sequence[bytes],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool,
+        room: Reservation[Amount] | None,
         changes: Sequence[store_types.Change],
     ) -> Pending[None]:
         engine = self._engine

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from ...adapters.core import Store
 from ...adapters.files import FILE_MODE, disk_errors
@@ -377,7 +378,7 @@ class Coordinator:
         participant.unclaim()
 
 
-def _reserve(participant: Participant, store: Store) -> object:
+def _reserve(participant: Participant, store: Store) -> Any:
     return store.reserve(participant.sends)
 
 

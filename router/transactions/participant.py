@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.messages import Message, Outgoing, Receipt
@@ -21,7 +21,7 @@ class Participant:
     """One store of a transaction. Of one that was found after a restart only the id is known: its branch is in the
     store."""
 
-    room: object = None
+    room: Any = None
     """What it has reserved for its sends, until it has prepared them."""
     carried_out = False
     """Whether it has carried the outcome out."""

@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.messages import Outgoing, Receipt
-from anabranch.policies.errors import StoreFullError
+from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, assert_whole, bodies, drain, survives, take
 
@@ -102,6 +102,25 @@ class LimitsContract:
             assert store.send(A, b"1", None, "id").duplicate
         store.send_many(A, [b"2", b"3"])
         assert bodies(store) == [b"1", b"2", b"3"]
+
+    def test_what_failed_leaves_its_room_though_its_error_is_kept(self, disk: Disk) -> None:
+        store = disk.create(max_messages=3)
+        store.send(A, b"1")
+        message = take(store)
+        message.ack()
+        sends = [(A, Outgoing(b"x"))] * 3
+        kept = []
+        for call in (
+            lambda: store.commit(sends, [message]),
+            lambda: store.commit_nowait(sends, [message]),
+            lambda: store.prepare(b"t" * 32, [store.store_id], sends, [message], True, store.reserve(sends)),
+        ):
+            with pytest.raises(UnknownMessageError) as raised:
+                call()
+            kept.append(raised.value)
+            assert len(store.send_many(B, [b"x"] * 3)) == 3
+            assert len(drain(store, B)) == 3
+        assert len(kept) == 3
 
     @survives
     def test_limits_count_what_an_earlier_process_left(self, disk: Disk) -> None:
