@@ -13,6 +13,7 @@ from ..store_types import Prepared, Subscription
 from .changes import SMALL_BYTES, Ack, Change, Send, VolatileChange
 from .delivery import Lease
 from .destination_changes import Subscribe, Unsubscribe
+from .limits import Reservation
 from .place import order_of
 from .records import name_of, order_and_expiry
 from .states import Catalog, DestinationState
@@ -42,7 +43,7 @@ class Branch:
         """What a rollback writes of the messages that are given back."""
         self.promise = 0
         """Bytes that are kept free for its outcome."""
-        self.reservation: object = None
+        self.reservation: Reservation[Any] | None = None
         """Room in the store until the outcome (limits.py)."""
         self.own: Any = None
         """The backend's."""

@@ -79,6 +79,8 @@ class Engine:
         self.committed: dict[bytes, None] = {}
         """Transactions that are committed here and not forgotten, oldest first."""
         self.sends = self.acks = self.batches = 0
+        self.limited = False
+        """Tickets hold the room that was reserved for them (limits.py)."""
         self.closed = True
         self.failed: BaseException | None = None
         self.pending_changes = 0
@@ -208,6 +210,8 @@ class Engine:
         interruption, for the same."""
         changes = plan.changes
         if plan.number > self._taken:
+            if self.limited:
+                plan.hold_room()
             self.pending_changes += len(changes) + plan.more
             if self._new or len(changes) != 1 or type(changes[0]) is not Ack:
                 self._new.append(plan)
@@ -354,6 +358,8 @@ class Engine:
         pending = self._pending
         while pending:
             for _ in range(self._apply_some()):
+                if self.limited:
+                    pending[0].release_room()
                 pending.popleft()
         if self.delivery.records:
             self.delivery.records.clear()

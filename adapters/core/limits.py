@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from ...policies.errors import StoreFullError
@@ -52,9 +52,11 @@ class Room:
         max_bytes: int | None,
         held: Callable[[], Amount],
         bytes_option: str = "max_bytes",
+        asked: Callable[[Callable[[], Amount]], Amount] = lambda question: question(),
     ) -> None:
-        """`held` tells what the store holds; `bytes_option` is what users know `max_bytes` by."""
-        self._name, self._held = name, held
+        """`held` tells what the store holds; `bytes_option` is what users know `max_bytes` by. `asked` answers a
+        question while nothing that is reserved becomes held: or else that would be counted twice, or not at all."""
+        self._name, self._held, self._asked = name, held, asked
         self._max_messages, self._max_bytes, self._bytes_option = max_messages, max_bytes, bytes_option
         self.limited = max_messages is not None or max_bytes is not None
         self._lock = threading.RLock()  # guards what is reserved; a signal handler may come back to it
@@ -74,16 +76,27 @@ class Room:
             self.require(amount)
             return self.hold(amount)
 
+    def reserve_each(self, amounts: Sequence[Amount]) -> list[Reservation[Amount] | None]:
+        """The same for several, of which each is given back by itself: room for all of them, or none."""
+        with self._lock:
+            self.require((sum(amount[0] for amount in amounts), sum(amount[1] for amount in amounts)))
+            return [self.hold(amount) for amount in amounts]
+
     def require(self, amount: Amount) -> None:
         """Raise StoreFullError unless so much more fits."""
         with self._lock:
-            while self._given_back:  # before `held` is asked, which counts what these have become
-                done = self._given_back.popleft()
-                self._messages -= done[0]
-                self._bytes -= done[1]
-            messages, size = self._held()
-            self._check("max_messages", self._max_messages, messages + self._messages, amount[0], "messages")
-            self._check(self._bytes_option, self._max_bytes, size + self._bytes, amount[1], "bytes of messages")
+            messages, size = self._asked(self._taken)
+            self._check("max_messages", self._max_messages, messages, amount[0], "messages")
+            self._check(self._bytes_option, self._max_bytes, size, amount[1], "bytes of messages")
+
+    def _taken(self) -> Amount:
+        """What is held and what is reserved."""
+        while self._given_back:
+            done = self._given_back.popleft()
+            self._messages -= done[0]
+            self._bytes -= done[1]
+        messages, size = self._held()
+        return messages + self._messages, size + self._bytes
 
     def _check(self, option: str, limit: int | None, held: int, more: int, what: str) -> None:
         if limit is not None and more and held + more > limit:

@@ -30,7 +30,7 @@ from .changes import SendMany as Many
 from .changes import VolatileChange as Volatile
 from .delivery import Feed
 from .destination_changes import Remove, Subscribe, Unsubscribe
-from .limits import Reservation
+from .limits import Reservation, release
 from .mixed_rows import AT_ONCE, PLANNED, MixedRows, shadow_of
 from .place import is_volatile
 from .records import is_requeued
@@ -135,16 +135,22 @@ class Nonpersistent:
         and as `takes` and `write`."""
         changes = list(ticket.content)
         if self.takes(changes):
-            ticket.outcomes = self.write(changes)
+            ticket.outcomes = self.write(changes, ticket.held)
             ticket.finish(None)
         else:
             ticket.content = changes
             self._submit(ticket)
 
-    def write(self, changes: Sequence[Change]) -> list[Any]:
-        """Do it at once. Returns what comes of each. Any thread. Raises what Engine.check raises, StoreFullError and
-        StoreFailedError; then nothing took effect."""
-        return self._engine.asked(lambda: self._write(changes))
+    def write(self, changes: Sequence[Change], reservation: Reservation[Any] | None = None) -> list[Any]:
+        """Do it at once, in the room that is reserved in the store. Returns what comes of each. Any thread. Raises what
+        Engine.check raises, StoreFullError and StoreFailedError; then nothing took effect."""
+
+        def done() -> list[Any]:
+            outcomes = self._write(changes)
+            release(reservation)
+            return outcomes
+
+        return self._engine.asked(done)
 
     def _reserve(self, sends: Sequence[Change]) -> Reservation[bytes]:
         """Memory for messages that are committed later."""

@@ -19,6 +19,7 @@ from .branches import Branch, Commit
 from .changes import Change, Send, SendMany, VolatileChange
 from .destination_changes import Declare
 from .duplicates import DuplicateWindow, Key
+from .limits import Reservation, release
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
 from .tickets import Ticket
@@ -53,6 +54,8 @@ class Plan:
     """Messages beside the first of each SendMany."""
     own: Any = None
     """The backend's."""
+    room: Sequence[Reservation[Any] | None] = ()
+    """What was reserved for its messages, until they are applied, and so are counted as held."""
 
     def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket], last_seq: int | None = None) -> None:
         """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
@@ -86,6 +89,16 @@ class Plan:
     def sync(self) -> bool:
         """Whether a caller waits for the disk, whatever the policy."""
         return any(ticket.sync for ticket in self.tickets)
+
+    def hold_room(self) -> None:
+        """Take over from its tickets what is reserved for it. May be done again."""
+        self.room = [*self.room, *[ticket.held for ticket in self.tickets]]
+
+    def release_room(self) -> None:
+        """It is applied. May be done again."""
+        for reservation in self.room:
+            release(reservation)
+        self.room = ()
 
     # What changes ask while they are planned
 
@@ -309,11 +322,17 @@ class Sequencer:
             self.prepared.pop(branch.transaction, None)
             branch.reservation = None
 
-    def amount(self, sends: Iterable[Change]) -> tuple[int, int]:
+    def amounts(self, parts: Iterable[Iterable[Change]]) -> list[tuple[int, int]]:
+        """How many messages and bytes each part of a call takes of the store's room, as `amount`."""
+        counted: set[tuple[bool, Key]] = set()
+        return [self.amount(part, counted) for part in parts]
+
+    def amount(self, sends: Iterable[Change], counted: set[tuple[bool, Key]] | None = None) -> tuple[int, int]:
         """How many messages and bytes these take of the store's room; those that are stored already, nothing, nor
         those with the id of one before them of the same kind."""
         count = size = 0
-        counted: set[tuple[bool, Key]] = set()
+        if counted is None:
+            counted = set()
         for change in sends:
             if type(change) is SendMany:
                 count += len(change)

@@ -43,13 +43,17 @@ class Sending:
         self._settings = settings = engine.backend.settings
         self._apart = None if engine.backend.volatile else self._nonpersistent
         self._takes_many = engine.backend.takes_many and not settings.priorities
-        self.room = Room(engine.name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option)
+        self.room = Room(
+            engine.name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option, engine.asked
+        )
+        engine.limited = self.room.limited
 
     def _held(self) -> Amount:
+        """With the store's lock held."""
         catalog, volatile = self._engine.catalog, self._engine.nonpersistent
         if volatile is None:
-            return self._engine.asked(lambda: (catalog.messages, catalog.bytes))
-        return self._engine.asked(lambda: (catalog.messages + volatile.messages, catalog.bytes + volatile.bytes))
+            return catalog.messages, catalog.bytes
+        return catalog.messages + volatile.messages, catalog.bytes + volatile.bytes
 
     # Tickets
 
@@ -109,6 +113,12 @@ class Sending:
         if not self.room.limited:
             return None
         return self.room.reserve(self._engine.sequencer.amount(sends))
+
+    def _reserve_each(self, parts: Sequence[Sequence[Sent]]) -> list[Reservation[Amount] | None]:
+        """The same for parts that are written one after the other."""
+        if not self.room.limited:
+            return [None] * len(parts)
+        return self.room.reserve_each(self._engine.sequencer.amounts(parts))
 
     # Writing
 
@@ -180,16 +190,14 @@ class Sending:
         messages = tuple(messages)
         takes_many = self._takes_many and len(messages) > FETCH and not state.is_topic
         sends = (takes_many and self._many(state, messages)) or self._each(state, messages)
-        reservation = self.reserve(sends)
         if engine.nonpersistent is not None and VolatileChange in map(type, sends):
-            try:
-                return self._send_mixed(destination, sends, bool(sync))
-            finally:
-                release(reservation)  # they are counted as held, or failed
-        tickets = [Ticket(part, size, bool(sync)) for part, size in self._parts(sends)]
-        for ticket in tickets:
-            ticket.held = reservation
-        del reservation
+            return self._send_mixed(destination, sends, bool(sync))
+        parts = list(self._parts(sends))
+        tickets = [Ticket(part, size, bool(sync)) for part, size in parts]
+        if self.room.limited:
+            reservations = self._reserve_each([part for part, _ in parts])
+            for ticket in reversed(tickets):
+                ticket.held = reservations.pop()  # the traceback of an error shall hold none
         self._writer.submit_all(tickets)
         engine.sends += len(messages)
         done = []
@@ -227,10 +235,16 @@ class Sending:
     def _send_mixed(self, destination: Destination, sends: Sequence[Sent], sync: bool) -> list[Receipt]:
         """Many of which some are not persistent: not all at once, since these are put in under the store's lock."""
         done: list[Receipt] = []
-        for start in range(0, len(sends), CHUNK):
-            for part, _ in self._parts(sends[start : start + CHUNK]):
-                done += receipts(destination, self.write(part, sync))
+        chunks = [sends[start : start + CHUNK] for start in range(0, len(sends), CHUNK)]
+        parts = [part for chunk in chunks for part, _ in self._parts(chunk)]
+        reservations = self._reserve_each(parts)
+        try:
+            for part, reservation in zip(parts, reservations, strict=True):
+                done += receipts(destination, self.write(part, sync, reservation=reservation))
                 self._engine.sends += len(part)
+        finally:
+            for reservation in reservations:
+                release(reservation)
         return done
 
     def _parts(self, sends: Sequence[Sent]) -> Iterator[tuple[Sequence[Sent], int]]:

@@ -25,6 +25,7 @@ from ..store_types import Settlement
 from .changes import Ack, Change, acks_of, returned_of
 from .delivery import CLAIMED, LEASED, LEAVING, Lease
 from .engine import APPLY_AT, Engine
+from .limits import Reservation
 from .nonpersistent import give_back_room
 from .tickets import Ticket
 from .writers import Writer
@@ -57,7 +58,7 @@ class Settling:
         hold: int,
         first: Sequence[Change] = (),
         sync: bool = False,
-        reservation: object = None,
+        reservation: Reservation[Any] | None = None,
     ) -> list[Any]:
         """Ack what is held so, behind other changes; all or none of it. Returns what comes of those. Raises, and then
         nothing took effect and the messages are held as before; not so after OutcomeUnknownError."""
@@ -89,7 +90,7 @@ class Settling:
         hold: int,
         first: Sequence[Change] = (),
         sync: bool = False,
-        reservation: object = None,
+        reservation: Reservation[Any] | None = None,
         result: Callable[[list[Any]], Any] = lambda outcomes: None,
     ) -> Future[Any]:
         """The same without waiting: the future resolves on a thread of ours with `result` of what comes of the other
@@ -109,7 +110,7 @@ class Settling:
         hold: int,
         first: Sequence[Change] = (),
         sync: bool = False,
-        reservation: object = None,
+        reservation: Reservation[Any] | None = None,
         result: Callable[[list[Any]], Any] = lambda outcomes: None,
     ) -> Future[Any]:
         """Of what is LEAVING. What is raised took no effect, and the caller puts them back."""
@@ -291,7 +292,7 @@ class Settling:
                 results[at] = error
 
 
-def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: object) -> Ticket:
+def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: Reservation[Any] | None) -> Ticket:
     """Of these changes, and the room that the others than acks need."""
     if acks_alone:
         return Ticket(changes, len(changes) * Ack.size, sync)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..wal import ticket
 
 if TYPE_CHECKING:
     from .changes import Change
+    from .limits import Reservation
 
 
 class Ticket(ticket.Ticket):
@@ -16,3 +17,5 @@ class Ticket(ticket.Ticket):
 
     content: Sequence[Change]
     """The changes."""
+    held: Reservation[Any] | None = None
+    """Room for their messages, until these are applied."""

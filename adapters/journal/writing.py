@@ -124,8 +124,8 @@ class JournalEncoder:
         if self.promised and not self._sequencer.prepared:
             self.promised = 0
         if plan.is_more and plan.volatile and not plan.changes:
-            plan.tickets = _NO_TICKETS
             self._engine.take(plan)  # nothing is written, so it is not delivered
+            plan.tickets = _NO_TICKETS
 
     def _promise(self, plan: Plan) -> None:
         prepared = self._sequencer.prepared
@@ -141,12 +141,12 @@ class JournalEncoder:
     def deliver(self, batch: JournalBatch) -> None:
         plan, engine = batch.plan, self._engine
         if plan is not None:
-            plan.tickets = _NO_TICKETS  # who keeps the plan needs them no more
             plan.own = batch.tail
             engine.batches += 1
             if not plan.is_more:  # else `written` has
                 self._sequencer.accept(plan)
             engine.take(plan)
+            plan.tickets = _NO_TICKETS  # who keeps the plan needs them no more
             if len(batch.data) > HEAVY_BYTES:
                 engine.pending_changes += len(batch.data) // HEAVY_BYTES
 

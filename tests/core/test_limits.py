@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
 from anabranch.adapters.core.limits import Room
+from anabranch.adapters.core.plan import Plan
+from anabranch.adapters.messages import Outgoing
 from anabranch.policies.errors import StoreFullError
+
+from ..contract.disk import A, Disk, Parallel
+from .made import journal, onefile
 
 
 def test_what_is_held_and_reserved_counts() -> None:
@@ -56,6 +64,47 @@ def test_no_two_get_the_same() -> None:
     with ThreadPoolExecutor(8) as pool:
         got = [one for one in pool.map(reserve, range(200)) if one is not None]
     assert len(got) == 50
+
+
+@pytest.mark.parametrize("kind", [journal, onefile])
+def test_what_is_written_counts_once(kind: Callable[[], AbstractContextManager[Disk]]) -> None:
+    """As held or as reserved, also before its sender has been told."""
+    with kind() as disk:
+        store = disk.create(max_messages=2)
+        of: Any = store._engine if kind is journal else store._writer
+        name = "take" if kind is journal else "_done"
+        written = getattr(of, name)
+        seen = []
+
+        def look(plan: Plan) -> None:
+            written(plan)
+            with Parallel(lambda: store.reserve([(A, Outgoing(b"x"))])) as another:
+                seen.append(another.result())
+            with Parallel(lambda: store.reserve([(A, Outgoing(b"x"))] * 2)) as another, pytest.raises(StoreFullError):
+                another.result()
+
+        setattr(of, name, look)
+        store.send(A, b"1")
+        assert len(seen) == 1
+
+
+def test_each_part_of_a_large_send_counts_once() -> None:
+    with journal() as disk:
+        store = disk.create(max_messages=10, batch_bytes_max=1 << 16)
+        take = store._engine.take
+
+        def look(plan: Plan) -> None:
+            take(plan)
+            with Parallel(lambda: store.reserve([(A, Outgoing(b"x"))] * 2)) as another:
+                assert another.result() is not None
+            with Parallel(lambda: store.reserve([(A, Outgoing(b"x"))] * 3)) as another, pytest.raises(StoreFullError):
+                another.result()
+            plans.append(plan)
+
+        plans: list[Plan] = []
+        store._engine.take = look  # type: ignore[method-assign]
+        store.send_many(A, [b"x" * 50_000] * 8)
+        assert len(plans) > 1
 
 
 def test_without_limits_there_is_nothing_to_ask() -> None:
