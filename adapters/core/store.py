@@ -478,12 +478,13 @@ class Store:
         """`commit` without waiting, as `ack_nowait`."""
         return self._transactions.commit_nowait(sends, acks, sync, changes)
 
-    def reserve(self, sends: Sequence[tuple[Destination, Outgoing]]) -> Reservation[Amount] | None:
-        """Room for these sends, for a `prepare` that gets what is returned; the room is free again when that is let go
-        of. None where the store has no limits. Raises StoreFullError and MessageTooLargeError (nothing is reserved)."""
-        self._engine.ensure_usable()
-        sending = self._sending
-        return sending.reserve(sending.sends(sends)) if sending.room.limited else None
+    def reserve(
+        self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message] = ()
+    ) -> Reservation[Amount] | None:
+        """Room for these sends, less what these acks free, for a `prepare` that gets what is returned; the room is free
+        again when that is let go of. None where nothing is needed. Raises StoreFullError and MessageTooLargeError
+        (nothing is reserved)."""
+        return self._transactions.reserve(sends, acks)
 
     def prepare(
         self,

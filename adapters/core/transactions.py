@@ -20,7 +20,7 @@ from .delivery import CLAIMED, Lease
 from .engine import Engine
 from .limits import Amount, Reservation, release
 from .nonpersistent import Nonpersistent, give_back_room
-from .sending import Sending
+from .sending import Sending, Sent
 from .settling import Settling
 from .tickets import Ticket
 from .writers import Writer
@@ -49,7 +49,7 @@ class Transactions:
         sync: bool | None,
         changes: Sequence[store_types.Change],
     ) -> list[Receipt]:
-        first, reservation = self._first(sends, changes)
+        first, reservation = self._first(sends, acks, changes)
         try:
             outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), reservation)
         except AnabranchError:
@@ -65,7 +65,7 @@ class Transactions:
         sync: bool | None,
         changes: Sequence[store_types.Change],
     ) -> Future[list[Receipt]]:
-        first, reservation = self._first(sends, changes)
+        first, reservation = self._first(sends, acks, changes)
         try:
             future = self._settling.ack_nowait(
                 acks, CLAIMED, first, bool(sync), reservation,
@@ -78,13 +78,56 @@ class Transactions:
         return future
 
     def _first(
-        self, sends: Sequence[tuple[Destination, Outgoing]], changes: Sequence[store_types.Change]
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        changes: Sequence[store_types.Change],
     ) -> tuple[list[Change], Reservation[Amount] | None]:
         """What comes before the acks, and the room that it needs."""
         self._engine.ensure_usable()
         first: list[Change] = [self._sending.change(change) for change in changes]
         sending = self._sending.sends(sends)
-        return [*first, *sending], self._sending.reserve(sending)
+        return [*first, *sending], self._reserve(sending, sends, acks)
+
+    def reserve(
+        self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message]
+    ) -> Reservation[Amount] | None:
+        """As Store.reserve."""
+        self._engine.ensure_usable()
+        return self._reserve(self._sending.sends(sends), sends, acks) if self._sending.room.limited else None
+
+    def _reserve(
+        self,
+        sending: Sequence[Sent],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+    ) -> Reservation[Amount] | None:
+        """Room for what the store holds more once these are sent and those acked: for nothing if as many messages go
+        as come and their bodies are as long, so that dead letters, which have more headers, leave a full store."""
+        room = self._sending.room
+        if not room.limited or not sending:
+            return None
+        count, size = self._engine.sequencer.amount(sending)
+        freed = self._freed(acks) if acks else []
+        if count <= len(freed):
+            size = min(size, sum(len(message.body) for _, message in sends))
+        return room.reserve((max(0, count - len(freed)), max(0, size - sum(len(message.body) for message in freed))))
+
+    def _freed(self, acks: Sequence[Message]) -> list[Message]:
+        """Those of which nothing is left once they are acked; of a topic's, those that nobody else has yet to ack."""
+        freed, topics = [], []
+        for message in dict.fromkeys(acks):
+            lease = message._note
+            if type(lease) is Lease and (lease.whole or not lease.feeds[0].state.is_topic):
+                freed.append(message)
+            elif type(lease) is Lease:
+                topics.append((message, lease))
+        if topics:
+            engine = self._engine
+            freed += engine.asked(lambda: [
+                message for message, lease in topics if len(engine.rows.unacked(lease.feeds[0].state, lease.seq)) == 1
+            ])  # fmt: skip
+        return freed
 
     # Over several stores
 
@@ -101,7 +144,9 @@ class Transactions:
                 raise CorruptionError(where, 0, reason, "restore it from a backup") from None
             self._claim_again(branch)
             if self._sending.room.limited:
-                branch.reservation = self._sending.room.hold(sequencer.amount(branch.sends))
+                count, size = sequencer.amount(branch.sends)
+                acked = sum(not ack.state.is_topic or not ack.number for ack in branch.acks)
+                branch.reservation = self._sending.room.hold((max(0, count - acked), size))
             branch.promise = self._promise(branch)
             sequencer.prepared[transaction] = branch
 

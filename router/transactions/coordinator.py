@@ -379,7 +379,7 @@ class Coordinator:
 
 
 def _reserve(participant: Participant, store: Store) -> Any:
-    return store.reserve(participant.sends)
+    return store.reserve(participant.sends, participant.acks)
 
 
 def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, store: Store) -> Pending[None]:

@@ -329,7 +329,7 @@ class HostingContract:
         store.claim(message)
         refused: Future[Any] = Future()
         try:
-            refused = store.commit_nowait([(B, Outgoing(b"2"))], [message])
+            refused = store.commit_nowait([(B, Outgoing(b"2"))] * 2, [message])
         except StoreFullError as error:
             refused.set_exception(error)
         assert isinstance(refused.exception(PATIENCE), StoreFullError)

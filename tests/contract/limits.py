@@ -6,9 +6,10 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.messages import Outgoing, Receipt
+from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
-from .disk import PATIENCE, A, B, Disk, Parallel, assert_whole, bodies, drain, survives, take
+from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
 
 
 class LimitsContract:
@@ -51,6 +52,62 @@ class LimitsContract:
         assert bodies(store) == [b"1", b"2"]
         store.commit([(A, Outgoing(b"3"))], [message])  # still claimed
         assert bodies(store) == [b"2", b"3"]
+
+    def test_a_commit_after_which_the_store_holds_no_more_is_not_refused(self, disk: Disk) -> None:
+        store = disk.create(max_messages=2)
+        store.send_many(A, [b"1", b"2"])
+        message = take(store)
+        store.claim(message)
+        with pytest.raises(StoreFullError):
+            store.commit([(B, Outgoing(b"x"))] * 2, [message])
+        store.commit([(B, Outgoing(b"3"))], [message])
+        message = take(store, B)
+        store.claim(message)
+        store.commit_nowait([(B, Outgoing(b"4", persistent=False))], [message]).result(PATIENCE)
+        with pytest.raises(StoreFullError):
+            store.send(A, b"x")
+        assert (bodies(store), bodies(store, B)) == ([b"2"], [b"4"])
+        message = take(store)
+        store.claim(message)
+        store.commit([(B, Outgoing(b"5"))], [message])
+        with pytest.raises(StoreFullError):
+            store.send(A, b"x")
+        assert drain(store, B) == [b"4", b"5"]
+        assert_whole(store)
+
+    def test_the_ack_of_one_subscription_of_several_makes_no_room(self, disk: Disk) -> None:
+        store = disk.create(max_messages=1)
+        keys = []
+        for name in ("desk", "book"):
+            subscription = Subscription(T, name)
+            store.subscribe(subscription)
+            keys.append(subscription.key)
+        store.send(T, b"1")
+        first, last = (take(store, T, 0, key) for key in keys)
+        store.claim(first)
+        store.claim(last)
+        with pytest.raises(StoreFullError):
+            store.commit([(A, Outgoing(b"x"))], [first])
+        store.commit([], [first])
+        store.commit([(A, Outgoing(b"2"))], [last])
+        with pytest.raises(StoreFullError):
+            store.send(A, b"x")
+        assert drain(store) == [b"2"]
+        assert_whole(store)
+
+    def test_in_place_of_as_many_messages_bodies_alone_count(self, disk: Disk) -> None:
+        """So that dead letters, whose headers say more than those of the messages, leave a full store."""
+        store = disk.create(max_bytes=3000)
+        store.send(A, b"x" * 2900)
+        message = take(store)
+        store.claim(message)
+        for sends in ([Outgoing(b"x" * 3000, {"k": "v" * 200})], [Outgoing(b"x" * 1450, {"k": "v" * 200})] * 2):
+            with pytest.raises(StoreFullError, match=r"max_\w*bytes is 3000"):
+                store.commit([(B, outgoing) for outgoing in sends], [message])
+        store.commit([(B, Outgoing(b"x" * 2900, {"k": "v" * 200}))], [message])
+        with pytest.raises(StoreFullError):
+            store.send(A, b"")
+        assert drain(store, B) == [b"x" * 2900]
 
     def test_send_many_stops_at_the_limit(self, disk: Disk) -> None:
         store = disk.create(max_messages=5)

@@ -37,7 +37,7 @@ def transaction(number: int) -> bytes:
 def prepare(store: Store, number: int, sends: Sends = (), acks: Sequence[Message] = ()) -> bytes:
     """A branch that is prepared on return."""
     name = transaction(number)
-    store.prepare(name, [store.store_id, OTHER], sends, acks, True, store.reserve(sends)).wait()
+    store.prepare(name, [store.store_id, OTHER], sends, acks, True, store.reserve(sends, acks)).wait()
     return name
 
 
@@ -467,6 +467,29 @@ class PreparingContract:
             take(store).ack()
         store.commit_prepared(prepare(store, 3, to(A, b"7", b"8", b"9"))).wait()
         assert store.depth(A) == 3
+
+    @pytest.mark.parametrize("commit", [True, False])
+    def test_a_branch_needs_room_for_what_it_sends_beyond_what_it_acks(
+        self, disk: Disk, place: str, commit: bool
+    ) -> None:
+        store = disk.create(max_messages=3)
+        store.send_many(A, [b"1", b"2"])
+        acks = [claim(store), claim(store)]
+        with pytest.raises(StoreFullError):
+            store.reserve(to(B, b"x") * 4, acks)
+        name = prepare(store, 1, to(B, b"3", b"4", b"5"), acks)
+        store = disk.later(store, place)
+        with pytest.raises(StoreFullError):
+            store.send(A, b"x")
+        (store.commit_prepared if commit else store.rollback_prepared)(name).wait()
+        if not commit:
+            store.send(B, b"x")
+        with pytest.raises(StoreFullError):
+            store.send(A, b"x")
+        assert store.depth(A) + store.depth(B) == 3
+        acks = [claim(store, B if commit else A)]
+        store.commit_prepared(prepare(store, 2, to(A, b"6"), acks)).wait()  # of a full store
+        assert store.depth(A) + store.depth(B) == 3
 
     def test_room_that_is_reserved_and_let_go(self, disk: Disk) -> None:
         store = disk.create(max_messages=2)

@@ -130,6 +130,36 @@ def test_what_cannot_be_put_aside_waits(tmp_path: Path) -> None:
         eventually(lambda: queue.depth() == 0)
 
 
+@pytest.mark.parametrize("limit", [{"max_messages": 5}, {"max_bytes": 1000}])
+@pytest.mark.parametrize("kind", ["journal", "sql", "memory"])
+def test_a_full_store_lets_its_dead_letters_go(tmp_path: Path, kind: str, limit: dict[str, int]) -> None:
+    """Into a dead-letter queue of its own, though their headers are longer: it would stay full for ever."""
+    name = "max_stored_bytes" if kind == "memory" and "max_bytes" in limit else next(iter(limit))
+    options = {name: next(iter(limit.values())), "dead_letter": "dlq", "max_deliveries": 1}
+    store = anabranch.StoreConfig("all", [">"], kind=kind, options=options)
+    with anabranch.open(anabranch.Config(tmp_path / "data", [store])) as router:
+        queue, dead = router.queue("q"), router.queue("dlq")
+        size = 1 if "max_messages" in limit else 150
+        for _ in range(3):
+            queue.send(b"x" * size, expires_in=0.2)
+        queue.send_many([b"y" * size] * 2)
+        with pytest.raises(anabranch.StoreFullError):
+            queue.send(b"z" * size)
+        message = queue.receive(timeout=5)
+        while message is not None and message.body[:1] == b"x":
+            message.release(delivered=False)
+            message = queue.receive(timeout=5)
+        assert message is not None
+        message.reject("no")
+        fail(queue)
+        eventually(lambda: (router.sweep(), dead.depth())[1] == 5)
+        assert queue.depth() == 0
+        reasons = {letter.headers["dead_letter_reason"] for letter in dead.browse()}
+        assert reasons == {"expired", "no", "delivery_limit"}
+        dead.purge()
+        queue.send(b"z" * size)
+
+
 def test_bad_values(tmp_path: Path) -> None:
     with anabranch.open(setup(tmp_path)) as router:
         queue = router.queue("q")
