@@ -13,13 +13,15 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_val
 
 from .config_options import Directory, Duration, FileMode, Options, Positive, Size
 from .config_problems import Located, fold
-from .destination import Destination
+from .destination import Destination, Kind
 from .durability import Sync
 from .units import GIB, KIB, MIB
 
 
 def _dead_letter(pattern: str) -> str:
-    Destination.parse(dead_letter_name(pattern, "x"))
+    queue = Destination.parse(dead_letter_name(pattern, "x"))
+    if queue.kind is not Kind.QUEUE:
+        raise ValueError("expected a queue, such as `dlq`: of a topic without subscriptions dead letters would be gone")
     return pattern
 
 

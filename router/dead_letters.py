@@ -20,7 +20,7 @@ from ..adapters.messages import EXPIRED, Message, Undelivered, require_leased
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
 from ..policies.options import dead_letter_name
-from .requeue import labelled
+from .requeue import SOURCE, labelled
 from .store_registry import StoreRegistry
 from .transactions.transaction import Transaction
 
@@ -220,11 +220,13 @@ class DeadLetterSweeper:
         try:
             for message, reason in found:
                 source = message.destination
-                target = _dead_letter_queue(pattern, source) if pattern is not None else None
+                origin = self._origin(message)
+                target = _dead_letter_queue(pattern, origin or source) if pattern is not None else None
                 if target is None or (target == source and reason == EXPIRED and not rejected):
                     continue
+                known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
                 transaction.send(
-                    target, message.body, labelled(message, reason, target, rejected), priority=message.priority,
+                    target, message.body, labelled(message, reason, known, rejected), priority=message.priority,
                     persistent=message.persistent and not store.volatile,
                 )  # fmt: skip
                 kept += 1
@@ -236,6 +238,22 @@ class DeadLetterSweeper:
                 transaction.rollback()
             raise
         return kept
+
+    def _origin(self, message: Message) -> Destination | None:
+        """Where a message that is in the dead-letter queue of its source comes from; None for any other. It has failed
+        there once more, and goes where that one's dead letters go: else a queue `dlq.{name}` would lead to
+        `dlq.dlq.{name}`, and nothing would say where it came from."""
+        name = message.headers.get(SOURCE)
+        if not isinstance(name, str):
+            return None
+        try:
+            origin = Destination.restored(name)
+            pattern = getattr(self._registry.route(origin).target.options, "dead_letter", None)
+            if pattern is None or _dead_letter_queue(pattern, origin) != message.destination:
+                return None
+        except AnabranchError:  # a sender may put anything there
+            return None
+        return origin
 
     def _let_go(self, store: Store, left: Sequence[Undelivered]) -> None:
         """Those that are leased still are free; nobody receives them, and the next sweep finds them."""

@@ -40,12 +40,12 @@ _OPTIONAL: Final = frozenset((MESSAGE_ID, CLIENT, SUBSCRIPTION))
 """One that is there without being true, of a dead letter that somebody has sent on, would say where it goes back."""
 
 
-def labelled(message: Message, reason: str, target: Destination, rejected: bool = False) -> dict[str, Any]:
-    """The headers of the dead letter that a message becomes in `target`: its own, and where it comes from. Its message
-    id is among them, not used again: the copies of several subscriptions are not duplicates of each other."""
+def labelled(message: Message, reason: str, known: bool, rejected: bool = False) -> dict[str, Any]:
+    """The headers of the dead letter that a message becomes: its own, and where it comes from. Its message id is among
+    them, not used again: the copies of several subscriptions are not duplicates of each other. `known`: it is a dead
+    letter already, and says where it came from first."""
     deliveries = message.deliveries if rejected else message.deliveries - 1
-    source = message.headers.get(SOURCE)
-    if target == message.destination and source is not None:  # a dead letter stays where it is, and comes from there
+    if known:
         return {**message.headers, REASON: reason, DELIVERIES: deliveries}
     own = {name: value for name, value in message.headers.items() if name not in _OPTIONAL}
     labels: dict[str, Any] = {

@@ -272,3 +272,10 @@ def test_any_text_is_a_name(tmp_path: Path, name: str) -> None:
         assert router.exists(named)
         assert router.delete(named) == 2
         assert named not in router.destinations()
+
+
+def test_dead_letters_go_to_a_queue() -> None:
+    """A topic without subscriptions would keep none of them."""
+    for pattern in ("topic://dead", "topic://dead.{name}"):
+        with pytest.raises(anabranch.ConfigError, match=r"dead_letter.*expected a queue, such as `dlq`"):
+            anabranch.StoreConfig("a", [">"], journal={"dead_letter": pattern})

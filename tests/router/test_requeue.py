@@ -533,3 +533,55 @@ def test_a_dead_letter_that_was_sent_on_comes_from_where_it_fails_next(tmp_path:
         assert router.requeue("dlq.q") == 1
         message = take(router, "q")
         assert (message.body, message.message_id, message.headers) == (b"x", None, {"k": 1})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dead_letter_that_fails_in_a_queue_of_its_own_stays_there(tmp_path: Path, kind: str) -> None:
+    """Where one store has everything: there is no dead-letter queue of dead-letter queues."""
+    with anabranch.open(config(tmp_path, kind, None)) as router:
+        router.queue("q").send(b"x", {"k": 1}, ID)
+        one = router.topic("t").subscribe("one", "c")
+        router.topic("t").send(b"y", {"k": 2}, ID)
+        fail(router, router.queue("q"), b"x")
+        fail(router, one, b"y")
+        for name, body in (("dlq.q", b"x"), ("dlq.t", b"y")):
+            fail(router, router.queue(name), body)
+            take(router, name).reject("again")
+            assert [m.headers["dead_letter_reason"] for m in router.queue(name).browse()] == ["again"]
+            assert router.requeue(name) == 1
+        for source in (router.queue("q"), one):
+            message = source.receive()
+            assert message is not None
+            assert (message.message_id, list(message.headers)) == (ID, ["k"])
+
+
+def test_a_dead_letter_that_fails_in_its_queue_may_go_to_another(tmp_path: Path) -> None:
+    """Which the store of the dead letters names: it goes back from there to where it came from first."""
+    settings = config(tmp_path)
+    dead = anabranch.JournalOptions(max_deliveries=1, dead_letter="hopeless.{name}")
+    stores = [settings.stores[0], anabranch.StoreConfig("dead", ["dlq.>"], journal=dead)]
+    with anabranch.open(anabranch.Config(settings.directory, stores)) as router:
+        router.queue("q").send(b"x", message_id=ID)
+        fail(router, router.queue("q"), b"x")
+        fail(router, router.queue("dlq.q"), b"x")
+        assert router.requeue("hopeless.q") == 1
+        assert take(router, "q").message_id == ID
+
+
+def test_a_full_store_does_not_wear_dead_letters_out(tmp_path: Path) -> None:
+    """Each try counts as a delivery; they can be put back all the same once there is room."""
+    journal = SYNCED.model_copy(update={"max_deliveries": 1, "dead_letter": "dlq.{name}"})
+    full = anabranch.StoreConfig("full", ["q"], journal=journal.model_copy(update={"max_messages": 1}))
+    rest = anabranch.StoreConfig("rest", [">"], journal=journal)
+    with anabranch.open(anabranch.Config(tmp_path / "data", [full, rest])) as router:
+        queue = router.queue("q")
+        queue.send(b"x", message_id=ID)
+        fail(router, queue, b"x")
+        queue.send(b"in the way")
+        for _ in range(3):
+            with pytest.raises(anabranch.StoreFullError):
+                router.requeue("dlq.q")
+            router.sweep()
+        drain(router, "q")
+        assert router.requeue("dlq.q") == 1
+        assert contents(router, "q") == [b"x"]
