@@ -9,11 +9,12 @@
 
 `router` is opened; `queue`, `topic` and `transaction` are what it hands out. `endpoint` is the end of a destination
 where messages go in, `consumer` where they come out. `dead_letters` moves what expired or reached the delivery limit
-into the dead-letter queues, `requeue` moves it back. `store_registry` routes, and finds or makes the store of a
-destination; `open_stores` keeps open stores and closes idle ones; `destinations_table` is the durable record of which
-store holds which destination (`placement.records`); `reconcile` compares it with configuration and disk, so that
-nothing is lost sight of (invariant 6); `store_directories` says where directories lie. `addresses` reads what users
-call a destination. `replay` does a usage trace again, `cli` is the command line.
+into the dead-letter queues, `requeue` moves it back, `copies` of a message once. `reentry` is about signal handlers.
+`store_registry` routes, and finds or makes the store of a destination; `open_stores` keeps open stores and closes idle
+ones; `destinations_table` is the durable record of which store holds which destination (`placement.records`);
+`reconcile` compares it with configuration and disk, so that nothing is lost sight of (invariant 6); `store_directories`
+says where directories lie. `addresses` reads what users call a destination. `replay` does a usage trace again, `cli` is
+the command line.
 
 `transactions` makes what goes into several stores one: its `__init__` is the guide. What is decided lies in
 `decision_log`; `xid` names those that a transaction manager decides. `data_manager` is for managers of the
