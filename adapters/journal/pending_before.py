@@ -16,7 +16,7 @@ class _Topic:
         self.bits: dict[int, int] = {}
         """By seq."""
         self.seqs: list[int] = []
-        """The same seqs, a heap."""
+        """A heap of the same seqs, of some twice."""
         self.taken = -1
         """Nobody asks for those up to this one any more."""
 
@@ -46,8 +46,8 @@ class PendingBefore:
         kept = self._topics.setdefault(topic, _Topic())
         if kept.taken < seq <= self._last_seq and seq not in kept.bits and self._left:
             self._left -= 1
+            heappush(kept.seqs, seq)  # first: Ctrl-C may come between the two, and then it is kept once more
             kept.bits[seq] = bits
-            heappush(kept.seqs, seq)
 
     def take(self, topic: int, first: int, last: int) -> dict[int, int]:
         """The bits of those between two seqs, by seq. Who asks goes on behind `last`: these are forgotten."""
@@ -56,5 +56,6 @@ class PendingBefore:
         taken: dict[int, int] = {}
         while kept.seqs and kept.seqs[0] <= last:
             seq = heappop(kept.seqs)
-            taken[seq] = kept.bits.pop(seq)
+            if seq in kept.bits:
+                taken[seq] = kept.bits.pop(seq)
         return {seq: bits for seq, bits in taken.items() if seq >= first}

@@ -3,6 +3,7 @@ is the same to the last bit (rules J6, X2, X3)."""
 
 from __future__ import annotations
 
+import heapq
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.adapters.core import purging
-from anabranch.adapters.journal import JournalStore, index, rows, snapshot
+from anabranch.adapters.journal import JournalStore, index, pending_before, rows, snapshot
+from anabranch.adapters.journal.pending_before import PendingBefore
 from anabranch.adapters.messages import Message, Outgoing
 from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.destination import Destination
@@ -393,3 +395,18 @@ def test_an_ended_subscription_whose_slot_is_used_again_amid_a_snapshot_has_noth
         amid_reclaiming(store, go_on, lambda: store.subscribe(begun, True))
         assert store.depth(TOPIC, begun.key) == 9
         rebuilt_as(disk, store)
+
+
+def test_what_ctrl_c_strikes_is_kept_by_who_does_it_again() -> None:
+    kept = PendingBefore(9)
+
+    def interrupted(seqs: list[int], seq: int) -> None:
+        heapq.heappush(seqs, seq)
+        raise StruckError
+
+    with patch.object(pending_before, "heappush", interrupted), suppress(StruckError):
+        kept.keep(1, 5, 3)
+    kept.keep(1, 5, 3)
+    kept.keep(1, 5, 1)  # it has changed by then
+    kept.keep(1, 10, 1)  # it has come since
+    assert (kept.take(1, 0, 4), kept.take(1, 5, 20), kept.take(1, 0, 20)) == ({}, {5: 3}, {})
