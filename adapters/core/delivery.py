@@ -267,8 +267,7 @@ class Delivery:
                 if place[SEQ] not in held and (
                     (not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(feed, place)
                 ):
-                    self._give(feed, place, taker)
-                    ready.popleft()
+                    self._give_first(feed, ready, taker)
                     return True
                 ready.popleft()
             else:
@@ -288,9 +287,19 @@ class Delivery:
             (place[EXPIRES] or self._max_deliveries is not None) and not self._deliverable(feed, place)
         ):
             return False
-        self._give(feed, place, taker)
-        ready.popleft()
+        self._give_first(feed, ready, taker)
         return True
+
+    def _give_first(self, feed: Feed, ready: deque[Place], taker: Taker) -> None:
+        """Who is struck in here may be another than who is given it, and acks it: it must not be ready then."""
+        try:
+            place = ready[0]
+            taker.lease = lease = Lease((feed,), place)
+            feed.held[place[SEQ]] = lease
+            ready.popleft()
+        except BaseException:
+            feed.forget_fetched()
+            raise
 
     def _give(self, feed: Feed, place: Place, taker: Taker) -> None:
         taker.lease = lease = Lease((feed,), place)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import anabranch
+from anabranch.adapters.core.delivery import Taker
 from anabranch.adapters.journal import JournalStore
 
 from ..shares import Share
@@ -201,6 +202,43 @@ def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(router: anabr
     places = everywhere(prepare, check)
     assert places > 20
     assert reopened(router)["q"] == [f"s.{n}" for n in range(places + 2)]
+
+
+def test_who_gives_another_its_message_interrupted_anywhere(router: anabranch.Router) -> None:
+    """What the other one acks does not come again."""
+    queue = router.queue("q")
+    queue.send(b"")
+    store = store_of(router)
+    (state,) = store._engine.catalog.destinations.values()
+    taker = Taker()
+    first = queue.receive()
+    assert first is not None
+    first.ack()
+
+    def hand_over() -> None:
+        with store._engine.lock:
+            store._engine.hand_over(state.feed)
+
+    def prepare(at: int) -> Callable[[], object]:
+        nonlocal taker
+        queue.send_many([body_of(f"a.{at}"), body_of(f"b.{at}")])
+        taker = Taker()
+        taker.prepare()
+        state.feed.takers[taker] = None
+        return hand_over
+
+    def check(at: int, where: str) -> None:
+        hand_over()
+        assert taker.lease is not None, where
+        message = store._receiving.read(taker.lease)
+        assert message is not None and identity_of(message.body) == f"a.{at}", where
+        message.ack()
+        second = queue.receive()
+        assert second is not None and identity_of(second.body) == f"b.{at}", where
+        second.ack()
+        assert queue.receive() is None, where
+
+    assert everywhere(prepare, check) > 5
 
 
 def test_an_ack_interrupted_anywhere(router: anabranch.Router) -> None:
