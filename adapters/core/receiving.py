@@ -166,6 +166,7 @@ class Receiving:
             for feed in lease.feeds:
                 if feed.held.get(lease.seq) is lease:
                     engine.delivery.end(feed, lease.seq)
+                    engine.wake_crowd(feed.state, feed.number)
 
     def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
         """What one receives from there draws from; None for a queue that is new here, unless `make`. Raises

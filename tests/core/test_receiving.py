@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core.backend import ReadError
+from anabranch.adapters.core.delivery import Taker
 from anabranch.adapters.core.receiving import PAGE
 from anabranch.policies.errors import CorruptionError, StoreFailedError
 
@@ -71,6 +72,24 @@ def test_what_was_purged_after_it_was_fetched_is_not_received() -> None:
         assert store.receive(A) is None
         one.release()
         assert drain(store) == [b"1"]
+
+
+def test_the_room_of_what_was_purged_after_it_was_fetched_goes_to_who_waits_for_it() -> None:
+    with onefile() as disk:
+        store = disk.create(max_leases=1)
+        store.send_many(A, [b"1", b"2"])
+        engine = store._engine
+        feed = engine.catalog.state(A).feed
+        takers = [Taker(), Taker()]
+        with engine.lock:
+            for taker in takers:
+                taker.prepare()
+                feed.takers[taker] = None
+            engine.hand_over(feed)
+        first, second = takers
+        assert first.lease is not None and second.lease is None
+        store._receiving.let_go(first.lease)
+        assert second.wait(0)
 
 
 def test_who_gets_in_line_as_the_store_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
