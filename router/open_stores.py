@@ -7,9 +7,8 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from ..adapters.background import shared
 from ..adapters.core import Store
@@ -76,8 +75,9 @@ class OpenStores:
         self._open: dict[str, Store] = {}
         self._loaded: dict[str, Store] = {}
         """Likewise, those that nobody may hold yet: if Ctrl-C struck whoever was to, the next one closes them."""
-        self._exclusive: dict[str, threading.RLock] = {}
-        self._removing: dict[str, threading.RLock] = {}
+        # By path, while somebody has or wants them: of a store that nobody is at nothing stays.
+        self._exclusive: WeakValueDictionary[str, threading.RLock] = WeakValueDictionary()
+        self._removing: WeakValueDictionary[str, threading.RLock] = WeakValueDictionary()
         self.by_destination: dict[Destination, Store] = {}
         """Found before, so that a send need not look for its store."""
         self._found_in: dict[str, set[Destination]] = {}
@@ -115,14 +115,21 @@ class OpenStores:
         """The store of a row if it is open."""
         return self._open.get(row.path)
 
-    def exclusive(self, path: str) -> AbstractContextManager[None]:
-        """Nobody else makes, opens or closes the store at this path meanwhile."""
-        return _held(self._exclusive, path)
+    def exclusive(self, path: str) -> threading.RLock:
+        """While it is held nobody else makes, opens or closes the store at this path."""
+        return self._lock_of(self._exclusive, path)
 
-    def removing(self, path: str) -> AbstractContextManager[None]:
-        """Nobody else removes a destination of the store at this path meanwhile, or finds that store by one. Taken
-        before `exclusive`."""
-        return _held(self._removing, path)
+    def removing(self, path: str) -> threading.RLock:
+        """While it is held nobody else removes a destination of the store at this path, or finds that store by one.
+        Taken before `exclusive`."""
+        return self._lock_of(self._removing, path)
+
+    def _lock_of(self, locks: WeakValueDictionary[str, threading.RLock], path: str) -> threading.RLock:
+        with self._lock:
+            lock = locks.get(path)
+            if lock is None:
+                lock = locks[path] = threading.RLock()
+            return lock
 
     def open(self, row: StoreRow) -> Store:
         """The store of a row, opened if it is not open."""
@@ -245,8 +252,6 @@ class OpenStores:
                 return False
             self._close(row.path)
             remove()
-            self._exclusive.pop(row.path, None)  # whoever waits for one of these locks takes the next one
-            self._removing.pop(row.path, None)
             return True
 
     def close_at(self, path: str) -> None:
@@ -265,7 +270,9 @@ class OpenStores:
                 before(store.store_id)
             self.close_at(path)
 
-        paths = list(dict.fromkeys((*self._exclusive, *self._loaded)))  # Ctrl-C may have struck who looked into one
+        with self._lock:
+            # Those that are being opened too; and Ctrl-C may have struck who looked into one.
+            paths = list(dict.fromkeys((*self._open, *self._exclusive, *self._loaded)))
         count = len(self._open)
         errors = [error for _, _, error in shared().for_each(paths, close) if error is not None]
         if count >= MEMORY_STORES:
@@ -342,8 +349,8 @@ class OpenStores:
 
     def _close_if_idle(self, path: str) -> bool:
         """Unless it is being closed or opened already."""
-        store, lock = self._open.get(path), self._exclusive.get(path)
-        if lock is None or not lock.acquire(blocking=False):
+        store, lock = self._open.get(path), self.exclusive(path)
+        if not lock.acquire(blocking=False):
             return False
         try:
             if store is None or self._open.get(path) is not store or not self._retired(store):
@@ -361,14 +368,3 @@ class OpenStores:
             return store.retire()
         except AnabranchError:
             return False  # failed: it stays, for its users to hear why and to reopen it
-
-
-@contextmanager
-def _held(locks: dict[str, threading.RLock], path: str) -> Iterator[None]:
-    """Hold the lock of a path."""
-    while True:
-        lock = locks.setdefault(path, threading.RLock())
-        with lock:
-            if locks.get(path) is lock:  # else the store was removed while we waited
-                yield
-                return
