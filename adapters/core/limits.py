@@ -21,10 +21,13 @@ class Reservation(Generic[What]):
 
     __slots__ = ("_given_back", "_left", "what")
 
-    def __init__(self, what: What, given_back: deque[What]) -> None:
+    def __init__(self, what: What, given_back: deque[What], taken: deque[What] | None = None) -> None:
+        """What is to be given back is told by `taken`, in the same step for Ctrl-C: it strikes after calls."""
         self.what = what
         self._given_back = given_back
         self._left = iter((what,))
+        if taken is not None:
+            taken.append(what)
 
     def release(self) -> None:
         """Give it back now, though others may hold this still: the traceback of an error, say. Again it does
@@ -61,14 +64,13 @@ class Room:
         self.limited = max_messages is not None or max_bytes is not None
         self._lock = threading.RLock()  # guards what is reserved; a signal handler may come back to it
         self._messages = self._bytes = 0
+        self._reserved: deque[Amount] = deque()
+        """Since it was counted last; and what was given back since then."""
         self._given_back: deque[Amount] = deque()
 
     def hold(self, amount: Amount) -> Reservation[Amount]:
         """Room for so much, whether or not it is there: of a prepared branch found at open."""
-        with self._lock:
-            self._messages += amount[0]
-            self._bytes += amount[1]
-        return Reservation(amount, self._given_back)
+        return Reservation(amount, self._given_back, self._reserved)
 
     def reserve(self, amount: Amount) -> Reservation[Amount]:
         """Room for so much. Raises StoreFullError, and then nothing is reserved."""
@@ -90,11 +92,13 @@ class Room:
             self._check(self._bytes_option, self._max_bytes, size, amount[1], "bytes of messages")
 
     def _taken(self) -> Amount:
-        """What is held and what is reserved."""
-        while self._given_back:
-            done = self._given_back.popleft()
-            self._messages -= done[0]
-            self._bytes -= done[1]
+        """What is held and what is reserved. No call comes between counting a change and taking it out, so that Ctrl-C
+        does not, either."""
+        for changes, sign in (self._reserved, 1), (self._given_back, -1):
+            while changes:
+                count, size = changes[0]
+                self._messages, self._bytes = self._messages + sign * count, self._bytes + sign * size
+                changes.popleft()
         messages, size = self._held()
         return messages + self._messages, size + self._bytes
 

@@ -15,6 +15,7 @@ from anabranch.adapters.messages import Outgoing
 from anabranch.policies.errors import StoreFullError
 
 from ..contract.disk import A, Disk, Parallel
+from ..crash.test_interrupts import everywhere
 from .made import journal, onefile
 
 
@@ -41,6 +42,25 @@ def test_what_is_given_back_is_there_again() -> None:
         with pytest.raises(StoreFullError):
             room.reserve((1, 1))
         del reservation
+
+
+def test_interrupted_anywhere_nothing_is_reserved_for_good_or_given_back_twice() -> None:
+    room = Room("s", 10, None, lambda: (0, 0))
+
+    def use() -> None:
+        first = room.reserve((3, 0))
+        room.reserve((2, 0)).release()
+        first.release()
+
+    def check(_at: int, where: str) -> None:
+        with pytest.raises(StoreFullError):
+            room.require((11, 0))
+        try:
+            room.require((10, 0))
+        except StoreFullError as error:
+            raise AssertionError(where) from error
+
+    assert everywhere(lambda _: use, check) > 20
 
 
 def test_a_prepared_branch_has_its_room_whether_or_not_there_is_any() -> None:
