@@ -212,8 +212,10 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
             if state is not last_state:
                 number, last_state = state.number, state
             item.destination, item.seq = number, change.seq
+            if item.kind == SEND_MANY and item.seq + <uint64_t>len(bodies) < item.seq:
+                return None  # one of theirs would not be a number of 64 bits
             at += size
-        if at > 0xFFFFFFFF or lsn + records < lsn:
+        if at > 0xFFFFFFFF or lsn + 1 == 0 or lsn + records < lsn:
             return None
         data = PyBytes_FromStringAndSize(NULL, at - offset)
         out = <uchar *>PyBytes_AS_STRING(data)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from google_crc32c import extend as crc32c
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import anabranch
@@ -123,7 +123,16 @@ def changes_of(draw: st.DrawFn) -> list[Any]:
     return made
 
 
+def two_of(seq: int) -> list[Any]:
+    """A change of two messages, whose first has this seq."""
+    many = many_of((b"1", b"2"))
+    many.seq = seq
+    return [many]
+
+
 @given(changes_of(), LONG, LONG, LONG, NUMBER)
+@example(two_of((1 << 64) - 2), 0, 0, 0, 0)
+@example(two_of((1 << 64) - 1), 0, 0, 0, 0)
 def test_a_batch_is_the_same(changes: list[Any], offset: int, lsn: int, counter: int, watermark: int) -> None:
     start = Tail(SEGMENT, offset, lsn, counter)
     found = outcome(writing.encode_batch, start, changes, counter, watermark)
