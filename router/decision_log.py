@@ -40,7 +40,7 @@ from ..adapters.wal import (
 from ..adapters.wal import format as w
 from ..adapters.wal.segment import Segment
 from ..policies.durability import Sync
-from ..policies.errors import CorruptionError, StoreFailedError
+from ..policies.errors import ClosedError, CorruptionError, StoreFailedError
 from .xid import Xid
 
 EPOCH: Final = 16
@@ -50,6 +50,7 @@ FORGOTTEN: Final = 19
 """Kinds of records, beside wal's SNAPSHOT."""
 
 SEGMENT_BYTES: Final = 1 << 20
+READ_AGAIN: Final = "the decision log is being read again; nothing was written"
 WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it aside (docs/transactions.md)"
 
 CARRIED_BYTES: Final = 512
@@ -285,9 +286,12 @@ class DecisionLog:
         return ids
 
     def ensure_usable(self) -> None:
-        """Raises StoreFailedError, ClosedError."""
-        if self._log is not None:
-            self._log.ensure_usable()
+        """Raises StoreFailedError."""
+        if (log := self._log) is not None:
+            try:
+                log.ensure_usable()
+            except ClosedError as error:
+                raise StoreFailedError(READ_AGAIN) from error
 
     def decide(self, decision: Decision, still: Callable[[], bool] = lambda: True) -> Decision:
         """The commit point: once it returns, the outcome stands. That is what it returns: of two that are said of one
@@ -325,10 +329,13 @@ class DecisionLog:
             self._directory.require_lock()
         log = self._log
         if log is None or not still():  # in this order: asked of the log that is written to, or of a later one
-            raise StoreFailedError("the decision log is being read again; nothing was written")
+            raise StoreFailedError(READ_AGAIN)
         ticket = record_ticket([(kind, payload, decision)], sync, shrinks=kind == FORGOTTEN or self._is_held(decision))
         ticket.unsynced = unsynced
-        log.submit(ticket)
+        try:
+            log.submit(ticket)
+        except ClosedError as error:  # since we looked
+            raise StoreFailedError(READ_AGAIN) from error
         log.wait(ticket)
 
     def _is_held(self, decision: Decision | None) -> bool:

@@ -53,6 +53,23 @@ def held(configuration: anabranch.Config) -> str:
         return waiting.transaction
 
 
+class TestReadingAgain:
+    def test_who_commits_meanwhile_is_told_so_and_rolled_back(self, synced: anabranch.Config) -> None:
+        """Also if the log was closed just after it was found open."""
+        with anabranch.open(synced) as router:
+            tx = begin(router)
+            log = router.coordinator.log._log
+            assert log is not None
+            log.close()
+            for commit in tx.commit, lambda: router.send("a.x,b.x", b""):
+                with pytest.raises(StoreFailedError, match="is being read again; nothing was written"):
+                    commit()
+            assert (state(router), router.in_doubt()) == (BEFORE, [])
+            router.reopen_decisions()
+            router.send("a.x,b.x", b"2")
+            assert bodies(router, "a.x", "b.x") == [[b"", b"2"], [b"", b"2"]]
+
+
 class TestFailure:
     @pytest.mark.parametrize(("call", "after"), [("fdatasync", AFTER), ("pwrite", BEFORE)])
     @pytest.mark.parametrize("reopen", ["decisions", "router"])

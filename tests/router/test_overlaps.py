@@ -7,6 +7,7 @@ import errno
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from anabranch.router.transactions import decision_cleanup, resolver
 from anabranch.router.transactions.global_transaction import GlobalTransaction
 from anabranch.router.transactions.states import IN_DOUBT
 
-from ..contract.disk import eventually
+from ..contract.disk import Parallel, eventually
 from .disk import Faults, bodies, config, take
 
 XID = anabranch.Xid(1, "global", "branch")
@@ -175,15 +176,12 @@ class TestReadAgain:
                 for store in cross.registry.open_stores():
                     cross.coordinator.resolver.recover(store)
 
-        threads = [threading.Thread(target=send, args=(worker,)) for worker in (0, 1)]
-        threads += [threading.Thread(target=settle)]
-        for thread in threads:
-            thread.start()
-        for _ in range(100):
-            cross.reopen_decisions()
-        stop.set()
-        for thread in threads:
-            thread.join(SOON)
+        with Parallel(partial(send, 0)) as first, Parallel(partial(send, 1)) as second, Parallel(settle) as third:
+            for _ in range(100):
+                cross.reopen_decisions()
+            stop.set()
+            for thread in first, second, third:
+                thread.result()
         eventually(lambda: all(waiting.xid for waiting in cross.in_doubt()))
         for xid in cross.recover():
             cross.commit(xid)
