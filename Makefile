@@ -1,7 +1,8 @@
 # Two commands from a fresh clone, with Python 3.11 or newer and nothing else: make demo, make test.
 # PYTHON=/path/to/python3.13 chooses the interpreter; ARGS=... goes to pytest, the demo or the benchmarks.
 # make test runs tests side by side; ARGS="-n 0" runs them one after the other.
-# make test-all runs the campaigns after them, of which make test does a share: hours, or MINUTES=30 of them.
+# make test-all runs the campaigns after them, of which make test does a share: hours, or MINUTES=30 of them after some
+# minutes of random examples.
 
 PYTHON ?= python3
 VENV = .venv
@@ -26,6 +27,8 @@ test-pure: $(VENV)/.installed-dev
 	    tests/contract/test_journal.py $(ARGS)
 
 campaigns: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(PARALLEL) -m "hypothesis and not campaign" --hypothesis-profile campaign \
+	    -o faulthandler_timeout=0 $(ARGS)
 	@$(BIN)/python -m pytest $(PARALLEL) -m campaign --campaign-minutes $(MINUTES) \
 	    -o faulthandler_timeout=0 $(ARGS)
 

@@ -22,8 +22,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Ctrl-C is part of what is tested; a shell starts its background jobs without it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("anabranch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Examples are the same every time, as a share is (shares.py): what `make test` finds is the change's. Campaigns look
+# for others. How long one takes says how busy the machine is.
+settings.register_profile("anabranch", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("campaign", settings.get_profile("anabranch"), derandomize=False, max_examples=2000)
 settings.load_profile("anabranch")
 
 HERE = Path(__file__).parent
