@@ -34,7 +34,7 @@ from ..files import FILE_MODE
 from ..store_types import Progress
 from . import create_tables, dialects, native_two_phase, removals
 from .checking import violations
-from .connections import cut_off, database_url, open_engine, open_single, shown_url
+from .connections import connected, cut_off, database_url, open_engine, open_single, shown_url
 from .database import Database, is_cut_off
 from .directory import StoreDirectory
 from .duplicates import DuplicateRows
@@ -151,7 +151,7 @@ class SqlBackend(Backend):
         self._branches = BranchRows()
         try:
             removals.complete(database, statements)
-            with self._engine.connect() as connection:
+            with connected(self._engine) as connection:
                 loader = Loader(connection, statements, host.catalog, options.priorities, shown_url(self._engine.url))
                 found = loader.load(self._owner, progress)
         except SQLAlchemyError as error:

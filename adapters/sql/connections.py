@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import create_engine
-from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
@@ -23,6 +26,23 @@ EXTRAS: Final = {"psycopg": "postgres"}
 """The extra that brings a driver."""
 _SECRET: Final = ("password", "passwd", "pwd", "secret", "token", "key")
 _MASK: Final = "***"
+
+
+@contextmanager
+def connected(engine: Engine, **options: Any) -> Iterator[Connection]:
+    """A connection with these execution options. Raises SQLAlchemyError; and KeyboardInterrupt also where SQLAlchemy,
+    struck by it as it cleans up, raises an AssertionError instead."""
+    before = sys.exception()
+    try:
+        with engine.connect().execution_options(**options) as connection:
+            yield connection
+    except Exception as error:
+        interrupt: BaseException | None = error
+        while interrupt is not before and interrupt is not None:
+            if isinstance(interrupt, KeyboardInterrupt):
+                raise interrupt from None
+            interrupt = interrupt.__context__
+        raise
 
 
 def database_url(options: SqlOptions, directory: Path) -> URL:

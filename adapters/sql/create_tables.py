@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateSchema
 
 from ...policies.errors import ConfigError, PlacementError
 from ...policies.options import SqlOptions
-from .connections import shown_url
+from .connections import connected, shown_url
 from .database import Database, is_cut_off
 from .dialects import is_locked, now_ms, one_at_a_time, wait_for_locks
 from .schema import VERSION, Schema, priority_index
@@ -52,7 +52,7 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
     """The tables of a store that is about to be opened are there, and its own. Raises ConfigError, PlacementError,
     StoreFailedError."""
     try:
-        with database.engine.connect() as connection:
+        with connected(database.engine) as connection:
             _require_unicode(database, connection)
             if not _all_there(connection, tables):
                 existing = _existing_columns(connection, tables)

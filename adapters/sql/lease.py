@@ -28,7 +28,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from ...policies.errors import StoreFailedError, StoreLockedError
 from ...policies.options import SqlOptions
 from . import dialects
-from .connections import scrubbed, shown_url
+from .connections import connected, scrubbed, shown_url
 from .schema import Schema
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Lease:
     def _try(self, locked_max: float) -> _Held | None:
         """Take it if it is free; None if it is ours now."""
         taken = {**self._owner, "node": self.node, "span": round(self._expiration * 1000)}
-        with self._engine.connect().execution_options(**{dialects.WRITES: True}) as connection:
+        with connected(self._engine, **{dialects.WRITES: True}) as connection:
             holder, left = self._row(connection)
             if holder is not None and holder != self.node and left > 0:
                 return _Held(holder, left)
@@ -206,7 +206,7 @@ class Lease:
         if not had:
             return
         try:
-            with self._engine.connect().execution_options(**{dialects.WRITES: True}) as connection:
+            with connected(self._engine, **{dialects.WRITES: True}) as connection:
                 connection.execute(self._statements["update.lease.released"], {**self._owner, "node": self.node})
                 connection.commit()
         except SQLAlchemyError as error:

@@ -29,6 +29,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -43,7 +44,7 @@ from ..core.changes import Send
 from ..core.records import kept_head
 from . import dialects
 from .columns import chunk_rows, message_row
-from .connections import shown_url
+from .connections import connected, shown_url
 from .database import Database, is_cut_off
 from .statements import Statements
 
@@ -322,9 +323,9 @@ class Native:
         while not self._database.read(ended) and time.monotonic() < deadline:
             time.sleep(PAUSE)
 
-    def _alone(self) -> Connection:
+    def _alone(self) -> AbstractContextManager[Connection]:
         """For what is no part of a transaction."""
-        return self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        return connected(self._database.engine, isolation_level="AUTOCOMMIT")
 
 
 def _same_length(head: bytes, send: Send) -> bool:

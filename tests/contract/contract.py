@@ -42,7 +42,7 @@ class EssentialContract(
 ):
     """What may come out otherwise if a store of a kind that keeps the whole contract syncs otherwise."""
 
-    places: ClassVar[tuple[str, ...]] = PLACES
+    places: ClassVar[tuple[object, ...]] = PLACES
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Each test that asks for a `place` runs in all of them."""
