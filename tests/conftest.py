@@ -9,10 +9,14 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from . import browser
+from .browser import chromium  # noqa: F401  a fixture
+from .garbage import set_aside
 from .places import in_memory
 from .shares import Share
 from .sql import server
@@ -29,7 +33,7 @@ settings.register_profile("campaign", settings.get_profile("anabranch"), derando
 settings.load_profile("anabranch")
 
 HERE = Path(__file__).parent
-SLOWEST = (HERE / "partitioning", HERE / "crash")
+SLOWEST = (HERE / "crash/test_transactions.py", HERE / "partitioning", HERE / "crash")
 OF_THE_DISK = (HERE / "journal", HERE / "crash")
 """Their files are on a real disk."""
 IN_MEMORY = (
@@ -45,16 +49,25 @@ IN_MEMORY = (
 """But for these, which sync at thousands of places and ask nothing of what a disk does then."""
 
 
+def _missing() -> list[ModuleType]:
+    """What tests ask for and this machine has not."""
+    return [one for one, found in ((server, server.binaries()), (browser, browser.binary())) if found is None]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs a server of PostgreSQL is left out where there is none.
+    """What needs a server of PostgreSQL, or Chromium, is left out where there is none.
 
     Side by side (`-n 2 --dist worksteal`), a worker takes over what lies last with another: the slowest come first,
     so that none is begun when all others have ended, and one Spark session serves all tests that need one."""
-    if server.binaries() is None:
-        config.hook.pytest_deselected(items=[item for item in items if server.asks_for_one(item)])
-        items[:] = [item for item in items if not server.asks_for_one(item)]
+    for missing in _missing():
+        config.hook.pytest_deselected(items=[item for item in items if missing.asks_for_one(item)])
+        items[:] = [item for item in items if not missing.asks_for_one(item)]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: next((n for n, place in enumerate(SLOWEST) if place in item.path.parents), 9))
+        items.sort(key=lambda item: next((n for n, at in enumerate(SLOWEST) if item.path.is_relative_to(at)), 9))
+
+
+def pytest_collection_finish() -> None:
+    set_aside()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,9 +83,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What was left out; what the campaigns counted."""
-    if server.binaries() is None:
+    if missing := _missing():
         terminalreporter.section("left out")
-        terminalreporter.write_line(server.LEFT_OUT)
+        for one in missing:
+            terminalreporter.write_line(one.LEFT_OUT)
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     told = [
         f"{report.nodeid}: {text}"

@@ -67,6 +67,22 @@ def test_the_command_prints_a_line_for_each_run_and_a_table_at_the_end(tmp_path:
     assert not list((tmp_path / "bench").iterdir()), "each run removes its directory"
 
 
+def test_what_the_usage_log_costs_is_told(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.usage",
+        "--rounds",
+        "1",
+        "--pairs",
+        "20",
+        "--directory",
+        str(tmp_path),
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line.partition(":")[0] for line in run.stdout.splitlines()] == ["processor time", "time on the clock"]
+
+
 def test_the_ratio_says_how_many_times_a_peer_anabranch_is() -> None:
     def line(peer: str, per_second: float) -> dict[str, object]:
         return {"peer": peer, "scenario": "s", "n": 1, "payload_bytes": 1, "threads": 1} | {

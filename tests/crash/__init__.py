@@ -8,6 +8,7 @@
     damage.py          one file of a directory of all kinds is damaged python -m tests.crash.damage
     transactions.py    the same, and all that a power failure may leave, of transactions over 2 to 4 stores
                                                                        python -m tests.crash.transactions
+    moving.py          the same of a repartition                       python -m tests.crash.moving
     steps.py           transactions over a journal and SQLite, spoiled at each statement and commit
                                                                        python -m tests.crash.steps
     index.py           every bit and page of a journal store's index     python -m tests.crash.index

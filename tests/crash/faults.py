@@ -22,6 +22,7 @@ from pathlib import Path
 import anabranch
 from anabranch.adapters.journal import JournalStore
 
+from ..garbage import set_aside
 from ..shares import Share, add_options, of_options
 from .calls import KINDS, Crash, Faults, Jobs, simulated
 from .ledger import Contents, Operation, body_of, compare, contents, identity_of, source, violations
@@ -282,8 +283,7 @@ def campaign(
         faults, wrong = trial(Path(base), "", 0, lives)
         calls = faults.count
         report(f"{calls} calls; {wrong or 'all is well without faults'}")
-        gc.collect()
-        gc.freeze()  # each trial collects what it made, and nothing else
+        set_aside()  # each trial collects what it made, and nothing else
         for kind in kinds:
             places = [at for at in range(1, calls + 1) if kind != "short" or faults.log[at - 1].startswith("pwrite")]
             for at in [only] if only else share.of(places, every, kinds.index(kind)):

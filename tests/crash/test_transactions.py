@@ -5,7 +5,6 @@ The scripted ones run here in part; as campaigns all of them do, in both orders 
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from anabranch.adapters.journal import JournalStore
 from anabranch.router import decision_log
 
+from ..garbage import set_aside
 from ..shares import Share
 from .calls import KINDS
 from .programs import POINTS, Account, Ack, Die, Do, Entry, Send, Step, Tell, Tx, Xa
@@ -29,22 +29,20 @@ from .transactions import campaign, distinct, power_trial, record, scratch, tria
 def lean() -> Iterator[None]:
     """Each trial collects what it made, and nothing else. No log is kept: its records would hold stores and their files
     until the test ends."""
-    gc.collect()
-    gc.freeze()
+    set_aside()
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize(
     ("arguments", "every"),
     [
-        ("--stores 2 --kind crash", 8),
-        ("--stores 2 --kind eio --kind enospc --kind short", 24),
-        ("--stores 3 --kind crash --kind eio --kind enospc --backward", 64),
-        ("--stores 4 --kind crash --kind eio --kind enospc", 96),
-        ("--stores 2 --stores 3 --stores 4 --kind power", 128),
+        ("--stores 2 --kind crash", 16),
+        ("--stores 2 --kind eio --kind enospc --kind short", 48),
+        ("--stores 3 --kind crash --kind eio --kind enospc --backward", 128),
+        ("--stores 4 --kind crash --kind eio --kind enospc", 192),
+        ("--stores 2 --stores 3 --stores 4 --kind power", 256),
         *(
             pytest.param(
                 f"--stores {stores} --kind {kind}{order}", 1, marks=[pytest.mark.campaign, pytest.mark.weight(stores)]

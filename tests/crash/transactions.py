@@ -33,6 +33,7 @@ from anabranch.adapters.wal import format as w
 from anabranch.router import decision_log
 from anabranch.router.decision_log import Decision, DecisionLog, External
 
+from ..garbage import set_aside
 from ..shares import Share, add_options, of_options
 from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
 from .disk import Lanes, Recorder, State, build, differences, states
@@ -340,8 +341,7 @@ def campaign(
     bad = 0
     with scratch() as place:
         base = Path(place)
-        gc.collect()
-        gc.freeze()  # each trial collects what it made, and nothing else
+        set_aside()  # each trial collects what it made, and nothing else
         faults, wrong = trial(base, program, stores, "", 0, backward)
         bad += bool(wrong)
         report(f"{stores} stores, {faults.count} calls; {wrong[:3] or 'all is well without faults'}")
