@@ -9,7 +9,7 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_Size
 from cpython.exc cimport PyErr_SetFromErrno
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
 from cpython.version cimport PY_VERSION_HEX
 from libc.errno cimport EINTR, errno
@@ -67,6 +67,7 @@ cdef enum:
     ITEMS = 16
     SMALL_BYTES = 16384
     SMALL_CHANGE = 64       # core/changes.py's SMALL_BYTES
+    ROW_BYTES = 36          # core/usage.py's ROW
 
 cdef uint64_t priority_max = 0, expires_max_ms = 0
 cdef object default_priority = None, order_of = None
@@ -732,6 +733,205 @@ cdef inline object receipt_of(object destination, object seq):
     Py_INCREF(False)
     PyTuple_SET_ITEM(made, 2, False)
     return plain(made)
+
+
+# Telling the usage log
+
+
+cdef inline uint64_t mixed(uint64_t seq) noexcept:
+    """core/usage.py's hash_of."""
+    seq ^= seq >> 33
+    seq *= <uint64_t>0xFF51AFD7ED558CCDULL
+    seq ^= seq >> 33
+    seq *= <uint64_t>0xC4CEB9FE1A85EC53ULL
+    return (seq ^ (seq >> 33)) >> 32
+
+
+cdef inline bint is_kept(Rows rows, uint64_t seq) noexcept:
+    return rows.threshold > 0xFFFFFFFF or mixed(seq) < rows.threshold
+
+
+cdef inline void put_row(
+    uchar *row, uint64_t now, uint64_t seq, uint32_t number, uint64_t amount, uint32_t transaction, uint32_t who,
+    uint16_t needed, uchar kind
+) noexcept:
+    put64(row, now)
+    put64(row + 8, seq)
+    put32(row + 16, number)
+    put32(row + 20, <uint32_t>amount if amount <= 0xFFFFFFFF else 0xFFFFFFFF)
+    put32(row + 24, transaction)
+    put32(row + 28, who)
+    put16(row + 32, needed)
+    row[34], row[35] = kind, 0
+
+
+cdef class Rows:
+    cdef public dict numbers
+    cdef public bint broken
+    cdef public object lost
+    cdef uint64_t threshold
+    cdef uint32_t transactions
+    cdef Py_ssize_t room, used, capacity
+    cdef uchar *rows
+
+    def __cinit__(self, room, threshold):
+        self.room, self.threshold, self.numbers, self.lost = room, threshold, {}, 0
+
+    def __dealloc__(self):
+        PyMem_Free(self.rows)
+
+    @property
+    def size(self):
+        return self.used
+
+    cdef uchar *more(self, Py_ssize_t size) except? NULL:
+        """Where so many bytes may be put; NULL if they are too many."""
+        cdef Py_ssize_t capacity
+        cdef uchar *rows
+        if self.broken or size > self.room - self.used:
+            return NULL
+        if size > self.capacity - self.used:
+            capacity = min(max(2 * self.capacity, self.used + size, 64 * ROW_BYTES), self.room)
+            rows = <uchar *>PyMem_Realloc(self.rows, capacity)
+            if rows is NULL:
+                raise MemoryError
+            self.rows, self.capacity = rows, capacity
+        return self.rows + self.used
+
+    cpdef uint32_t next_transaction(self):
+        self.transactions = self.transactions + 1 if self.transactions + 1 else 1
+        return self.transactions
+
+    def append(self, rows):
+        cdef Py_ssize_t size = PyBytes_Size(rows)
+        cdef uchar *at = self.more(size)
+        if at is NULL:
+            self.lost += size // ROW_BYTES
+        else:
+            memcpy(at, PyBytes_AS_STRING(rows), size)
+            self.used += size
+
+    def take(self):
+        cdef bytes taken = PyBytes_FromStringAndSize(<const char *>self.rows, self.used) if self.used else b""
+        PyMem_Free(self.rows)
+        self.rows, self.used, self.capacity = NULL, 0, 0
+        return taken
+
+
+cdef class Source:
+    cdef readonly Rows rows
+
+    def __init__(self, Rows rows):
+        self.rows = rows
+
+
+def record_usage(Source recorder, list changes, plan):
+    cdef bint done = False
+    if Send is None:
+        bind()
+    try:
+        done = usage_of(recorder.rows, changes, plan)
+    except Exception:
+        pass
+    if not done:
+        twin("record_usage")(recorder, changes, plan)
+
+
+cdef bint usage_of(Rows rows, list changes, object plan) except -1:
+    """False if there is anything uncommon about it: nothing is added then. No Python code runs from `more` on, so that
+    no other thread can add anything in between."""
+    cdef object change
+    cdef Py_ssize_t added
+    if len(changes) == 1:
+        change = changes[0]
+        if type(change) is not SendMany:
+            if rows.more(ROW_BYTES) is NULL:
+                return False
+            added = put_rows(rows, rows.rows + rows.used, change, 0, now_us())
+            if added < 0:
+                return False
+            rows.used += added
+            return True
+    return usage_of_many(rows, plan.tickets)
+
+
+cdef extern from *:
+    """
+    #include <time.h>
+
+    /* Where the clock's last tick is told for less than the time itself: it is some milliseconds ago at most. */
+    #ifdef CLOCK_MONOTONIC_COARSE
+    #define TICK CLOCK_MONOTONIC_COARSE
+    #else
+    #define TICK CLOCK_MONOTONIC
+    #endif
+    """
+    int TICK
+
+
+cdef inline uint64_t now_us() noexcept:
+    cdef timespec now
+    clock_gettime(TICK, &now)
+    return <uint64_t>now.tv_sec * 1000000 + now.tv_nsec // 1000
+
+
+cdef bint usage_of_many(Rows rows, list tickets) except -1:
+    cdef uint64_t time_us = now_us()
+    cdef Py_ssize_t most = 0, done = 0, at, added
+    cdef uint32_t transaction
+    cdef object ticket, content, change
+    for ticket in tickets:
+        for change in ticket.content:
+            most += len(<tuple>change.bodies) if type(change) is SendMany else 1
+    if rows.more(most * ROW_BYTES) is NULL:
+        return False
+    for ticket in tickets:
+        content, at, transaction = ticket.content, 0, 0
+        if len(content) > 1 and ticket.transaction:
+            transaction = rows.next_transaction()
+        for change in content:
+            if type(change) is Send and ticket.outcomes[at][1]:
+                return False
+            added = put_rows(rows, rows.rows + rows.used + done, change, transaction, time_us)
+            if added < 0:
+                return False
+            done += added
+            at += 1
+    rows.used += done
+    return True
+
+
+cdef Py_ssize_t put_rows(Rows rows, uchar *row, object change, uint32_t transaction, uint64_t now) except -2:
+    """Put those of one change there; returns their bytes, -1 if it is uncommon."""
+    cdef object kind = type(change), known
+    cdef uint64_t number, seq
+    cdef Py_ssize_t head_bytes, done = 0
+    cdef bytes body
+    if kind is not Ack and kind is not Send and kind is not SendMany:
+        return -1
+    known = rows.numbers.get(change.state)
+    if known is None:
+        return -1
+    number, seq = known, change.seq
+    if kind is Ack:
+        if <uint32_t>number and is_kept(rows, seq):
+            put_row(row, now, seq, <uint32_t>number, 0, transaction, change.number, 0, 2)
+            return ROW_BYTES
+        return 0
+    if number >> 32:
+        return -1  # a topic's
+    if kind is Send:
+        if number and is_kept(rows, seq):
+            put_row(row, now, seq, <uint32_t>number, change.record_bytes, transaction, 0, 1, 1)
+            return ROW_BYTES
+        return 0
+    head_bytes = PyBytes_Size(change.head)
+    for body in <tuple>change.bodies:
+        if number and is_kept(rows, seq):
+            put_row(row + done, now, seq, <uint32_t>number, head_bytes + PyBytes_Size(body), transaction, 0, 1, 1)
+            done += ROW_BYTES
+        seq += 1
+    return done
 
 
 # Writing to a file

@@ -29,6 +29,7 @@ from .pending_counts import Counted, PendingCounts
 from .plan import Plan, Sequencer
 from .states import Catalog, DestinationState
 from .tickets import Ticket
+from .usage import Recorder, record_usage
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,8 @@ class Engine:
         """Likewise, and it changes none of the counts: who asks for no more does not wait for it either."""
         self.receiving = False
         """Somebody takes what is ready, or is about to: see `let_pass`."""
+        self.usage: Recorder | None = None
+        """What is told of each plan that takes effect, while the usage log is on."""
         self.written: Plan | None = None
         """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
@@ -218,6 +221,9 @@ class Engine:
             else:
                 self._pending.append(plan)  # there is nothing to pass on
             self._taken = plan.number
+            usage = self.usage
+            if usage is not None:
+                record_usage(usage, changes, plan)
         if plan.is_more:
             self._take_more(plan)
         for change in changes:

@@ -84,10 +84,27 @@ def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> 
     return encode(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
 
 
+def encode_sent(
+    body: bytes, headers: Headers, message_id: str, priority: int, sent_at_ms: int, expires_at_ms: int
+) -> bytes:
+    """The record of a message that was sent elsewhere, with the time at which it was. Raises TypeError and ValueError
+    as `encode`."""
+    require_order(priority, expires_at_ms)
+    require_order(priority, sent_at_ms)
+    packed, name = pack_headers(headers), pack_id(message_id)
+    return b"".join((_pack(priority, 0, len(name), len(packed), sent_at_ms, expires_at_ms), name, packed, body))
+
+
 def order_and_expiry(record: bytes) -> tuple[int, int]:
     """A record's priority, and when it expires (ms, 0: never)."""
     head = _unpack(record)
     return head[0], head[5]
+
+
+def sent_at_ms(record: bytes) -> int:
+    """When a record's message was sent."""
+    sent: int = _unpack(record)[4]
+    return sent
 
 
 def name_of(record: bytes) -> bytes | None:

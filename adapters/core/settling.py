@@ -68,7 +68,7 @@ class Settling:
             changes = acks_of(leases) if not first else [*first, *acks_of(leases)]
             if not changes:
                 return []
-            ticket = _ticket(changes, not first, sync, reservation)
+            ticket = _ticket(changes, not first, sync, reservation, hold)
             del reservation
             self._engine.submit(ticket)
             outcomes = self._writer.wait(ticket)
@@ -117,7 +117,7 @@ class Settling:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         changes = [*first, *acks_of(leases)]
-        ticket = _ticket(changes, not first, sync, reservation)
+        ticket = _ticket(changes, not first, sync, reservation, hold)
         del reservation
         ticket.future = (future, lambda done: result(done.outcomes))
         future.add_done_callback(lambda done: self._acked(done, leases, hold, changes))
@@ -292,12 +292,14 @@ class Settling:
                 results[at] = error
 
 
-def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: Reservation[Any] | None) -> Ticket:
+def _ticket(
+    changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: Reservation[Any] | None, hold: int
+) -> Ticket:
     """Of these changes, and the room that the others than acks need."""
-    if acks_alone:
+    if acks_alone and hold == LEASED:
         return Ticket(changes, len(changes) * Ack.size, sync)
     ticket = Ticket(changes, sum([change.size for change in changes]), sync)
-    ticket.held = reservation
+    ticket.held, ticket.transaction = reservation, True
     return ticket
 
 

@@ -60,6 +60,7 @@ from .settling import Settling
 from .statistics import Statistics
 from .subscriptions import require_same
 from .transactions import Transactions
+from .usage import Recorder
 from .writers import Direct, Threaded, Writer
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,15 @@ class Store:
     @owner.setter
     def owner(self, owner: object) -> None:
         self._engine.owner = owner
+
+    @property
+    def usage(self) -> Recorder | None:
+        """What is told of all that takes effect here, until the store is closed (usage.py). Set by the usage log."""
+        return self._engine.usage
+
+    @usage.setter
+    def usage(self, usage: Recorder | None) -> None:
+        self._engine.usage = usage
 
     # Opening and closing
 

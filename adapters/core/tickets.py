@@ -19,3 +19,5 @@ class Ticket(ticket.Ticket):
     """The changes."""
     held: Reservation[Any] | None = None
     """Room for their messages, until these are applied."""
+    transaction = False
+    """They are a transaction's."""

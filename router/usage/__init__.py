@@ -1,0 +1,37 @@
+"""The usage log: who was sent what, and when it was acked for the last time, recorded while a router runs.
+
+`usage: {}` in stores.yaml switches it on, or a running router does:
+
+    router.start_usage_log(anabranch.UsageOptions(max_bytes="1GiB"))
+    ...
+    router.stop_usage_log()
+
+and the advisor reads it, also while it is written:
+
+    anabranch recommend --usage data/usage --out advice
+    anabranch trace --usage data/usage --out trace.parquet
+
+It holds no bodies, headers or message ids: a message is known by its store and its number there.
+
+On disk, in usage/ in the data directory (docs/format.md):
+
+    store.id, store.lock      as in a store's directory
+    usage.version             the version of its format: by it one knows that this is a usage log
+    journal/                  a log (adapters/wal): records of kind BLOCK, each the operations of about a second
+
+All files together never take more than `max_bytes`: the oldest go.
+
+What survives a crash. After the process is killed, all but the last `flush_interval`. After a power failure, a prefix
+of it: it is synced every few seconds. A torn tail is cut.
+
+It is an observation, and harms nobody. Whoever sends or acks appends a row in memory (adapters/core/usage.py) and never
+waits. Where the disk does not keep up, what does not fit into the memory set aside is lost, and counted. Where the disk
+is full or fails the log stops with a warning, and messages go on.
+
+`blocks` are the bytes, `log` writes them, `reading` finds logs and makes of them the events of a usage trace.
+"""
+
+from .log import UsageLog, UsageStats
+from .reading import UsageTrace, usage_trace
+
+__all__ = ["UsageLog", "UsageStats", "UsageTrace", "usage_trace"]

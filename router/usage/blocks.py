@@ -1,0 +1,66 @@
+"""The bytes of the usage log: a block is one record of its log and holds rows (adapters/core/usage.py), and all that is
+needed to read them: it stands alone, whatever became of those before it. Drawn in docs/format.md."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from ...adapters.core.usage import ROW, DestinationName
+
+BLOCK: Final = 48
+"""The kind of its record, beside wal's SNAPSHOT; no store's journal nor the decision log has it."""
+LEVEL: Final = 1
+"""Of zlib: rows are so alike that more takes time and saves little."""
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """In msgpack."""
+
+    session: int
+    """When this recording was begun, in microseconds since 1970: which one it is."""
+    wall_us: int
+    """What the wall clock was ahead of the rows' clock when this was written."""
+    threshold: int
+    """Messages are recorded whose hash is below it, of 2**32."""
+    lost: int
+    """Operations of this session by then that were not recorded, about."""
+    destinations: list[tuple[int, DestinationName]]
+    """By number."""
+    sets: list[tuple[int, list[tuple[int, str]]]]
+    """Subscriptions that messages of a topic are for: their numbers and names, by number."""
+    rows: bytes
+    """All first bytes of the rows, all second bytes and so on, deflated."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Block).decode
+
+
+def encode_block(
+    session: int, wall_us: int, threshold: int, lost: int, declared: list[tuple[int, Any]], rows: bytes
+) -> bytes:
+    """A block's payload; `declared` is what the buffer gave with the rows."""
+    destinations = [(number, name) for number, name in declared if isinstance(name, tuple)]
+    sets = [(number, name) for number, name in declared if not isinstance(name, tuple)]
+    columns = b"".join([rows[at :: ROW.size] for at in range(ROW.size)])
+    return _encode(Block(session, wall_us, threshold, lost, destinations, sets, zlib.compress(columns, LEVEL)))
+
+
+def decode_block(payload: bytes) -> tuple[Block, Iterator[tuple[int, ...]]]:
+    """The block and its rows. Raises ValueError."""
+    try:
+        block = _decode(payload)
+        columns = zlib.decompress(block.rows)
+    except (msgspec.DecodeError, zlib.error) as error:
+        raise ValueError(f"a block of the usage log does not read: {error}") from None
+    count, rest = divmod(len(columns), ROW.size)
+    if rest:
+        raise ValueError("a block of the usage log ends within a row")
+    rows = bytearray(len(columns))
+    for at in range(ROW.size):
+        rows[at :: ROW.size] = columns[at * count : (at + 1) * count]
+    return block, ROW.iter_unpack(bytes(rows))

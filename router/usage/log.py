@@ -1,0 +1,299 @@
+"""The writing end of the usage log: once a second what the stores have told goes into a log of its own.
+
+U7  No store's thread ever waits for it, nor hears of its errors: whatever fails here ends the recording, not a call.
+U8  One thread at a time empties the buffer and writes, under `_lock`; which guards opening and closing too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ...adapters import locking
+from ...adapters.background import CoalescedJob
+from ...adapters.clock import now_us
+from ...adapters.core import Store
+from ...adapters.core.usage import ROW, WHOLE, Buffer, Recorder
+from ...adapters.directory import StoreDirectory, is_empty
+from ...adapters.files import FILE_MODE, disk_errors, open_file, sweep_unfinished, write_all
+from ...adapters.wal import (
+    SNAPSHOT,
+    Log,
+    LogOptions,
+    Needed,
+    Reclaimer,
+    RecordEncoder,
+    SegmentFiles,
+    create_log,
+    record_ticket,
+    recovery,
+    survey,
+)  # fmt: skip
+from ...adapters.wal.segment import Segment
+from ...policies.durability import Sync
+from ...policies.errors import AnabranchError, ConfigError, StoreFailedError
+from ...policies.options import UsageOptions
+from ...policies.wildcard import Pattern
+from .blocks import BLOCK, encode_block
+
+log = logging.getLogger(__name__)
+
+SHARES: Final = 16
+"""Parts of `max_bytes`: so large is a segment, at most SEGMENT_BYTES_MAX."""
+SPARE_SHARES: Final = 7
+"""Parts that the segments with rows leave to those made ahead, the reserve, and the one that is about to go."""
+SEGMENT_BYTES_MAX: Final = 16 << 20
+SYNC_SECONDS: Final = 5.0
+BLOCK_BYTES_MAX: Final = 1 << 20
+"""Of rows, before they are deflated; less in a log of small segments."""
+VERSION_FILE: Final = "usage.version"
+VERSION: Final = b"1\n"
+BUFFER_BYTES: Final = 32 << 20
+"""Of rows that wait to be written, for all stores together: some 900,000 operations. What does not fit is lost."""
+NAMES_REPEATED: Final = 10_000
+"""So many names at most stand in each block that one flush writes; more only in the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageStats:
+    """What a usage log says about itself."""
+
+    recorded: int
+    """Operations that were written since it was started."""
+    lost: int
+    """Operations that were not, about: the disk did not keep up, or the log had failed."""
+    failed: str | None
+    """Why it has stopped by itself, if it has."""
+
+
+class _Directory(StoreDirectory):
+    """usage/: its id, its lock, and the log in journal/."""
+
+    advice = "Move that directory aside: the usage log is made anew"
+
+
+def _empty_log(path: Path, log_id: bytes, segment_bytes: int, file_mode: int) -> bytes:
+    create_log(path / "journal", log_id, segment_bytes, file_mode)
+    fd = open_file(path / VERSION_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file_mode)
+    try:
+        write_all(fd, VERSION, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return log_id
+
+
+class UsageLog:
+    """One recording, from `open` to `close`. Threads: all. A forked child may do nothing with it."""
+
+    def __init__(
+        self, path: Path, options: UsageOptions, stores: Callable[[], Iterable[Store]], file_mode: int = FILE_MODE
+    ) -> None:
+        """`path`: its directory. `stores`: those that are open."""
+        self.path, self.options = path, options
+        self._stores = stores
+        self._directory = _Directory("usage", path, file_mode, self._lost_directory)
+        self._segment_bytes = min(options.max_bytes // SHARES, SEGMENT_BYTES_MAX)
+        self._rows_bytes_max = options.max_bytes - SPARE_SHARES * self._segment_bytes
+        self._block_bytes = min(BLOCK_BYTES_MAX, self._segment_bytes // 4) // ROW.size * ROW.size
+        patterns = [Pattern.parse(text) for text in options.destinations]
+        threshold = max(1, round(options.sample * WHOLE))
+        self._buffer = Buffer(BUFFER_BYTES, threshold, lambda name: any(one.matches(name) for one in patterns))
+        self._lock = threading.RLock()
+        self._job = CoalescedJob(self._flush_in_background)
+        self._log: Log | None = None
+        self._reclaimer: Reclaimer | None = None
+        self._generation = locking.generation
+        self._session = self._recorded = self._unwritten = 0
+        self._incarnations = itertools.count(1)
+        self.active = False
+        """Stores are told to record."""
+        self.failed: BaseException | None = None
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Make the directory if need be, go on behind what is there, and let the stores record. Raises what a store's
+        opening raises; then nothing is recorded."""
+        with self._lock, disk_errors(f"the usage log in {self.path} cannot be opened"):
+            if self.path.parent.exists():
+                sweep_unfinished(self.path.parent, self.path.name)
+            if not self.path.exists() or is_empty(self.path):
+                file_mode = self._directory.file_mode
+                self._directory.create(partial(_empty_log, segment_bytes=self._segment_bytes, file_mode=file_mode))
+            self._require_version()  # before anything is written: it may be a store's
+            log_id = self._directory.lock()
+            try:
+                self._start(log_id)
+            except BaseException:
+                self._directory.unlock()
+                raise
+        self._session = now_us()
+        self.active = True
+        for store in self._stores():
+            self.attach(store)
+        self._job.schedule(self.options.flush_interval)
+
+    def _require_version(self) -> None:
+        path = self.path / VERSION_FILE
+        found = path.read_bytes() if path.exists() else b""
+        if found != VERSION:
+            what = f"a usage log of another version ({found[:20]!r})" if found else "something else than a usage log"
+            raise ConfigError([f"{self.path} holds {what}, and was left as it is; choose another directory"])
+
+    def _start(self, log_id: bytes) -> None:
+        files = SegmentFiles(self.path / "journal", self._segment_bytes, file_mode=self._directory.file_mode)
+        encoder = RecordEncoder(lambda batch: None, snapshot_bytes=lambda: 16)
+        options = LogOptions(self._segment_bytes, sync=Sync.PERIODIC, sync_interval=SYNC_SECONDS, pool_files=1)
+        opened = Log("the usage log", log_id, files, options, encoder)
+        found = survey(files, log_id, None, _needed_by)
+        recovery.settle(found, files)
+        encoder.snapshot_at = found.snapshot_at
+        recovery.take_over(found, opened)
+        self._log = opened
+        self._reclaimer = Reclaimer(opened, self._oldest, _snapshot_record, opened.forget_segments)
+
+    def attach(self, store: Store) -> None:
+        """Let a store that is open record, if it does not yet."""
+        if self.active and store.usage is None:
+            token = store.store_id.hex()[:12]
+            if store.volatile:  # its seqs begin again with each opening
+                token = f"{token}.{self._session:x}.{next(self._incarnations):x}"
+            store.usage = Recorder(self._buffer, store.name, token, store.volatile)
+            if not self.active:
+                store.usage = None
+
+    def _detach(self) -> None:
+        self.active = False  # first: who attaches one meanwhile takes that back
+        for store in self._stores():
+            store.usage = None
+
+    def close(self) -> None:
+        """Write what waits, and let go of the directory. Idempotent. Raises nothing: what goes wrong is logged."""
+        if self._generation != locking.generation:
+            self.active = False  # all of it belongs to the parent
+            return
+        with self._lock:
+            self._detach()
+            self.flush()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        opened, self._log = self._log, None
+        reclaimer, self._reclaimer = self._reclaimer, None
+        try:
+            if opened is not None and reclaimer is not None:
+                try:
+                    opened.close()
+                finally:
+                    reclaimer.finish()
+                    opened.let_go()
+        except (AnabranchError, OSError) as error:
+            log.warning("the usage log in %s was not closed in order: %s", self.path, error)
+        self._directory.unlock()
+
+    def _lost_directory(self, error: StoreFailedError) -> None:
+        if (opened := self._log) is not None:
+            opened.fail(error)
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Record no more (rule U7)."""
+        if self.failed is None:
+            self.failed = error
+            log.warning(
+                "the usage log in %s has stopped: %s. Messages go on and are not recorded; start_usage_log() begins "
+                "again", self.path, error,
+            )  # fmt: skip
+        self._detach()
+
+    # Writing
+
+    def _flush_in_background(self) -> None:
+        if self._generation == locking.generation and self.active:
+            self.flush()
+            if self.active:
+                self._job.schedule(self.options.flush_interval)
+
+    def flush(self) -> None:
+        """On return all that took effect before is written, or the log has failed. Raises nothing."""
+        with self._lock:
+            opened = self._log
+            if opened is None or self._generation != locking.generation:
+                return
+            if self.active:
+                for store in self._stores():  # also one that was opened just when the recording was started
+                    self.attach(store)
+            rows, declared = self._buffer.empty()
+            try:
+                if self.failed is not None:
+                    self._unwritten += len(rows) // ROW.size
+                elif rows:
+                    self._write(opened, rows, declared)
+                if self._buffer.rows.broken:
+                    self._fail(RuntimeError("an operation could not be recorded, as was logged"))
+            except (AnabranchError, OSError) as error:
+                self._fail(error)
+                self._let_go()
+
+    def _write(self, opened: Log, rows: bytes, declared: list[tuple[int, Any]]) -> None:
+        self._unwritten += len(rows) // ROW.size
+        wall_us = (time.time_ns() - time.monotonic_ns()) // 1000
+        for start in range(0, len(rows), self._block_bytes):
+            part = rows[start : start + self._block_bytes]
+            names = declared if start == 0 or len(declared) <= NAMES_REPEATED else []
+            payload = encode_block(self._session, wall_us, self._buffer.threshold, self.lost(), names, part)
+            ticket = record_ticket([(BLOCK, payload, None)])
+            opened.submit(ticket)
+            opened.wait(ticket)
+            self._recorded += len(part) // ROW.size
+            self._unwritten -= len(part) // ROW.size
+            if self._reclaimer is not None and self._surplus(opened):
+                self._reclaimer.run()
+
+    def _oldest(self) -> tuple[list[Segment], bytes]:
+        """The segments that are too many, and the number of the first that stays."""
+        opened = self._log
+        surplus = self._surplus(opened) if opened is not None else 0
+        if opened is None or not surplus:
+            return [], b""
+        segments = opened.table.segments
+        return list(segments[:surplus]), segments[surplus].number.to_bytes(8, "little")
+
+    def _surplus(self, opened: Log) -> int:
+        """How many segments, the oldest, are too many. They may be of other sizes than now."""
+        segments = opened.table.segments
+        size, kept = 0, 0
+        for segment in reversed(segments):
+            size += segment.capacity
+            if kept and size > self._rows_bytes_max:
+                break
+            kept += 1
+        return len(segments) - kept
+
+    # Asking
+
+    def lost(self) -> int:
+        """Operations that were not recorded since it was started, about."""
+        return self._buffer.rows.lost
+
+    def stats(self) -> UsageStats:
+        """As it stands: what waits to be written is in neither count."""
+        failed = None if self.failed is None else str(self.failed)
+        return UsageStats(self._recorded, self.lost() + (self._unwritten if failed is not None else 0), failed)
+
+
+def _snapshot_record(payload: bytes) -> object:
+    return [(SNAPSHOT, payload, None)]
+
+
+def _needed_by(payload: bytes) -> Needed:
+    return Needed(int.from_bytes(payload, "little"), {})

@@ -1,0 +1,363 @@
+"""Usage logs as a usage trace: of one router or of several, also while they are written, and what a damaged one has
+left.
+
+- `message_id` is the message's store and its number there. `size` is what a journal store of ours writes for the
+  operation, `body_size` that of a send without what every message has: with the headers and the message id, that is.
+- What ends many messages at once (a purge, a destination that is deleted, a subscription that ends, a memory store that
+  is closed) acks each that was sent since the log begins.
+- `ts` follows each machine's steady clock from the time at which a recording was begun. A later recording of the same
+  router that says it was begun earlier goes on where the one before it ended.
+- Several logs are merged by their clocks; each keeps its own order.
+- Where a part of the messages is recorded, their sizes are scaled up, so that files fill as they would.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from ...adapters.core.records import HEAD
+from ...adapters.core.usage import ACKED, ACKED_RANGE, ACROSS, ENDED, REMOVED, SENT, WHOLE
+from ...adapters.wal import SNAPSHOT
+from ...adapters.wal.files import SEGMENT_SUFFIX, read_header
+from ...adapters.wal.format import HEADER_BYTES, RECORD_HEADER, SegmentHeader
+from ...adapters.wal.reader import BatchReader, records_of
+from ...adapters.wal.segment import Segment
+from ...policies.errors import CorruptionError, TraceError
+from ...policies.partitioning.events import UsageEvent
+from .blocks import BLOCK, Block, decode_block
+
+Progress = Callable[[int, int], None]
+
+SEND_BYTES: Final = RECORD_HEADER.size + 12
+"""What a journal adds to a message's record: that of the log, the destination's number and the seq."""
+ACK_BYTES: Final = RECORD_HEADER.size + 16
+SHARED_BYTES: Final = HEAD.size + SEND_BYTES + ACK_BYTES
+"""Of each message beside `body_size`."""
+SETS_KEPT: Final = 100_000
+JUMP_US: Final = 1_000_000
+"""A clock that moves more than so against the steady one was set."""
+
+
+def find_logs(directory: Path) -> list[Path]:
+    """The journals of the usage logs in a directory: of a log itself, of a data directory, or of some of either below
+    it. Raises TraceError where there is none."""
+    for candidates in ([directory], _below(directory)):
+        found = [found for one in candidates for found in (one / "usage" / "journal", one / "journal", one)
+                 if _has_segments(found)]  # fmt: skip
+        if found:
+            return found
+    if not directory.is_dir():
+        raise TraceError(f"there is no usage log at {directory}; give the directory usage/ of a data directory")
+    raise TraceError(
+        f"{directory} holds no usage log; switch it on with `usage: {{}}` in stores.yaml, or give the directory usage/ "
+        "of a data directory"
+    )
+
+
+def _below(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
+
+
+def _has_segments(path: Path) -> bool:
+    return path.is_dir() and any(entry.name.endswith(SEGMENT_SUFFIX) for entry in path.iterdir())
+
+
+def usage_trace(directories: Iterable[str | Path], progress: Progress | None = None) -> UsageTrace:
+    """The trace of usage logs. `progress` is called with (bytes read, bytes in all). Raises TraceError where there is
+    none to read; what is damaged or missing in one is among the warnings. Nothing is written."""
+    segments: dict[bytes, dict[int, _File]] = {}
+    warnings: list[str] = []
+    for directory in directories:
+        for journal in find_logs(Path(directory)):
+            for path in sorted(journal.glob(f"*{SEGMENT_SUFFIX}")):
+                try:
+                    header = read_header(path)
+                    size = path.stat().st_size
+                except FileNotFoundError:
+                    continue  # the router has removed it just now
+                except CorruptionError as error:
+                    warnings.append(f"{path} was not read: {error.reason}")
+                    continue
+                segments.setdefault(header.log_id, {}).setdefault(header.number, _File(path, header, size))
+    logs = [_in_order(files) for files in segments.values()]
+    if not logs:
+        raise TraceError(f"no file of the usage log can be read: {warnings[0]}" if warnings else "no log was given")
+    return UsageTrace(logs, warnings, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One segment."""
+
+    path: Path
+    header: SegmentHeader
+    size: int
+    end: int | None = None
+    """Where its records end, if the one after it says so."""
+    gap: bool = False
+    """The one before it is missing, and is not the first."""
+
+
+def _in_order(files: dict[int, _File]) -> list[_File]:
+    """Those that count, oldest first: what lies between a header's number and the one before that it names is void."""
+    newest = files[max(files)]
+    ordered = [newest]
+    while True:
+        header = ordered[-1].header
+        before = files.get(header.prev_number)
+        if before is not None:
+            ordered.append(_File(before.path, before.header, before.size, header.prev_end))
+            continue
+        older = [number for number in files if number < header.prev_number]
+        if not older:
+            return ordered[::-1]
+        last = ordered.pop()
+        ordered += [_File(last.path, last.header, last.size, last.end, gap=True), files[max(older)]]
+
+
+class UsageTrace:
+    """The events of usage logs, in the order of `seq`. Iterate it any number of times; each reads the files again."""
+
+    def __init__(self, logs: list[list[_File]], warnings: list[str], progress: Progress | None) -> None:
+        self._logs, self._found, self._progress = logs, warnings, progress
+        self._total = sum(file.size for files in logs for file in files)
+        self._read = 0
+        self.warnings: tuple[str, ...] = ()
+        """What one should know before trusting the trace, a sentence each. Known once it was read to its end."""
+
+    def __iter__(self) -> Iterator[UsageEvent]:
+        self._read = 0
+        readers = [_LogReader(files, self._advance) for files in self._logs]
+        seq = count()
+        if len(readers) == 1:
+            for event in readers[0]:
+                yield event._replace(seq=next(seq))
+        else:
+            streams = [((event.ts, number, event) for event in reader) for number, reader in enumerate(readers)]
+            for _, _, event in heapq.merge(*streams, key=lambda item: item[:2]):
+                yield event._replace(seq=next(seq))
+        warnings = [*self._found]
+        for reader in readers:
+            warnings += reader.warnings()
+        self.warnings = tuple(dict.fromkeys(warnings))
+
+    def _advance(self, size: int) -> None:
+        self._read += size
+        if self._progress is not None:
+            self._progress(self._read, self._total)
+
+
+@dataclass(slots=True)
+class _Destination:
+    """One destination of one store, or of one opening of a memory store."""
+
+    text: str
+    token: str
+    volatile: bool
+    subscriptions: dict[int, str]
+    """Names by number."""
+    pending: dict[int, set[int]] = field(default_factory=dict)
+    """Messages that were sent since the log begins: whom each waits for. {0}: a queue's."""
+
+
+class _LogReader:
+    """The events of one log; `seq` is 0 in all."""
+
+    def __init__(self, files: list[_File], advance: Callable[[int], None]) -> None:
+        self._files, self._advance = files, advance
+        self._destinations: dict[tuple[str, str], _Destination] = {}
+        """By token and text."""
+        self._numbers: dict[int, _Destination] = {}
+        self._sets: dict[int, list[tuple[int, str]]] = {}
+        self._older: dict[int, _Destination] = {}
+        """The numbers before: a thread may have been about to use one when they were declared anew."""
+        self._session = self._wall_us = self._shift_us = self._now_us = 0
+        self._latest_wall_us = 0
+        self._lost_before = self._lost = self._unknown = self._jumps = self._backwards = 0
+        self._jump_us = 0
+        self._sampled = WHOLE
+        self._damage: list[str] = []
+
+    def warnings(self) -> list[str]:
+        """Of what was read."""
+        lines = list(self._damage)
+        where = self._files[0].path.parent.parent
+        if lost := self._lost_before + self._lost:
+            lines.append(f"some {_count(lost)} of {where} were not recorded: the disk did not keep up")
+        if self._unknown:
+            lines.append(f"of {_count(self._unknown)} of {where} the destination's name is lost")
+        if self._jumps:
+            lines.append(
+                f"the clock of {where} was set {_times(self._jumps)}, by {self._jump_us / 1e6:,.1f} s at most; times "
+                "follow the steady clock from when each recording was begun"
+            )
+        if self._backwards:
+            lines.append(
+                f"{_times(self._backwards)} a recording in {where} says that it was begun before the one before it "
+                "ended; its times are moved behind that"
+            )
+        if self._sampled < WHOLE:
+            share = self._sampled / WHOLE
+            lines.append(f"{share:.3g} of the messages of {where} were recorded; sizes are scaled up by that")
+        return lines
+
+    def __iter__(self) -> Iterator[UsageEvent]:
+        for file in self._files:
+            if file.gap:
+                self._damage.append(f"the file before {file.path} is missing: what it held is not in the trace")
+            yield from self._events_of(file)
+            self._advance(file.size)
+
+    def _events_of(self, file: _File) -> Iterator[UsageEvent]:
+        segment = Segment(file.header, file.path)
+        try:
+            reader = BatchReader(segment, HEADER_BYTES, file.header.base_lsn - 1, file.end)
+            for batch in reader:
+                for record in records_of(batch):
+                    if record.kind == BLOCK:
+                        yield from self._events(*decode_block(record.payload))
+                    elif record.kind != SNAPSHOT:
+                        raise TraceError(
+                            f"{file.path} is a journal of another kind, not a usage log; give the directory usage/ of "
+                            "a data directory"
+                        )
+        except FileNotFoundError:
+            self._damage.append(f"{file.path} was removed while the log was read: the trace begins behind it")
+            return
+        except (ValueError, OSError) as error:
+            self._damage.append(f"{file.path} was not read to its end: {error}")
+            return
+        if file.end is not None and reader.offset != file.end:
+            lost = file.end - reader.offset
+            self._damage.append(f"{file.path} is damaged or cut short at offset {reader.offset}: {lost} bytes are lost")
+
+    def _events(self, block: Block, rows: Iterator[tuple[int, ...]]) -> Iterator[UsageEvent]:
+        if block.session != self._session:
+            yield from self._begin_session(block, rows_from := list(rows))
+            rows = iter(rows_from)
+        elif abs(block.wall_us - self._latest_wall_us) > JUMP_US:
+            self._jumps += 1
+            self._jump_us = max(self._jump_us, abs(block.wall_us - self._latest_wall_us))
+        self._latest_wall_us, self._lost = block.wall_us, block.lost
+        self._sampled = min(self._sampled, block.threshold)
+        if block.destinations and block.destinations[0][0] not in self._numbers:
+            self._older, self._numbers, self._sets = self._numbers, {}, dict(list(self._sets.items())[-SETS_KEPT:])
+        for number, (_, token, volatile, text, subscriptions) in block.destinations:
+            yield from self._declare(number, token, volatile, text, subscriptions)
+        self._sets.update(block.sets)
+        share = block.threshold / WHOLE
+        for time, seq, number, amount, transaction, who, needed, kind, flags in rows:
+            destination = self._numbers.get(number) or self._older.get(number)
+            if destination is None:
+                self._unknown += 1
+                continue
+            self._now_us = max(self._now_us, time + self._wall_us + self._shift_us)
+            pending = destination.pending
+            if kind == SENT:
+                yield self._sent(destination, seq, amount, self._tx(transaction, flags), who, needed, share)
+            elif kind == ACKED:
+                tx = self._tx(transaction, flags)
+                if not who and len(pending.get(seq, ())) > 1:
+                    yield from self._end(destination, [seq], 0, tx)
+                else:
+                    yield self._ack(destination, seq, who, tx, ACK_BYTES)
+                    _discard(pending, seq, who)
+            elif kind == ACKED_RANGE:
+                last = seq + amount + (transaction << 32)
+                yield from self._end(destination, _between(pending, seq, last), who)
+            elif kind in (ENDED, REMOVED):
+                yield from self._end(destination, list(pending), who)
+
+    def _begin_session(self, block: Block, rows: list[tuple[int, ...]]) -> Iterator[UsageEvent]:
+        """Another recording: what memory stores held is gone, and the clock is another."""
+        first = (rows[0][0] if rows else 0) + block.wall_us
+        self._shift_us = max(0, self._now_us - first)
+        if self._shift_us and self._session:
+            self._backwards += 1
+        self._session, self._wall_us, self._latest_wall_us = block.session, block.wall_us, block.wall_us
+        self._lost_before, self._lost = self._lost_before + self._lost, 0
+        self._numbers, self._older, self._sets = {}, {}, {}
+        for destination in [one for one in self._destinations.values() if one.volatile]:
+            yield from self._end(destination, list(destination.pending), 0)
+            del self._destinations[destination.token, destination.text]
+
+    def _declare(
+        self, number: int, token: str, volatile: bool, text: str, subscriptions: list[tuple[int, str]]
+    ) -> Iterator[UsageEvent]:
+        destination = self._destinations.get((token, text))
+        if destination is None:
+            if volatile:  # a memory store that was opened again
+                for other in [one for one in self._destinations.values() if one.volatile and one.text == text]:
+                    yield from self._end(other, list(other.pending), 0)
+                    del self._destinations[other.token, other.text]
+            destination = self._destinations[token, text] = _Destination(text, token, volatile, {})
+        destination.subscriptions.update(subscriptions)
+        self._numbers[number] = destination
+
+    def _tx(self, transaction: int, flags: int) -> str | None:
+        return f"{self._session:x}{'x' if flags & ACROSS else '-'}{transaction:x}" if transaction else None
+
+    def _sent(
+        self, destination: _Destination, seq: int, amount: int, tx: str | None, who: int, needed: int, share: float
+    ) -> UsageEvent:
+        if who:
+            entitled = self._sets.get(who, [])
+            destination.subscriptions.update(entitled)
+            if entitled:
+                destination.pending[seq] = {number for number, _ in entitled}
+        else:
+            destination.pending[seq] = {0}
+        body, size = amount - HEAD.size, amount + SEND_BYTES
+        if share < 1:
+            body = round((body + SHARED_BYTES) / share) - SHARED_BYTES
+            size = body + HEAD.size + SEND_BYTES
+        return UsageEvent(0, self._now_us / 1e6, "send", destination.text, f"{destination.token}-{seq}", size, tx,
+                          needed, None, body)  # fmt: skip
+
+    def _ack(self, destination: _Destination, seq: int, who: int, tx: str | None, size: int) -> UsageEvent:
+        subscription = destination.subscriptions.get(who, str(who)) if who else None
+        name = f"{destination.token}-{seq}"
+        return UsageEvent(0, self._now_us / 1e6, "ack", destination.text, name, size, tx, 1, subscription)
+
+    def _end(
+        self, destination: _Destination, seqs: Iterable[int], who: int, tx: str | None = None
+    ) -> Iterator[UsageEvent]:
+        """Ack all that these messages wait for, or what they wait for from one."""
+        pending = destination.pending
+        for seq in seqs:
+            waits = pending[seq]
+            for number in sorted(waits) if not who else [who] if who in waits else []:
+                yield self._ack(destination, seq, number, tx, 0)
+                _discard(pending, seq, number)
+
+
+def _discard(pending: dict[int, set[int]], seq: int, who: int) -> None:
+    waits = pending.get(seq)
+    if waits is not None:
+        waits.discard(who)
+        if not waits or not who:
+            del pending[seq]
+
+
+def _between(pending: dict[int, set[int]], first: int, last: int) -> list[int]:
+    """Those between two, which stand in about that order; a page is looked at, not all."""
+    found = []
+    for seq in pending:
+        if seq > last:
+            break
+        if seq >= first:
+            found.append(seq)
+    return found
+
+
+def _count(operations: int) -> str:
+    return f"{operations:,} operation{'' if operations == 1 else 's'}"
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")

@@ -1,0 +1,1 @@
+"""The usage log: what a running router records, and the trace of it."""
