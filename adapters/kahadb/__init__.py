@@ -25,7 +25,8 @@ How each event's bytes, order and clock are found is in `trace`; the rules by wh
 
 The parts, from the bytes up: `files`, `journal` (batches and records), `commands` (protobuf), `openwire` and `ackmap`
 (what is inside commands), `entries` (transactions), `replay` (the state of a store), then `trace`, `retention`,
-`explanation` and `render`.
+`explanation` and `render`; and, for `anabranch import`, `pending` (what is not acked, by location) and `content` (a
+message of theirs as one of ours).
 """
 
 from .explanation import (

@@ -80,6 +80,7 @@ class Transaction:
 
     __slots__ = (
         "bytes",
+        "ended",
         "files",
         "first",
         "id",
@@ -99,6 +100,8 @@ class Transaction:
         self.outcome_bytes = 0
         """Bytes of its Prepare, Commit or Rollback records."""
         self.first = self.last = first
+        self.ended: tuple[int, int] | None = None
+        """Where its Commit or Rollback record lies, if that is there."""
         self.files: tuple[int, ...] = ()
         """The files that hold its operations."""
         self.only_copies = True
@@ -163,6 +166,11 @@ class Outcomes:
         found = self.find(transaction_id, entry.place)
         return found is not None and found.outcome is Outcome.COMMITTED
 
+    def place_of(self, entry: Entry, transaction_id: TransactionId | None) -> tuple[int, int]:
+        """Where the record lies that made the committed operation in `entry` take effect."""
+        found = None if transaction_id is None else self.find(transaction_id, entry.place)
+        return entry.place if found is None or found.ended is None else found.ended
+
     def count(self) -> Counter[Outcome]:
         """How many transactions ended how."""
         counts: Counter[Outcome] = Counter()
@@ -213,6 +221,8 @@ class Outcomes:
             found.outcome = Outcome.PREPARED
             return
         found.outcome = Outcome.COMMITTED if isinstance(command, Commit) else Outcome.ROLLED_BACK
+        if not entry.rewritten:  # a copy lies elsewhere
+            found.ended = entry.place
         self._unfinished.pop(command.transaction.text, None)
 
     def _restart(self) -> None:

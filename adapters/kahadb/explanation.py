@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ...policies.errors import TraceError
+from ...policies.text import count_of, human_bytes
 from .entries import Outcomes, read_entries
 from .files import Damage, StoreFiles, find_stores
 from .journal import FileSummary, Journal
 from .openwire import OpenWireError, read_subscription
 from .replay import Replay
-from .retention import ACKS, PENDING, Reason, Retention, count_of, human_bytes, waiting_for
+from .retention import ACKS, PENDING, Reason, Retention, waiting_for
 
 
 @dataclass(frozen=True, slots=True)

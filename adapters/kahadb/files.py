@@ -97,6 +97,9 @@ def find_stores(directory: str | Path) -> KahaDirectory:
         return KahaDirectory(root, (_store(root.name, root, root),))
     inside = [path for path in children if path.is_dir() and path.name not in ARCHIVE_NAMES]
     homes = [path for path in inside if _journal_files(path, archived=False)]
+    if any(path.name == TRANSACTION_STORE_NAME for path in homes):  # a store of its may have a directory of its own
+        below = [child for path in inside if path not in homes for child in _children(path) if child.is_dir()]
+        homes += [path for path in below if path.name not in ARCHIVE_NAMES and _journal_files(path, archived=False)]
     stores = [path for path in homes if path.name != TRANSACTION_STORE_NAME]
     if len(stores) == 1 and len(homes) == 1:
         return KahaDirectory(root, (_store(stores[0].name, stores[0], stores[0], root),))
@@ -138,8 +141,8 @@ def _children(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
     except FileNotFoundError:
-        raise TraceError(f"{directory} does not exist; give the directory of a KahaDB store") from None
+        raise TraceError(f"{directory} does not exist; give the directory of a store") from None
     except NotADirectoryError:
-        raise TraceError(f"{directory} is not a directory; give the directory that holds the db-*.log files") from None
+        raise TraceError(f"{directory} is not a directory; give the directory of a store") from None
     except OSError as error:
         raise TraceError(f"{directory} cannot be read: {error.strerror}; run as a user who may read it") from error

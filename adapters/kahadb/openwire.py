@@ -1,7 +1,8 @@
 """OpenWire as KahaDB stores it: loose encoding, no caching, a length before each command.
 
 An object is its type byte and its fields in a fixed order; most fields have no fixed size, so reading one means
-walking all before it. Only what a usage trace or an explanation asks for is decoded; the rest is stepped over.
+walking all before it. Only what a usage trace, an explanation or an import asks for is decoded; the rest is stepped
+over, and where content and properties lie is told: content.py reads them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ ACK_TYPES = {
 }
 _MESSAGE_ACK = 22
 _SUBSCRIPTION_INFO = 55
+_MESSAGE_ID = 110
 _LOCAL_TRANSACTION, _XA_TRANSACTION = 111, 112
+_SCHEMES = {100: "queue://", 101: "topic://", 102: "temp-queue://", 103: "temp-topic://"}
 
 
 class OpenWireError(ValueError):
@@ -77,6 +80,17 @@ class MessageInfo(NamedTuple):
     broker_in_time: int
     """When the broker took it, by the broker's clock."""
     broker_out_time: int
+    text_view: str | None
+    """The message id as its sender wrote it, where that is not the broker's own form."""
+    original_destination: str | None
+    """Where it was sent to first, of a dead letter say. As `reply_to`: `queue://name`, or another scheme."""
+    reply_to: str | None
+    group_sequence: int
+    user: str | None
+    body_at: int
+    """Where the content begins among the bytes that were read; `body_size` says how far it reaches."""
+    properties_at: int
+    properties_size: int
 
 
 class AckInfo(NamedTuple):
@@ -158,27 +172,29 @@ def _message(data: bytes, *, has_text_view: bool) -> MessageInfo:
     reader.skip_object()  # producer
     reader.skip_object()  # destination
     transaction = reader.transaction()
-    reader.skip_object()  # original destination
-    reader.skip_object()  # message id
+    original_destination = reader.destination()
+    text_view = reader.message_id()
     reader.skip_object()  # original transaction
     group_id = reader.text()
-    reader.skip(4)  # group sequence
+    group_sequence = reader.int32()
     correlation_id = reader.text()
     persistent = reader.flag()
     expiration = reader.int64()
     priority = reader.uint8()
-    reader.skip_object()  # reply to
+    reply_to = reader.destination()
     timestamp = reader.int64()
     jms_type = reader.text()
     body_size = reader.skip_bytes()
-    reader.skip_bytes()  # properties
+    body_at = reader.at - body_size
+    properties_size = reader.skip_bytes()
+    properties_at = reader.at - properties_size
     reader.skip_object()  # data structure
     reader.skip_object()  # target consumer
     compressed = reader.flag()
     redeliveries = reader.int32()
     reader.skip_objects()  # broker path
     reader.skip(8)  # arrival
-    reader.skip_string()  # user
+    user = reader.text()
     reader.skip(2)  # received by a bridge, droppable
     reader.skip_objects()  # cluster
     broker_in_time = reader.int64()
@@ -198,6 +214,14 @@ def _message(data: bytes, *, has_text_view: bool) -> MessageInfo:
         redeliveries,
         broker_in_time,
         broker_out_time,
+        text_view,
+        original_destination,
+        reply_to,
+        group_sequence,
+        user,
+        body_at,
+        properties_at,
+        properties_size,
     )
 
 
@@ -215,6 +239,10 @@ class _Reader:
     @property
     def left(self) -> int:
         return self._end - self._at
+
+    @property
+    def at(self) -> int:
+        return self._at
 
     def expect(self, kind: int | None, what: str) -> int:
         """Read the length and the type; the type is `kind`, or any."""
@@ -257,7 +285,7 @@ class _Reader:
             return None
         length = _UNSIGNED_SHORT.unpack_from(self._data, self.skip(2))[0]
         at = self.skip(length)
-        return _modified_utf8(self._data[at : at + length])
+        return modified_utf8(self._data[at : at + length])
 
     def skip_string(self) -> None:
         if self.flag():
@@ -275,6 +303,25 @@ class _Reader:
         length = self.skip_bytes()
         at = self._at - length
         return self._data[at : at + length]
+
+    def destination(self) -> str | None:
+        if not self.flag():
+            return None
+        kind = self.uint8()
+        if kind not in _SCHEMES:
+            raise OpenWireError(f"type {kind} is not a destination")
+        return _SCHEMES[kind] + (self.text() or "")
+
+    def message_id(self) -> str | None:
+        """Step over a message id; its text view, if it has one."""
+        if not self.flag():
+            return None
+        if (kind := self.uint8()) != _MESSAGE_ID:
+            raise OpenWireError(f"type {kind} is not a message id")
+        text_view = self.text() if self._has_text_view else None
+        self.skip_object()  # producer
+        self.skip(16)
+        return text_view
 
     def transaction(self) -> LocalTransaction | XaTransaction | None:
         if not self.flag():
@@ -300,7 +347,7 @@ class _Reader:
         kind = self.uint8()
         if 100 <= kind <= 103 or kind in (120, 124):  # destinations, connection, broker
             self.skip_string()
-        elif kind == 110:  # message id
+        elif kind == _MESSAGE_ID:
             if self._has_text_view:
                 self.skip_string()
             self.skip_object()
@@ -322,7 +369,7 @@ class _Reader:
             raise OpenWireError(f"an object of type {kind} at byte {self._at - 1}, which no stored message holds")
 
 
-def _modified_utf8(data: bytes) -> str:
+def modified_utf8(data: bytes) -> str:
     """Java's form of UTF-8: NUL in two bytes, characters outside the basic plane as two surrogates."""
     try:
         return data.decode()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from ...policies.text import human_bytes
+from ..text import table, wrapped
 from .explanation import Explanation, FileExplanation, StoreExplanation
-from .retention import human_bytes
 
 _CHAIN_MAX = 6
 
@@ -17,7 +18,7 @@ def render_text(explanation: Explanation, width: int = 120) -> str:
     for store in explanation.stores:
         if len(explanation.stores) > 1:
             lines += [f"== {store.name}"]
-        lines += [*_wrapped(store.summary, width), ""]
+        lines += [*wrapped(store.summary, width), ""]
         lines += _pending(store, width) + _subscriptions(store) + _transactions(store) + _files(store, width)
     if explanation.damages:
         lines += ["Damage:"] + [f"  {damage}" for damage in explanation.damages]
@@ -43,11 +44,7 @@ def _pending(store: StoreExplanation, width: int) -> list[str]:
     note = "files: those that its pending messages lie in; frees: what could go if it were emptied."
     oldest = [["oldest pending message", "file", "of"]]
     oldest += [[p.oldest_message_id, f"db-{p.oldest_file}.log", p.destination] for p in store.pending]
-    return [*_table(rows, right=range(1, 7)), *_wrapped(note, width), "", *_table(oldest), ""]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(40, width), break_long_words=False, break_on_hyphens=False)
+    return [*table(rows, right=range(1, 7)), *wrapped(note, width), "", *table(oldest), ""]
 
 
 def _subscriptions(store: StoreExplanation) -> list[str]:
@@ -57,7 +54,7 @@ def _subscriptions(store: StoreExplanation) -> list[str]:
     for s in store.subscriptions:
         oldest = "-" if s.oldest_file is None else f"db-{s.oldest_file}.log"
         rows.append([s.key, s.destination, f"{s.pending_messages:,}", oldest, f"db-{s.file}.log"])
-    return [*_table(rows, right=(2,)), ""]
+    return [*table(rows, right=(2,)), ""]
 
 
 def _transactions(store: StoreExplanation) -> list[str]:
@@ -65,7 +62,7 @@ def _transactions(store: StoreExplanation) -> list[str]:
         return []
     rows = [["unfinished transaction", "state", "operations", "files"]]
     rows += [[t.id, t.state, str(t.operations), ", ".join(f"db-{n}.log" for n in t.files)] for t in store.transactions]
-    return [*_table(rows, right=(2,)), ""]
+    return [*table(rows, right=(2,)), ""]
 
 
 def _files(store: StoreExplanation, width: int) -> list[str]:
@@ -76,7 +73,7 @@ def _files(store: StoreExplanation, width: int) -> list[str]:
         first, *more = textwrap.wrap(_why(file), max(30, width - name_width - size_width - 4), break_on_hyphens=False)
         rows.append([f"db-{file.number}.log", human_bytes(file.bytes), first])
         rows += [["", "", line] for line in more]
-    return [*_table(rows, right=(1,)), ""]
+    return [*table(rows, right=(1,)), ""]
 
 
 def _why(file: FileExplanation) -> str:
@@ -94,16 +91,3 @@ def _chain(numbers: Sequence[int]) -> str:
         left_out = len(names) - _CHAIN_MAX
         names = [*names[: _CHAIN_MAX - 1], f"({left_out} more)", names[-1]]
     return " > ".join(names)
-
-
-def _table(rows: list[list[str]], right: Sequence[int] = ()) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return lines

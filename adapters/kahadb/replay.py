@@ -52,13 +52,18 @@ class Effect(NamedTuple):
 class Message:
     """A pending message."""
 
-    __slots__ = ("acks_left", "bytes", "file", "id", "trace_id", "waiting")
+    __slots__ = ("acks_left", "bytes", "file", "id", "offset", "trace_id", "turn", "waiting")
 
-    def __init__(self, message_id: str, trace_id: str, entry: Entry, waiting: set[str] | None) -> None:
+    def __init__(
+        self, message_id: str, trace_id: str, entry: Entry, waiting: set[str] | None, effective: tuple[int, int]
+    ) -> None:
         self.id = message_id
         self.trace_id = trace_id
-        self.file = entry.record.file
-        self.bytes = entry.record.length
+        self.file, self.offset, self.bytes = entry.record[:3]
+        """Where its latest record lies, and that record's length."""
+        self.turn = effective[0] << 32 | effective[1]
+        """Orders a destination's messages as the broker does: by the place of the record that sent them, or of the
+        Commit of their transaction."""
         self.waiting = waiting
         """The subscriptions that have not acked it; None in a queue."""
         self.acks_left = 1 if waiting is None else len(waiting)
@@ -162,8 +167,9 @@ class Replay:
         trace_id = command.message_id
         if not state.seen.add(trace_id):
             trace_id = f"{trace_id}@{entry.record.file}:{entry.record.offset}"
+        effective = self._outcomes.place_of(entry, command.transaction)
         if not command.destination.is_topic:
-            state.messages[command.message_id] = Message(command.message_id, trace_id, entry, None)
+            state.messages[command.message_id] = Message(command.message_id, trace_id, entry, None, effective)
             return [Effect(SEND, command.destination, trace_id)]
         if not state.subscriptions:
             # The broker stores the record and forgets it at once.
@@ -171,7 +177,7 @@ class Replay:
             sent = Effect(SEND, command.destination, trace_id)
             return [sent, Effect(ACK, command.destination, trace_id, is_record=False)]
         state.messages[command.message_id] = message = Message(
-            command.message_id, trace_id, entry, set(state.subscriptions)
+            command.message_id, trace_id, entry, set(state.subscriptions), effective
         )
         return [Effect(SEND, command.destination, trace_id, message.acks_left)]
 
@@ -180,7 +186,7 @@ class Replay:
         if message is None:
             return self._add(entry, command)  # so does the broker
         self.counts["updates"] += 1
-        message.file, message.bytes = entry.record.file, entry.record.length
+        message.file, message.offset, message.bytes = entry.record[:3]
         return [Effect(UPDATE, command.destination, message.trace_id)]
 
     def _remove(self, entry: Entry, command: RemoveMessage) -> list[Effect]:

@@ -15,6 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...policies.text import count_of, human_bytes
 from .entries import Transaction
 from .files import JournalFile, StoreFiles
 from .replay import DestinationState, Message, Replay
@@ -163,17 +164,3 @@ class Retention:
 
 def waiting_for(state: DestinationState, key: str) -> list[Message]:
     return [m for m in state.messages.values() if m.waiting is not None and key in m.waiting]
-
-
-def human_bytes(count: float) -> str:
-    """`9.2 KB`, `21 MB`: powers of a thousand, as disks are sold."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    digits = 1 if unit != "bytes" and count < 100 else 0
-    return f"{count:,.{digits}f} {unit}"
-
-
-def count_of(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -16,8 +16,8 @@ from anabranch.adapters.kahadb.entries import Outcomes, read_entries
 from anabranch.adapters.kahadb.files import find_stores
 from anabranch.adapters.kahadb.journal import Journal
 from anabranch.adapters.kahadb.replay import Replay
-from anabranch.adapters.kahadb.retention import human_bytes
 from anabranch.policies.errors import TraceError
+from anabranch.policies.text import human_bytes
 
 from . import writer as w
 from .test_trace import multi_store
@@ -179,6 +179,13 @@ def test_an_mkahadb_is_explained_store_by_store(tmp_path: Path) -> None:
     assert text.count("why it is kept") == 3
 
 
+def test_an_mkahadb_whose_stores_have_directories_of_their_own(tmp_path: Path) -> None:
+    multi_store(tmp_path)
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "queue#3a#2f#2fa").rename(tmp_path / "orders" / "queue#3a#2f#2fa")
+    assert [store.name for store in explain(tmp_path).stores] == ["#210", "queue#3a#2f#2fa", "txStore"]
+
+
 def test_an_archive_alone_has_nothing_to_explain(tmp_path: Path) -> None:
     w.write_file(tmp_path / "archive" / "db-1.log", w.batch(w.add("a", "m:1")))
     with pytest.raises(TraceError, match="archived files only"):
@@ -213,7 +220,7 @@ def test_an_unreadable_ack_map_is_done_without(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (9_216, "9.2 KB"), (23_068_672, "23.1 MB"), (5e12, "5,000 GB")],
+    [(0, "0 bytes"), (999, "999 bytes"), (9_216, "9.2 KB"), (23_068_672, "23.1 MB"), (5e15, "5,000.0 TB")],
 )
 def test_sizes_read_well(count: float, text: str) -> None:
     assert human_bytes(count) == text

@@ -124,3 +124,78 @@ def rewritten(source: int, *, skip_if_source_exists: bool = True) -> bytes:
 
 def loaded() -> bytes:
     return command(0, field(1, "LOADED Sat Nov 21 21:07:48 UTC 2026"))
+
+
+def subscription(topic: str, client: str, name: str, selector: str | None = None, retroactive: bool = False) -> bytes:
+    """A durable subscription begins."""
+    info = b"\x37" + text(client) + b"\x00" + text(selector) + text(name) + b"\x00" + b"\x00"
+    return command(
+        7,
+        field(1, destination(topic, TOPIC)),
+        field(2, f"{client}:{name}"),
+        field(3, int(retroactive)),
+        field(4, struct.pack(">i", len(info)) + info),
+    )
+
+
+def text(value: str | None) -> bytes:
+    """A string of OpenWire's."""
+    return b"\x00" if value is None else b"\x01" + short_text(value)
+
+
+def short_text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack(">H", len(data)) + data
+
+
+def blob(value: bytes | None) -> bytes:
+    """A byte array of OpenWire's."""
+    return b"\x00" if value is None else b"\x01" + struct.pack(">i", len(value)) + value
+
+
+def any_message(
+    kind: int,
+    content: bytes | None,
+    *,
+    properties: bytes | None = None,
+    compressed: bool = False,
+    text_view: str | None = None,
+    original: str | None = None,
+    reply_to: bytes = b"\x00",
+    group: str | None = None,
+    correlation: str | None = None,
+    jms_type: str | None = None,
+    user: str | None = None,
+    priority: int = 4,
+    expiration: int = 0,
+    timestamp: int = 1_700_000_000_000,
+    redeliveries: int = 0,
+) -> bytes:
+    """A message of any class, as version 11 of OpenWire has it."""
+    message_id = b"\x01\x6e" + text(text_view) + b"\x00" + bytes(16)
+    origin = b"\x00" if original is None else b"\x01\x64" + text(original)
+    data = b"".join(
+        (
+            struct.pack(">Bi?", kind, 1, False),
+            b"\x00\x00\x00",  # producer, destination, transaction
+            origin,
+            message_id,
+            b"\x00",  # original transaction
+            text(group),
+            struct.pack(">i", 3),
+            text(correlation),
+            struct.pack(">?qb", True, expiration, priority),
+            reply_to,
+            struct.pack(">q", timestamp),
+            text(jms_type),
+            blob(content),
+            blob(properties),
+            b"\x00\x00",  # data structure, target consumer
+            struct.pack(">?i", compressed, redeliveries),
+            b"\x00" + bytes(8),  # broker path, arrival
+            text(user),
+            b"\x00\x00\x00",  # bridge, droppable, cluster
+            struct.pack(">qq?", timestamp, 0, False),
+        )
+    )
+    return struct.pack(">i", len(data)) + data

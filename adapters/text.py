@@ -1,0 +1,33 @@
+"""What explanations are made of as plain text: ages that read well, paragraphs, tables."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+
+def human_age(seconds: float) -> str:
+    """`40 s`, `12 min`, `5 h`, `31 d`: the largest unit of which there are two, or seconds."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size):,} {unit}"
+    return f"{int(max(seconds, 0))} s"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines of a paragraph, of 40 columns at least; no word is broken."""
+    return textwrap.wrap(text, max(40, width), break_long_words=False, break_on_hyphens=False)
+
+
+def table(rows: list[list[str]], right: Sequence[int] = ()) -> list[str]:
+    """The lines of a table whose first row is its head; `right`: the columns that are aligned to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines

@@ -1,0 +1,17 @@
+"""Sizes and counts as people read them."""
+
+from __future__ import annotations
+
+
+def human_bytes(count: float) -> str:
+    """`9.2 KB`, `23.1 MB`: powers of a thousand, as disks are sold."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if abs(count) < 1000:
+            return count_of(round(count), "byte") if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def count_of(number: int, what: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
