@@ -1,0 +1,99 @@
+"""`anabranch mkahadb`: ActiveMQ's configuration as stores.yaml, and the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...policies.errors import ConfigError
+from .output import LocalPath, echo_json, json_option
+
+
+@click.command()
+@click.argument("xml_path", metavar="[ACTIVEMQ_XML]", type=LocalPath(), required=False)
+@click.option("--from-config", "config_path", type=LocalPath(), help="The other way: this stores.yaml as an <mKahaDB>.")
+@click.option("--property", "-D", "given", metavar="NAME=VALUE", multiple=True,
+              help="What ${NAME} stands for; may be repeated.")  # fmt: skip
+@click.option("--properties", "files", type=LocalPath(), multiple=True,
+              help="A file of properties, or ActiveMQ's env file; may be repeated.")  # fmt: skip
+@click.option("--directory", help="The directory to write into the result: of our stores, or of the mKahaDB.")
+@click.option("--out", type=LocalPath(), help="Where to write it, instead of on stdout.")
+@click.option("--force", is_flag=True, help="Replace the file of --out where it is there already.")
+@json_option
+def command(
+    xml_path: Path | None,
+    config_path: Path | None,
+    given: tuple[str, ...],
+    files: tuple[Path, ...],
+    directory: str | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Convert ActiveMQ's <kahaDB> or <mKahaDB> to stores.yaml, or stores.yaml to an <mKahaDB>.
+
+    ACTIVEMQ_XML is a broker's configuration, XBean or plain Spring beans. Only its persistence adapter is read. ${...}
+    stands for what --property gives, else --properties, else the environment. With --from-config the result goes into
+    <broker> in place of its <persistenceAdapter>: what `anabranch recommend` wrote becomes a split for ActiveMQ.
+
+    What has no counterpart stands in comments at the head of the result, and on stderr where it goes to a file. It is
+    about configuration alone: no message moves.
+
+    \b
+    Example:
+      anabranch mkahadb activemq.xml -D activemq.data=/var/lib/activemq --out stores.yaml
+      anabranch mkahadb --from-config advice/stores.yaml --out mkahadb.xml
+    """
+    if (xml_path is None) == (config_path is None):
+        raise ConfigError(["give an activemq.xml, or a stores.yaml by --from-config: one of them"])
+    if config_path is not None:
+        if given or files:
+            raise ConfigError(["--property and --properties are for an activemq.xml; leave them out"])
+        text, found = _to_activemq(config_path, directory)
+    else:
+        assert xml_path is not None
+        text, found = _from_activemq(xml_path, given, files, directory)
+    if out is not None:
+        _write(out, text, force)
+    if as_json:
+        echo_json({"written": str(out) if out is not None else None, "text": text, "notes": found})
+    elif out is None:
+        click.echo(text, nl=False)
+    else:
+        for note in found:
+            where = f"{xml_path}:{note['line']}" if note["line"] else str(xml_path or config_path)
+            click.echo(f"{where}: note: {note['message']}", err=True)
+        click.echo(f"Written: {out}")
+
+
+Notes = list[dict[str, Any]]
+
+
+def _from_activemq(
+    path: Path, given: tuple[str, ...], files: tuple[Path, ...], directory: str | None
+) -> tuple[str, Notes]:
+    from ...policies.activemq import read_properties, read_stores
+    from ...policies.activemq.placeholders import given_properties
+
+    properties: dict[str, str] = {}
+    for file in files:
+        properties |= read_properties(file)
+    found = read_stores(path, properties | given_properties(given))
+    return found.stores_yaml(directory or "data"), [{"line": n.line, "message": n.message} for n in found.notes]
+
+
+def _to_activemq(path: Path, directory: str | None) -> tuple[str, Notes]:
+    from ...policies.activemq import write_mkahadb
+    from ...policies.activemq.writing import DIRECTORY
+    from ...policies.config import load
+
+    written = write_mkahadb(load(path), directory or DIRECTORY, path.name)
+    return written.xml, [{"line": 0, "message": note} for note in written.notes]
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    from ...policies.outputs import write_files
+
+    write_files(path.parent, {path.name: text}, overwrite=force)
