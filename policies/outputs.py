@@ -18,13 +18,19 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from .config_options import URL_SCHEME
 from .errors import ConfigError
+
+
+def is_elsewhere(given: object) -> bool:
+    """Whether it is the URL of another file system than this machine's, such as hdfs://namenode/usage."""
+    scheme = URL_SCHEME.match(given) if isinstance(given, str) else None
+    return scheme is not None and scheme[1] != "file"
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
@@ -122,6 +128,26 @@ def write_files(directory: Path, texts: Mapping[str, str], *, overwrite: bool) -
                 raise _taken(Path(error.filename)) from None
     _sync(directory if there else directory.parent)
     return [directory / name for name in texts]
+
+
+def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool) -> None:
+    """Let `write` write one file, whose directory is made where it is missing. It appears whole, synced, or not at all.
+    Raises as `write_files`."""
+    check_files(path.parent, [path.name], overwrite=overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_directory(path.parent, "anabranch") as scratch:
+        written = scratch / path.name
+        write(written)
+        fd = os.open(written, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        try:
+            _move(scratch, path.parent, [path.name], overwrite=overwrite)
+        except FileExistsError:
+            raise _taken(path) from None
+    _sync(path.parent)
 
 
 def write_new_file(path: Path, text: str) -> None:

@@ -8,17 +8,19 @@ destinations, and finds the division that costs least:
 
     answer = recommend("trace.parquet", RecommendOptions(segment_bytes=32 << 20))
     print(render_text(answer))
-    answer.write("out")            # recommendation.json, stores.yaml, summary.txt
+    answer.write("out")            # recommendation.json, stores.yaml, summary.txt, report.html
 
 A trace is rows of `UsageEvent`; `trace` says which files hold one. `from_events` makes a table of any source of
 events, such as an ActiveMQ journal directory read by `anabranch.adapters.kahadb`; `workload` makes one from a
 description. The cost of a division is in GiB-hours of disk, with the syncs that transactions over several stores add
 priced in.
 
-Where things are: `events` and `trace` the input, `operations` and `summary` what is made of it (`spark_summary` at
-scale), `sizes` bytes of an operation, `model` the exact retention model, `evaluate` its quick form, `search` the
-optimiser, `confirm` exact figures, `patterns` filters, `recommendation` and `render` the output, `job` all of it;
-`session`, `cluster`, `jvm` and `java` are how Spark is started.
+Where things are: `events` and `trace` the input, `operations` and `summary` what is made of it, `sizes` bytes of an
+operation, `model` the exact retention model, `evaluate` its quick form, `search` the optimiser, `confirm` exact
+figures, `patterns` filters, `recommendation` and `render` the output, `job` all of it; `report` the page for a browser,
+of `figures`, `pins` and `history`, drawn by `svg`; `current` the configuration in force, and what changes in it;
+`opening` and `engine` who knows a trace: this process, or Spark at any size (`spark_engine`, `spark_trace`, and
+`ranges` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started.
 
 It needs `pip install 'anabranch[recommend]'`; importing this package does not. Apart from `write`, nothing here
 touches a disk but Spark's scratch space, and a copy of the trace for Spark in the directory for temporary files.
@@ -33,16 +35,20 @@ from ..errors import MissingExtraError
 from .events import UsageEvent
 
 if TYPE_CHECKING:
+    from .current import CurrentConfig
     from .generator import generate
-    from .job import RecommendOptions, recommend
+    from .job import RecommendOptions, recommend, recommend_best
+    from .opening import choose_engine
     from .recommendation import Candidate, Recommendation, StorePlan, check_place
     from .render import render_text
+    from .report import render_html
     from .sizes import JournalSizes
     from .trace import Finding, from_events, read_trace, write_trace
     from .workload import Workload
 
 _HOMES = {
     "Candidate": "recommendation",
+    "CurrentConfig": "current",
     "Finding": "trace",
     "JournalSizes": "sizes",
     "RecommendOptions": "job",
@@ -50,16 +56,20 @@ _HOMES = {
     "StorePlan": "recommendation",
     "Workload": "workload",
     "check_place": "recommendation",
+    "choose_engine": "opening",
     "from_events": "trace",
     "generate": "generator",
     "read_trace": "trace",
     "recommend": "job",
+    "recommend_best": "job",
+    "render_html": "report",
     "render_text": "render",
     "write_trace": "trace",
 }
 
 __all__ = [
     "Candidate",
+    "CurrentConfig",
     "Finding",
     "JournalSizes",
     "RecommendOptions",
@@ -68,10 +78,13 @@ __all__ = [
     "UsageEvent",
     "Workload",
     "check_place",
+    "choose_engine",
     "from_events",
     "generate",
     "read_trace",
     "recommend",
+    "recommend_best",
+    "render_html",
     "render_text",
     "write_trace",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .engine import EXACT_OPERATIONS_MAX, Engine
 from .evaluate import mask_members
 from .model import CostModel, Partition, measure
 from .operations import Operations
@@ -44,16 +45,23 @@ class ExactCosts:
         return found
 
 
-def improve_exactly(exact: ExactCosts, constraints: Constraints, starts: Sequence[Partition]) -> Partition:
-    """The best of these by exact cost, improved where the trace is small enough."""
+def improve_exactly(
+    engine: Engine,
+    summary: Summary,
+    costs: CostModel,
+    constraints: Constraints,
+    starts: Sequence[Partition],
+    retention_weight: float = 1.0,
+) -> list[Partition]:
+    """The best of these by exact cost, improved; none where the trace is too large for that."""
+    # Two rounds, in each of which every destination is tried in every store and alone.
+    steps = 2 * len(summary.destinations) * (min(len(start) for start in starts) + 2)
+    if engine.count > EXACT_OPERATIONS_MAX or steps * engine.count > REFINE_OPERATIONS_MAX:
+        return []
+    exact = ExactCosts(summary, engine.operations(), costs, retention_weight)
 
     def total(partition: Partition) -> tuple[float, Partition]:
         return sum(exact.cost(sum(1 << d for d in store)) for store in partition), partition
 
     best = min(starts, key=total)
-    width = len(exact.operations.destinations)
-    # Two rounds, in each of which every destination is tried in every store and alone.
-    steps = 2 * width * (len(best) + 2)
-    if steps * len(exact.operations) > REFINE_OPERATIONS_MAX:
-        return best
-    return min(refine(exact, constraints, best), best, key=total)
+    return [min(refine(exact, constraints, best), best, key=total)]

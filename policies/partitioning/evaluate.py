@@ -21,6 +21,9 @@ from .model import GIB, HOUR, CostModel
 from .operations import Floats, Ints
 from .summary import Summary
 
+_WALKED_BITS_MAX = 16
+"""Members of a set that are found one by one; of more, numpy finds all at once."""
+
 
 class SetCosts:
     """The cost J of any set of destinations as one store, in GiB-hours. A set is a bit mask over destination numbers.
@@ -90,6 +93,10 @@ class SetCosts:
 
 def mask_members(mask: int) -> list[int]:
     """The numbers of the bits that are set, ascending."""
+    if mask.bit_count() > _WALKED_BITS_MAX:
+        packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+        found: list[int] = np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()
+        return found
     members = []
     while mask:
         low = mask & -mask

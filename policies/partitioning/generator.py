@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CHUNK_SENDS = 100_000
 """Sends in a chunk, about."""
+CHUNK_TASKS_MAX = 10_000
+"""Tasks that make chunks, of a trace of a billion operations and above."""
 OPERATIONS_MAX = 1_000_000_000
 """Of a trace in memory, where each takes some hundred bytes."""
 _DAY = 86400.0
@@ -49,7 +51,7 @@ def generate(workload: Workload) -> pa.Table:
         raise ConfigError(
             [
                 f"it describes some {workload.operations:,.0f} operations, and {OPERATIONS_MAX:,} can be generated; "
-                "give it a shorter duration, lower rates or fewer subscriptions"
+                "give it a shorter duration, lower rates or fewer subscriptions, or --engine spark"
             ]
         )
     tables = [_chunk(workload, chunk) for chunk in range(chunk_count(workload))]
@@ -72,7 +74,7 @@ def generate_with_spark(spark: SparkSession, workload: Workload, partitions: int
                 yield from _chunk(workload, chunk).to_batches(max_chunksize=65536)
 
     parts = partitions or max(1, min(chunks, 4 * spark.sparkContext.defaultParallelism))
-    made = spark.range(0, chunks, 1, chunks).mapInArrow(make, schema)
+    made = spark.range(0, chunks, 1, min(chunks, CHUNK_TASKS_MAX)).mapInArrow(make, schema)
     ordered = made.repartitionByRange(parts, *_ORDER).sortWithinPartitions(*_ORDER).persist()
     counts = ordered.selectExpr("spark_partition_id() AS p").groupBy("p").count().collect()
     size = {int(row["p"]): int(row["count"]) for row in counts}

@@ -1,9 +1,10 @@
 """The advisor from end to end: trace in, recommendation out.
 
-    1 summarise   Spark reduces the trace to a summary               spark_summary
-    2 search      partitionings of least cost, by the summary        evaluate, search
-    3 confirm     the finalists, exactly, on the driver              model, confirm
-    4 name        stores, and the fewest filters that make them      patterns
+    1 open        the trace is checked, here or by Spark             opening, engine
+    2 summarise   it is reduced to a summary                         summary
+    3 search      partitionings of least cost, by the summary        evaluate, search
+    4 confirm     the finalists, exactly                             engine, model, confirm
+    5 name        stores, and the fewest filters that make them      patterns
 
 Every figure in a recommendation comes from the exact model.
 """
@@ -11,43 +12,46 @@ Every figure in a recommendation comes from the exact model.
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
-
-import pyarrow as pa
+from typing import Any
 
 from ..destination import Destination
 from ..durability import Sync
 from ..errors import ConfigError, TraceError
-from ..outputs import scratch_directory
+from ..options import JournalOptions
+from ..text import human_bytes
 from ..wildcard import Pattern, RouteTable
-from .confirm import ExactCosts, improve_exactly
+from .broker import BrokerPeak, broker_peak
+from .confirm import improve_exactly
+from .current import CurrentConfig, names_beside, revised_yaml
+from .destination_usage import destination_usage
+from .engine import Engine
 from .evaluate import SetCosts
-from .jvm import quiet_py4j
-from .model import CostModel, Partition, Retention, canonical, measure
-from .operations import CLOCKS, Clock, Operations, build
+from .figures import Figures, build_figures, figures_of_segments
+from .model import CostModel, Partition, Retention, canonical
+from .opening import ENGINES, EngineName, Source, open_engine
+from .operations import CLOCKS, Clock
+from .pattern_options import wrong_patterns
 from .patterns import filters
 from .recommendation import Candidate, Recommendation, StorePlan, store_names
-from .render import human_bytes
-from .search import Constraints, search
-from .session import spark_errors, spark_session, told_of_no_workers
+from .search import Constraints, keeps, search
 from .sizes import MODELS, JournalSizes, Model
-from .spark_summary import summarise_with_spark
-from .summary import Summary, summarise
-from .trace import Finding, conform, read_trace, trace_path, write_trace
+from .trace import Finding
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 """Called with a stage (summarise, search, confirm, ...) and the share of it that is done, 0 to 1."""
 
+_Finalist = tuple[float, Partition, Retention]
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
 
+CHANGES_MAX = 50
+"""Changed stores of which it is said what each brings by itself."""
 SEGMENTS_MAX = 10_000_000
 """Journal files that a trace may fill: each takes some dozens of bytes in every partitioning that is tried."""
 
@@ -85,12 +89,13 @@ class RecommendOptions:
     """Pattern to sync policy; what matches none is `always`. Different policies never share a store."""
     pinned: tuple[tuple[str, ...], ...] = ()
     """Groups of patterns: what one group matches stays together."""
-    current: Mapping[str, tuple[str, ...]] | None = None
-    """The configuration to compare with: store name to patterns."""
+    current: CurrentConfig | None = None
+    """The configuration in force: it is compared with, and what no pattern of `durability` matches syncs as it does
+    there. What is in stores that are no journals stays in them."""
     sizes: JournalSizes | None = None
     """Our own journal's record overheads, where the defaults do not fit."""
-    engine: Literal["spark", "local"] = "spark"
-    """Who summarises. `local` does it in this process, without Java: for traces that fit in memory."""
+    engine: EngineName = "auto"
+    """Who does the work: `local` this process, without Java; `spark` at any size; `auto` goes by the trace's size."""
     master: str | None = None
     """Spark's master, where no session is active; None: this machine."""
 
@@ -104,15 +109,21 @@ class RecommendOptions:
         ]
         if self.overhead_segments < 0:
             problems.append(f"overhead_segments is {self.overhead_segments!r}; it must be 0 or more")
-        for name, allowed in (("model", MODELS), ("clock", CLOCKS), ("engine", ("spark", "local"))):
+        for name, allowed in (("model", MODELS), ("clock", CLOCKS), ("engine", ENGINES)):
             if getattr(self, name) not in allowed:
                 problems.append(f"{_named(name)} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
         for name in ("stores_max", "peak_bytes_max"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 problems.append(f"{_named(name)} is {value!r}; it must be 1 or more, or left out")
-        if self.model == "anabranch" and 0 < self.segment_bytes <= (self.sizes or JournalSizes()).segment_header:
-            problems.append(f"{_named('segment_bytes')} is {self.segment_bytes}; a segment's header alone takes more")
+        problems += wrong_patterns(self.durability, self.pinned)
+        if 0 < self.segment_bytes < inf:
+            try:
+                JournalOptions(segment_size=int(self.segment_bytes))
+            except ConfigError as error:
+                problems += [
+                    f"{_named('segment_bytes')} is {self.segment_bytes}: {problem}" for problem in error.problems
+                ]
         if problems:
             raise ConfigError(problems)
 
@@ -122,120 +133,154 @@ class RecommendOptions:
 
 
 def recommend(
-    trace: str | Path | pa.Table, options: RecommendOptions | None = None, progress: Progress | None = None
+    trace: Source, options: RecommendOptions | None = None, progress: Progress | None = None
 ) -> Recommendation:
     """Which destinations should share a store.
 
-    `trace`: an Arrow table as `trace.SCHEMA` says, or the path of one (.parquet, .arrow, .csv, a directory of
-    Parquet). Raises TraceError where it cannot be used, ConfigError where the options contradict each other.
+    `trace`: an Arrow table as `trace.SCHEMA` says; the path of one (.parquet, .arrow, .csv, a directory of Parquet);
+    the URL of Parquet in a file system that Spark reads; a workload. Raises TraceError where it cannot be used,
+    ConfigError where the options contradict each other.
     """
     options = options or RecommendOptions()
     options.check()
     report = progress or (lambda stage, share: None)
-    source = trace if isinstance(trace, pa.Table) else trace_path(trace)
-    name = "the trace" if isinstance(source, pa.Table) else str(source)
-    table = conform(source) if isinstance(source, pa.Table) else read_trace(source)
-    report("read", 1.0)
-    # The exact arrays come first: building them finds what is wrong with a trace before Spark spends time on it.
-    operations = build(
-        table,
+    with open_engine(
+        trace,
+        options.engine,
+        options.master,
+        report,
         model=options.model,
         clock=options.clock,
         operations_per_second=options.operations_per_second,
         sizes=options.sizes,
-        source=name,
-    )
-    _check_segments(operations, options, name)
-    summary = _summary(table, source, operations, options, report)
-    constraints = _constraints(operations, options)
-    partitions, findings = _choose(summary, operations, constraints, options, report)
-    candidates = _candidates(operations, partitions, options, report)
-    return Recommendation(
-        recommended=candidates[0],
-        candidates=tuple(candidates),
-        findings=(*operations.findings, *findings),
-        parameters=_parameters(options, operations),
-    )
-
-
-def _check_segments(operations: Operations, options: RecommendOptions, source: str) -> None:
-    """Raises TraceError where there would be more journal files than can be simulated."""
-    total = float(operations.size.sum(dtype=float))
-    segments = total / operations.sizes.capacity(options.segment_bytes)
-    if segments > SEGMENTS_MAX:
-        largest = int(operations.size.argmax())
-        raise TraceError(
-            f"{source}: {human_bytes(total)} in all fill {segments:,.0f} journal files of {options.segment_bytes} "
-            f"bytes, and at most {SEGMENTS_MAX:,} can be simulated; the largest operation is that of seq "
-            f"{operations.seq[largest]}, of {operations.size[largest]} bytes; if the sizes are right, choose a larger "
-            "--segment-size"
+    ) as engine:
+        _check_segments(engine, options, str(trace) if isinstance(trace, (str, Path)) else "the trace")
+        current = None if options.current is None else _current(engine, options.current)
+        constraints = _constraints(engine, options)
+        report("summarise", 0.0)
+        set_costs = SetCosts(engine.summary(options.segment_bytes), options.costs)
+        report("summarise", 1.0)
+        partitions, findings = _choose(set_costs, engine, constraints, current, options, report)
+        candidates = _candidates(engine, partitions, options)
+        if current is not None:
+            candidates[0] = _with_savings(candidates[0], engine, partitions, options)
+        return Recommendation(
+            recommended=candidates[0],
+            candidates=tuple(candidates),
+            findings=(*engine.findings, *findings, *_unmatched(engine, options)),
+            parameters=_parameters(options, engine),
+            destinations=destination_usage(set_costs.summary),
+            figures=_figures(set_costs, engine, constraints, partitions, candidates, options, report),
+            revised=_revised(candidates[0], engine, options),
         )
 
 
-def _summary(
-    table: pa.Table, source: Path | pa.Table, operations: Operations, options: RecommendOptions, report: Progress
-) -> Summary:
-    if options.engine == "local":
-        summary = summarise(operations, options.segment_bytes)
-        report("summarise", 1.0)
-        return summary
-    report("start Spark", 0.0)
-    with quiet_py4j(), spark_errors(), scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
-        spark = spark_session(options.master)
-        report("start Spark", 1.0)
-        path = source
-        if isinstance(path, pa.Table) or path.suffix != ".parquet":
-            path = scratch / "trace.parquet"
-            write_trace(table, path)
-        with told_of_no_workers(spark):
-            return summarise_with_spark(
-                spark,
-                spark.read.parquet(str(path)),
-                options.segment_bytes,
-                model=options.model,
-                clock=options.clock,
-                operations_per_second=options.operations_per_second,
-                sizes=options.sizes,
-                progress=report,
-            )
+def recommend_best(
+    trace: Source,
+    options: RecommendOptions,
+    segment_sizes: Sequence[int],
+    progress: Progress | None = None,
+) -> Recommendation:
+    """The recommendation of least cost among those for each size of a journal file, in bytes; with several, one that
+    keeps the cap on the peak first. `parameters["segment_sizes"]` has what each came to. Raises as `recommend`."""
+    answers = [
+        recommend(trace, replace(options, segment_bytes=size), progress) for size in dict.fromkeys(segment_sizes)
+    ]
+    tried = [
+        {
+            "segment_bytes": answer.parameters["segment_bytes"],
+            "mean_bytes": answer.recommended.mean_bytes,
+            "peak_bytes": answer.recommended.peak_bytes,
+            "cost": answer.recommended.cost,
+        }
+        for answer in answers
+    ]
+    best = min(answers, key=lambda answer: (not answer.cap_kept, answer.recommended.cost))
+    return replace(best, parameters={**best.parameters, "segment_sizes": tried})
 
 
-def _constraints(operations: Operations, options: RecommendOptions) -> Constraints:
-    destinations = [Destination.parse(name) for name in operations.destinations]
+def _check_segments(engine: Engine, options: RecommendOptions, source: str) -> None:
+    """Raises TraceError where there would be more journal files than can be simulated."""
+    total = float(sum(entry.bytes for entry in engine.totals))
+    segments = total / engine.sizes.capacity(options.segment_bytes)
+    if segments > SEGMENTS_MAX:
+        largest, seq = engine.largest
+        raise TraceError(
+            f"{source}: {human_bytes(total)} in all fill {segments:,.0f} journal files of {options.segment_bytes} "
+            f"bytes, and at most {SEGMENTS_MAX:,} can be simulated; the largest operation is that of seq "
+            f"{seq}, of {largest} bytes; if the sizes are right, choose a larger --segment-size"
+        )
+
+
+def _constraints(engine: Engine, options: RecommendOptions) -> Constraints:
+    destinations = [Destination.parse(name) for name in engine.destinations]
     pinned = []
     for group in options.pinned:
         patterns = [Pattern.parse(text) for text in group]
         members = tuple(i for i, d in enumerate(destinations) if any(p.matches(d) for p in patterns))
         if members:
             pinned.append(members)
-    policies = _policies(operations, options)
-    order = list(Sync)
-    return Constraints(tuple(order.index(policy) for policy in policies), tuple(pinned), options.stores_max)
+    current = options.current
+    rules = [None if current is None else current.rules_of(name) for name in engine.destinations]
+    pairs = list(zip(_policies(engine, options), rules, strict=True))
+    number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+    groups = tuple(number_of[pair] for pair in pairs)
+    places = dict.fromkeys(rule for rule in rules if isinstance(rule, tuple))
+    pinned += [tuple(number for number, rule in enumerate(rules) if rule == place) for place in places]
+    return Constraints(groups, tuple(pinned), options.stores_max)
 
 
-def _policies(operations: Operations, options: RecommendOptions) -> list[Sync]:
+def _policies(engine: Engine, options: RecommendOptions) -> list[Sync]:
     table = RouteTable(list(options.durability.items()))
-    matches = [table.route(Destination.parse(name)) for name in operations.destinations]
-    return [match.target if match else Sync.ALWAYS for match in matches]
+    matches = [table.route(Destination.parse(name)) for name in engine.destinations]
+    current = options.current
+    general = [(current.sync_of(name) if current else None) or Sync.ALWAYS for name in engine.destinations]
+    return [match.target if match else sync for match, sync in zip(matches, general, strict=True)]
+
+
+def _unmatched(engine: Engine, options: RecommendOptions) -> list[Finding]:
+    """Patterns that were given and match nothing: mistyped, perhaps."""
+    destinations = [Destination.parse(name) for name in engine.destinations]
+    given = [*options.durability, *(pattern for group in options.pinned for pattern in group)]
+    unmatched = [text for text in dict.fromkeys(given) if not any(map(Pattern.parse(text).matches, destinations))]
+    if not unmatched:
+        return []
+    message = (
+        f"pattern{'' if len(unmatched) == 1 else 's'} that match no destination in the trace: {', '.join(unmatched)}"
+    )
+    return [Finding("unmatched-patterns", len(unmatched), message)]
 
 
 def _choose(
-    summary: Summary, operations: Operations, constraints: Constraints, options: RecommendOptions, report: Progress
-) -> tuple[dict[str, Partition], list[Finding]]:
+    set_costs: SetCosts,
+    engine: Engine,
+    constraints: Constraints,
+    current: Partition | None,
+    options: RecommendOptions,
+    report: Progress,
+) -> tuple[dict[str, tuple[Partition, Retention]], list[Finding]]:
     """The partitionings to show, by name, the recommended one first."""
     costs = options.costs
-    set_costs = SetCosts(summary, costs)
-    finalists: list[tuple[float, Partition, Retention]] = []
-    for weight in _WEIGHTS:
+    everything = range(len(engine.destinations))
+    compared = {"all-together": canonical([everything]), "all-separate": canonical([[d] for d in everything])}
+    if current is not None:
+        compared["current"] = current
+    known: dict[Partition, Retention] = {}
+    tried: list[Partition] = [] if current is None or not keeps(current, constraints) else [current]
+    finalists: list[_Finalist] = []
+    for step, weight in enumerate(_WEIGHTS):
         weighted = set_costs.reweighted(weight)
         found = search(weighted, constraints, progress=report)
-        best = improve_exactly(ExactCosts(summary, operations, costs, weight), constraints, found)
-        for partition in dict.fromkeys([best, *found]):
-            if all(partition != known for _, known, _ in finalists):
-                figures = measure(operations, partition, costs)
-                finalists.append((figures.cost, partition, figures))
+        tried += [*improve_exactly(engine, set_costs.summary, costs, constraints, found, weight), *found]
+        report("confirm", 0.0)
+        # Those to compare with go along with the first: through Spark what counts is how often is asked.
+        unknown = [p for p in dict.fromkeys([*tried, *compared.values()]) if p not in known]
+        known.update(zip(unknown, engine.measure(unknown, costs), strict=True))
+        report("confirm", 1.0)
+        finalists = [(known[partition].cost, partition, known[partition]) for partition in dict.fromkeys(tried)]
         if options.peak_bytes_max is None or _under(finalists, options.peak_bytes_max):
             break
+        logger.debug("no partitioning under the cap of the peak after %d of %d steps", step + 1, len(_WEIGHTS))
     logger.debug("evaluated %d sets", set_costs.evaluated)
     finalists.sort(key=lambda entry: (entry[0], entry[1]))
     findings = []
@@ -250,56 +295,41 @@ def _choose(
             findings.append(Finding("peak-cap", 1, message))
             allowed = [lowest]
         finalists = allowed + [entry for entry in finalists if entry not in allowed]
-    everything = range(len(operations.destinations))
-    named = {
-        "recommended": finalists[0][1],
-        "all-together": canonical([everything]),
-        "all-separate": canonical([[d] for d in everything]),
-    }
-    if options.current is not None:
-        named["current"] = _current(operations, options.current)
+    named = {"recommended": finalists[0][1], **compared}
     others = [partition for _, partition, _ in finalists[1:] if partition not in named.values()]
     named.update(zip(("second", "third"), others, strict=False))
-    return named, findings
+    return {name: (partition, known[partition]) for name, partition in named.items()}, findings
 
 
-def _under(
-    finalists: list[tuple[float, Partition, Retention]], peak_bytes_max: int
-) -> list[tuple[float, Partition, Retention]]:
+def _under(finalists: list[_Finalist], peak_bytes_max: int) -> list[_Finalist]:
     return [entry for entry in finalists if entry[2].peak_bytes <= peak_bytes_max]
 
 
-def _current(operations: Operations, current: Mapping[str, tuple[str, ...]]) -> Partition:
-    routes = RouteTable([(pattern, store) for store, patterns in current.items() for pattern in patterns])
-    stores: dict[str, list[int]] = {}
-    unrouted = []
-    for number, name in enumerate(operations.destinations):
-        match = routes.route(Destination.parse(name))
-        if match is None:
-            unrouted.append(name)
-        else:
-            stores.setdefault(match.target, []).append(number)
-    if unrouted:
-        raise ConfigError([f"the current configuration routes {n} nowhere; add a pattern for it" for n in unrouted])
+def _current(engine: Engine, current: CurrentConfig) -> Partition:
+    current.require_all(engine.destinations)
+    stores: dict[tuple[str, str], list[int]] = {}
+    for number, name in enumerate(engine.destinations):
+        stores.setdefault(current.place_of(name), []).append(number)
     return canonical(list(stores.values()))
 
 
 def _candidates(
-    operations: Operations, partitions: Mapping[str, Partition], options: RecommendOptions, report: Progress
+    engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
 ) -> list[Candidate]:
-    weights = {total.name: total.bytes for total in operations.totals}
-    policies = _policies(operations, options)
+    weights = {total.name: total.bytes for total in engine.totals}
+    policies = _policies(engine, options)
     candidates = []
-    for done, (name, partition) in enumerate(partitions.items(), start=1):
-        figures = measure(operations, partition, options.costs)
-        destinations = [tuple(operations.destinations[d] for d in members) for members in partition]
-        names = store_names(destinations, weights)
+    broker = _broker_peaks(engine, partitions, options)
+    for name, (partition, figures) in partitions.items():
+        destinations = [tuple(engine.destinations[d] for d in members) for members in partition]
+        syncs = [policies[members[0]] for members in partition]
+        names = _store_names(name, destinations, syncs, weights, options)
         stores = tuple(
             StorePlan(
                 name=names[i],
                 destinations=destinations[i],
                 filters=tuple(found),
-                sync=policies[partition[i][0]].value,
+                sync=syncs[i].value,
                 gib_hours=figures.store_gib_hours[i],
                 peak_bytes=figures.store_peak_bytes[i],
             )
@@ -314,18 +344,102 @@ def _candidates(
                 gib_hours=figures.gib_hours,
                 spanning_transactions=figures.spanning_transactions,
                 cost=figures.cost,
+                broker_peak=broker.get(name),
+                segment_bytes=options.segment_bytes,
             )
         )
-        report("confirm", done / len(partitions))
     return candidates
 
 
-def _parameters(options: RecommendOptions, operations: Operations) -> dict[str, Any]:
+def _store_names(
+    candidate: str,
+    stores: Sequence[Sequence[str]],
+    syncs: Sequence[Sync],
+    weights: dict[str, int],
+    options: RecommendOptions,
+) -> list[str]:
+    names = store_names(stores, weights)
+    if options.current is not None and candidate == "current":
+        return [options.current.name_of(members[0]) for members in stores]
+    if options.current is not None and candidate == "recommended":
+        return names_beside(options.current, stores, syncs, names, weights)
+    return names
+
+
+def _with_savings(
+    recommended: Candidate,
+    engine: Engine,
+    partitions: Mapping[str, tuple[Partition, Retention]],
+    options: RecommendOptions,
+) -> Candidate:
+    """What each store brings by itself: of the current configuration this one alone is changed."""
+    current, before = partitions["current"]
+    chosen, _ = partitions["recommended"]
+    changed = [number for number, members in enumerate(chosen) if members not in current][:CHANGES_MAX]
+    alone = [
+        canonical([chosen[number], *(sorted(set(store).difference(chosen[number])) for store in current)])
+        for number in changed
+    ]
+    stores = list(recommended.stores)
+    for number, after in zip(changed, engine.measure(alone, options.costs), strict=True):
+        stores[number] = replace(
+            stores[number],
+            saves_mean_bytes=before.mean_bytes - after.mean_bytes,
+            saves_peak_bytes=before.peak_bytes - after.peak_bytes,
+        )
+    return replace(recommended, stores=tuple(stores))
+
+
+def _revised(recommended: Candidate, engine: Engine, options: RecommendOptions) -> str | None:
+    if options.current is None:
+        return None
+    weights = {total.name: total.bytes for total in engine.totals}
+    resized = options.segment_bytes if options.segment_bytes != options.current.segment_bytes else None
+    return revised_yaml(options.current, recommended.stores, weights, resized)
+
+
+def _broker_peaks(
+    engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
+) -> dict[str, BrokerPeak]:
+    if options.model != "kahadb":
+        return {}
+    compacted = engine.compacted_peaks([partition for partition, _ in partitions.values()], options.segment_bytes)
+    return {
+        name: broker_peak(figures.peak_files, least, len(partition), options.segment_bytes)
+        for (name, (partition, figures)), least in zip(partitions.items(), compacted, strict=True)
+    }
+
+
+def _figures(
+    set_costs: SetCosts,
+    engine: Engine,
+    constraints: Constraints,
+    partitions: Mapping[str, tuple[Partition, Retention]],
+    candidates: list[Candidate],
+    options: RecommendOptions,
+    report: Progress,
+) -> Figures:
+    """What the report shows of the recommended partitioning and of what it is compared with."""
+    names = {candidate.name: [store.name for store in candidate.stores] for candidate in candidates}
+    base = "current" if "current" in partitions else "all-together"
+    shown = [base, "recommended"] if partitions[base][0] != partitions["recommended"][0] else ["recommended"]
+    pictured = {name: (partitions[name][0], names[name]) for name in shown}
+    report("picture", 0.0)
+    if engine.has_operations:
+        figures = build_figures(engine.operations(), set_costs, constraints, options.costs, pictured)
+    else:
+        simulated = engine.simulate([partition for partition, _ in pictured.values()], options.segment_bytes)
+        figures = figures_of_segments(engine, simulated, {name: stores for name, (_, stores) in pictured.items()})
+    report("picture", 1.0)
+    return figures
+
+
+def _parameters(options: RecommendOptions, engine: Engine) -> dict[str, Any]:
     values = {name: getattr(options, name) for name in options.__dataclass_fields__}
     values["durability"] = {pattern: sync.value for pattern, sync in options.durability.items()}
     values["pinned"] = [list(group) for group in options.pinned]
-    values["current"] = {k: list(v) for k, v in options.current.items()} if options.current is not None else None
-    values["sizes"] = asdict(operations.sizes.sizes)
-    values["operations"] = len(operations)
-    values["duration_seconds"] = operations.duration
+    values["current"] = options.current.to_json() if options.current is not None else None
+    values["sizes"] = asdict(engine.sizes.sizes)
+    values["operations"] = engine.count
+    values["duration_seconds"] = engine.finish - engine.begin
     return values

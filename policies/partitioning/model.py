@@ -21,6 +21,7 @@ Everything is simulated in one pass over the trace for all stores of a partition
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .jit import njit
-from .operations import Floats, Ints, Operations
-from .sizes import Model
+from .operations import Floats, Ints, Operations, TransactionSet
+from .sizes import Model, OperationSizes
 
 GIB = float(1 << 30)
 HOUR = 3600.0
@@ -91,8 +92,15 @@ def canonical(stores: Sequence[Sequence[int]]) -> Partition:
     return tuple(sorted(tuple(sorted(store)) for store in stores if store))
 
 
-def simulate(operations: Operations, partition: Partition, segment_bytes: int) -> Segments:
-    """The segments of each store. Destinations in no store are left out."""
+def simulate(operations: Operations, partition: Partition, segment_bytes: int, compacted: bool = False) -> Segments:
+    """The segments of each store. Destinations in no store are left out. `compacted`: no ack keeps a file."""
+    return simulate_rows(operations, partition, segment_bytes, compacted)[0]
+
+
+def simulate_rows(
+    operations: Operations, partition: Partition, segment_bytes: int, compacted: bool = False
+) -> tuple[Segments, npt.NDArray[np.int32]]:
+    """The same, and the segment of each operation, -1 for one that is in no store."""
     store_of = np.full(len(operations.destinations), -1, np.int32)
     for number, members in enumerate(partition):
         store_of[list(members)] = number
@@ -101,9 +109,9 @@ def simulate(operations: Operations, partition: Partition, segment_bytes: int) -
         operations.destination, operations.size, operations.time, store_of, len(partition), capacity
     )
     _extend(segment, operations.end, end, float(operations.time[-1]))
-    if operations.sizes.model == "kahadb":
+    if operations.sizes.model == "kahadb" and not compacted:
         _chain(segment, operations.send, end)
-    return Segments(store, start, end, segment_bytes)
+    return Segments(store, start, end, segment_bytes), segment
 
 
 @njit
@@ -164,16 +172,45 @@ def _chain(segment: npt.NDArray[np.int32], send: Ints, end: Floats) -> None:
 def measure(operations: Operations, partition: Partition, costs: CostModel) -> Retention:
     """The exact figures of a partitioning."""
     segments = simulate(operations, partition, costs.segment_bytes)
+    span = peak_span(operations.sizes.model, costs.segment_bytes)
+    peak_files = _peak(operations, segments, span) if span else None
     begin, finish = float(operations.time[0]), float(operations.time[-1])
-    ahead = operations.sizes.sizes.segments_ahead
+    return figures(
+        segments, partition, costs, operations.sizes, operations.transactions, begin, finish, peak_files=peak_files
+    )
+
+
+def compacted_peak(operations: Operations, partition: Partition, segment_bytes: int) -> int:
+    """The files at the peak without the ack rule: what a broker's ack compaction can bring it down to."""
+    segments = simulate(operations, partition, segment_bytes, compacted=True)
+    return _peak(operations, segments, peak_span(operations.sizes.model, segment_bytes))
+
+
+def figures(
+    segments: Segments,
+    partition: Partition,
+    costs: CostModel,
+    sizes: OperationSizes,
+    transactions: Sequence[TransactionSet],
+    begin: float,
+    finish: float,
+    *,
+    peak_files: int | None,
+) -> Retention:
+    """What a partitioning of these segments costs, in a trace from `begin` to `finish`.
+
+    `peak_files`: the files at the peak where one must last to count; None: the most at any moment.
+    """
+    ahead = sizes.sizes.segments_ahead
     held = (segments.end - segments.start) * costs.segment_bytes
     kept_ahead = ahead * costs.segment_bytes * (finish - begin)
     seconds = np.bincount(segments.store, weights=held, minlength=len(partition)) + kept_ahead
-    own = [segments.store == b for b in range(len(partition))]
-    peaks = [lasting_peak(segments.start[chosen], segments.end[chosen], 0.0) for chosen in own]
-    peak_files = _peak(operations, segments) + ahead * len(partition)
+    peaks = _peaks_by_store(segments, len(partition))
+    if peak_files is None:
+        peak_files = lasting_peak(segments.start, segments.end, 0.0)
+    peak_files += ahead * len(partition)
     gib_hours = float(seconds.sum()) / GIB / HOUR
-    spanning, touches = spanning_transactions(operations, partition)
+    spanning, touches = spanning_transactions(transactions, partition)
     overhead = costs.overhead_segments * costs.segment_bytes * len(partition) * (finish - begin) / GIB / HOUR
     return Retention(
         mean_bytes=float(seconds.sum()) / (finish - begin),
@@ -187,15 +224,34 @@ def measure(operations: Operations, partition: Partition, costs: CostModel) -> R
     )
 
 
-def _peak(operations: Operations, segments: Segments) -> int:
-    span = PEAK_SPAN_SEGMENTS[operations.sizes.model] * segments.segment_bytes
-    if span == 0:
-        return lasting_peak(segments.start, segments.end, 0.0)
+def _peaks_by_store(segments: Segments, stores: int) -> list[int]:
+    """The most files of each store by itself, at one moment."""
+    order = np.argsort(segments.store, kind="stable")
+    start, end = segments.start[order], segments.end[order]
+    edges = np.searchsorted(segments.store[order], np.arange(stores + 1))
+    cuts = [slice(first, last) for first, last in itertools.pairwise(edges.tolist())]
+    return [lasting_peak(start[cut], end[cut], 0.0) for cut in cuts]
+
+
+def peak_span(model: Model, segment_bytes: int) -> float:
+    """How many bytes are written while a number of files that counts as a peak lasts; 0: every moment counts."""
+    return PEAK_SPAN_SEGMENTS[model] * segment_bytes
+
+
+def _peak(operations: Operations, segments: Segments, span: float) -> int:
     written = np.cumsum(operations.size)
     begin = written[np.searchsorted(operations.time, segments.start, side="left")]
     finish = written[np.searchsorted(operations.time, segments.end, side="right") - 1]
+    return written_peak(begin, finish, span, int(written[-1]))
+
+
+def written_peak(begin: Ints, finish: Ints, span: float, total: int) -> int:
+    """The most segments that stay while `span` bytes are written, of `total`.
+
+    A segment stays from when `begin` bytes have been written to all stores, to when `finish` have been.
+    """
     # A trace that writes less than the span still has its files on disk.
-    return lasting_peak(begin.astype(np.float64), finish.astype(np.float64), min(span, 0.5 * float(written[-1])))
+    return lasting_peak(begin.astype(np.float64), finish.astype(np.float64), min(span, 0.5 * float(total)))
 
 
 def lasting_peak(start: Floats, end: Floats, span: float) -> int:
@@ -228,11 +284,11 @@ def _longest_run(at: Floats, open_enough: npt.NDArray[np.bool_]) -> float:
     return float((at[np.minimum(ends, len(at) - 1)] - at[begins]).max())
 
 
-def spanning_transactions(operations: Operations, partition: Partition) -> tuple[int, int]:
+def spanning_transactions(transactions: Sequence[TransactionSet], partition: Partition) -> tuple[int, int]:
     """Transactions that touch several stores, and the stores that these touch in all."""
     store_of = {member: number for number, members in enumerate(partition) for member in members}
     spanning = touches = 0
-    for group in operations.transactions:
+    for group in transactions:
         touched = len({store_of[member] for member in group.members if member in store_of})
         if touched > 1:
             spanning += group.count

@@ -7,6 +7,7 @@ that is, until the last one. A message sent twice under one id lives, in each of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import TraceError
+from ..text import count_of
 from .sizes import JournalSizes, Model, OperationSizes
-from .trace import Finding, canonical_destination, check_times, count_of
+from .trace import Finding, backwards_finding, canonical_destination, check_times
 
 Clock = Literal["ts", "seq"]
 CLOCKS: tuple[Clock, ...] = ("ts", "seq")
@@ -102,7 +104,16 @@ def build(
     rule = OperationSizes.of(model, sizes, sum(t.count for t in transactions), int((tx >= 0).sum()))
     size = _int_column(table, "size", -1)
     body = _int_column(table, "body_size", -1)
-    _size_findings(model, is_send, size, body, findings, source)
+    bodiless = is_send & (body < 0)
+    size_findings(
+        model,
+        int(is_send.sum()),
+        int((bodiless & (size <= 0)).sum()),
+        int((size <= 0).sum()),
+        int((bodiless & (size > 0)).sum()),
+        findings,
+        source,
+    )
     needed = np.where(is_send, _int_column(table, "acks_needed", 1), 0)
     send, end = _lives(table.column("message_id"), destination, is_send, needed, time, findings)
     totals = _totals(names, destination, is_send, rule.rows(is_send, tx >= 0, size, body), end)
@@ -176,11 +187,7 @@ def clock_times(
     if not time[-1] > time[0]:
         raise TraceError(f"{source}: {_standing(seq, stamps)}")
     earlier = time - stamps
-    backwards = int((earlier > 0).sum())
-    if backwards:
-        what = "time that lies" if backwards == 1 else "times that lie"
-        message = f"{what} before an earlier operation's, by {earlier.max():.6g} s at most; the latest so far is used"
-        findings.append(Finding("clock-backwards", backwards, message))
+    findings += backwards_finding(int((earlier > 0).sum()), float(earlier.max()))
     return time.astype(np.float64)
 
 
@@ -246,71 +253,77 @@ def _lives(
     acked = ack_count[of_send] > 0
     end[sends] = np.where(done, np.where(acked, time[last_ack[of_send]], time[sends]), NEVER)
     end[sends] = np.maximum(end[sends], time[sends])
-    _life_findings(sends, acks, partner, end, last_send[of_send], ack_count[of_send], needed[sends], findings)
+    findings += life_findings(
+        len(sends),
+        len(acks),
+        {
+            "unknown-acks": int((partner[acks] < 0).sum()),
+            "early-acks": int((partner[acks] > acks).sum()),
+            "pending-sends": int(np.isinf(end[sends]).sum()),
+            "repeated-sends": int((last_send[of_send] != sends).sum()),
+            "surplus-acks": int((ack_count[of_send] > np.maximum(needed[sends], 1)).sum()),
+        },
+    )
     return partner, end
 
 
-def _life_findings(
-    sends: Ints,
-    acks: Ints,
-    partner: Ints,
-    end: Floats,
-    last_send: Ints,
-    ack_count: Ints,
-    needed: Ints,
-    findings: list[Finding],
-) -> None:
-    pending = int(np.isinf(end[sends]).sum())
-    for code, count, one, many in (
-        ("no-sends", int(len(sends) == 0), "trace without any send: nothing in it retains a journal file", ""),
-        ("no-acks", int(len(acks) == 0), "trace without any ack: every message seems to stay for ever", ""),
-        (
-            "unknown-acks", int((partner[acks] < 0).sum()),
-            "ack of a message sent before the trace began", "acks of messages sent before the trace began",
-        ),
-        (
-            "early-acks", int((partner[acks] > acks).sum()),
-            "ack that stands before its send in the order", "acks that stand before their send in the order",
-        ),
-        (
-            "pending-sends", pending,
-            "send whose last ack is not in the trace: taken as pending to its end",
-            "sends whose last ack is not in the trace: taken as pending to its end",
-        ),
-        (
-            "repeated-sends", int((last_send != sends).sum()),
-            "send of a message id sent before: each copy lives to the last ack",
-            "sends of a message id sent before: each copy lives to the last ack",
-        ),
-        (
-            "surplus-acks", int((ack_count > np.maximum(needed, 1)).sum()),
-            "message acked more often than it needs", "messages acked more often than they need",
-        ),
-    ):  # fmt: skip
-        if count:
-            findings.append(Finding(code, count, one if count == 1 else many))
+def life_findings(sends: int, acks: int, counts: Mapping[str, int]) -> list[Finding]:
+    """What is wrong with a trace's messages, of so many sends and acks. `counts`: how many of each kind, by code."""
+    counts = {"no-sends": int(sends == 0), "no-acks": int(acks == 0), **counts}
+    return [
+        Finding(code, counts[code], one if counts[code] == 1 else many)
+        for code, one, many in (
+            ("no-sends", "trace without any send: nothing in it retains a journal file", ""),
+            ("no-acks", "trace without any ack: every message seems to stay for ever", ""),
+            (
+                "unknown-acks",
+                "ack of a message sent before the trace began", "acks of messages sent before the trace began",
+            ),
+            (
+                "early-acks",
+                "ack that stands before its send in the order", "acks that stand before their send in the order",
+            ),
+            (
+                "pending-sends",
+                "send whose last ack is not in the trace: taken as pending to its end",
+                "sends whose last ack is not in the trace: taken as pending to its end",
+            ),
+            (
+                "repeated-sends",
+                "send of a message id sent before: each copy lives to the last ack",
+                "sends of a message id sent before: each copy lives to the last ack",
+            ),
+            (
+                "surplus-acks",
+                "message acked more often than it needs", "messages acked more often than they need",
+            ),
+        )
+        if counts[code]
+    ]  # fmt: skip
 
 
-def _size_findings(
-    model: Model, is_send: npt.NDArray[np.bool_], size: Ints, body: Ints, findings: list[Finding], source: str
+def size_findings(
+    model: Model, sends: int, unsized: int, unsized_rows: int, bodiless: int, findings: list[Finding], source: str
 ) -> None:
-    unsized = is_send & (body < 0) & (size <= 0)
-    if is_send.any() and unsized.sum() == is_send.sum():
+    """Adds what a trace does not say of sizes. Raises TraceError where it says nothing.
+
+    `unsized`: sends with neither size nor body_size; `unsized_rows`: operations without size; `bodiless`: sends with
+    size alone.
+    """
+    if sends and unsized == sends:
         raise TraceError(
             f"{source}: no send has a size: give the column size (bytes in the journal) or body_size (of the body)"
         )
     if model == "kahadb":
-        unknown = int((size <= 0).sum())
-        if unknown:
-            what = "operation" if unknown == 1 else "operations"
+        if unsized_rows:
+            what = "operation" if unsized_rows == 1 else "operations"
             message = f"{what} without a size: taken as 100 bytes an ack, 64 and its body a send"
-            findings.append(Finding("no-size", unknown, message))
+            findings.append(Finding("no-size", unsized_rows, message))
         return
-    for code, chosen, message in (
+    for code, count, message in (
         ("no-size", unsized, "with neither size nor body_size: taken as empty, so the figures are too low"),
-        ("no-body-size", is_send & (body < 0) & (size > 0), "without body_size: size is taken for it"),
+        ("no-body-size", bodiless, "without body_size: size is taken for it"),
     ):
-        count = int(chosen.sum())
         if count:
             findings.append(Finding(code, count, f"{'send' if count == 1 else 'sends'} {message}"))
 

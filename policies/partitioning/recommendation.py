@@ -3,6 +3,7 @@
     recommendation.json   all of it, for programs
     stores.yaml           a configuration that opens as it is
     summary.txt           the same for people
+    report.html           with pictures, for a browser or on paper
 
 Every figure in them comes from the exact model.
 """
@@ -12,17 +13,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ..outputs import check_files, local_path, write_files
 from ..units import format_size
+from .broker import BrokerPeak
+from .destination_usage import DestinationUsage
+from .recommendation_schema import VERSION
 from .trace import Finding
+
+if TYPE_CHECKING:
+    from .figures import Figures
 
 REST = "rest"
 """The store that takes what the trace did not show."""
-FILES = ("recommendation.json", "stores.yaml", "summary.txt")
+FILES = ("recommendation.json", "stores.yaml", "summary.txt", "report.html")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,9 @@ class StorePlan:
     sync: str
     gib_hours: float
     peak_bytes: int
+    saves_mean_bytes: float | None = None
+    """Disk on average, if of the current configuration this store alone were changed; None where it is as it was."""
+    saves_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +58,23 @@ class Candidate:
     gib_hours: float
     spanning_transactions: int
     cost: float
+    segment_bytes: int
+    """Size of one journal file."""
+    broker_peak: BrokerPeak | None = None
+    """What ActiveMQ is to be expected to take, under its model."""
 
     def to_json(self) -> dict[str, Any]:
-        stores = [
-            {"name": s.name, "destinations": list(s.destinations), "filters": list(s.filters)} for s in self.stores
-        ]
+        stores = [{**asdict(s), "destinations": list(s.destinations), "filters": list(s.filters)} for s in self.stores]
         return {
             "name": self.name,
+            "segment_bytes": self.segment_bytes,
             "stores": stores,
             "mean_bytes": self.mean_bytes,
             "peak_bytes": self.peak_bytes,
             "gib_hours": self.gib_hours,
             "spanning_transactions": self.spanning_transactions,
             "cost": self.cost,
+            "broker_peak": asdict(self.broker_peak) if self.broker_peak else None,
         }
 
 
@@ -72,6 +86,11 @@ class Recommendation:
     candidates: tuple[Candidate, ...]
     findings: tuple[Finding, ...]
     parameters: dict[str, Any]
+    destinations: tuple[DestinationUsage, ...]
+    figures: Figures | None = None
+    """What the report alone shows: pictures over time, who keeps whose files, what else could be."""
+    revised: str | None = None
+    """The configuration in force with the recommended stores in it, where there is one."""
 
     @property
     def cap_kept(self) -> bool:
@@ -86,16 +105,21 @@ class Recommendation:
         raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON's own types throughout."""
+        """JSON's own types throughout, as `recommendation_schema` says."""
         return {
+            "version": VERSION,
             "recommended": self.recommended.to_json(),
             "candidates": [candidate.to_json() for candidate in self.candidates],
+            "destinations": [asdict(one) for one in self.destinations],
             "findings": [asdict(finding) for finding in self.findings],
             "parameters": self.parameters,
         }
 
     def stores_yaml(self) -> str:
-        """A configuration for the recommended partitioning, with a catch-all store for other destinations."""
+        """A configuration for the recommended partitioning: the one in force, revised, or a new one with a catch-all
+        store for other destinations."""
+        if self.revised is not None:
+            return self.revised
         size = format_size(int(self.parameters["segment_bytes"]))
         stores: list[dict[str, Any]] = [
             {"name": s.name, "match": list(s.filters), "journal": {"sync": s.sync, "segment_size": size}}
@@ -110,15 +134,18 @@ class Recommendation:
         return header + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 
     def write(self, out: str | Path, *, overwrite: bool = False) -> list[Path]:
-        """Writes its three files into a directory, which is made where it is missing; other files there stay.
+        """Writes its files into a directory, which is made where it is missing; other files there stay.
 
         Returns the paths written. They appear whole or not at all. Raises what `check_place` raises, and OSError.
         """
         import json
 
         from .render import render_text
+        from .report import render_html
 
-        texts = (json.dumps(self.to_json(), indent=2) + "\n", self.stores_yaml(), render_text(self))
+        texts = (
+            json.dumps(self.to_json(), indent=2) + "\n", self.stores_yaml(), render_text(self), render_html(self),
+        )  # fmt: skip
         return write_files(local_path(out, "out"), dict(zip(FILES, texts, strict=True)), overwrite=overwrite)
 
 
@@ -140,12 +167,17 @@ def store_names(stores: Sequence[Sequence[str]], weights: dict[str, int]) -> lis
     names = []
     for members in stores:
         base = _safe(_common_prefix(members) or min(members, key=lambda name: (-weights[name], name)))
-        name, number = base, 2
-        while name.lower() in taken:
-            name, number = f"{base}-{number}", number + 1
-        taken.add(name.lower())
-        names.append(name)
+        names.append(free_name(base, taken))
     return names
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """The name, or with a number behind it, that is not among those taken, which are in small letters; it is then."""
+    free, number = name, 2
+    while free.lower() in taken:
+        free, number = f"{name}-{number}", number + 1
+    taken.add(free.lower())
+    return free
 
 
 def _common_prefix(members: Sequence[str]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
+from ..text import human_bytes
+from ..units import format_size
 from .recommendation import Candidate, Recommendation
-from .trace import count_of
 
 _LISTED_MAX = 12
 
@@ -14,23 +15,15 @@ _LISTED_MAX = 12
 def render_text(recommendation: Recommendation, width: int = 80) -> str:
     """The whole summary in lines of at most `width` columns, but for names that are longer; ends in a newline."""
     parts = [
-        *([_cap(recommendation, width)] if not recommendation.cap_kept else []),
-        _wrapped(_headline(recommendation), width),
+        *([_wrapped(cap_sentence(recommendation), width)] if not recommendation.cap_kept else []),
+        _wrapped(headline(recommendation), width),
         _numbers(recommendation),
         _table(recommendation, width),
+        *([_sizes(recommendation)] if len(recommendation.parameters.get("segment_sizes", ())) > 1 else []),
         _stores(recommendation.recommended, width),
         _findings(recommendation, width),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def human_bytes(count: float) -> str:
-    """`9.2 KB`, `23.1 MB`: powers of a thousand, as disks are sold."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if abs(count) < 1000:
-            return count_of(round(count), "byte") if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
 
 
 def _wrapped(text: str, width: int, indent: str = "", label: str = "") -> str:
@@ -42,36 +35,39 @@ def _wrapped(text: str, width: int, indent: str = "", label: str = "") -> str:
     )  # fmt: skip
 
 
-def _cap(recommendation: Recommendation, width: int) -> str:
+def cap_sentence(recommendation: Recommendation) -> str:
+    """That the cap on the peak cannot be kept."""
     cap, lowest = recommendation.parameters["peak_bytes_max"], recommendation.recommended.peak_bytes
-    return _wrapped(
+    return (
         f"The cap on the peak, {human_bytes(cap)}, cannot be kept: the lowest peak found is {human_bytes(lowest)}. "
-        "What follows is the partitioning with that peak.",
-        width,
+        "What follows is the partitioning with that peak."
     )
 
 
-def _baseline(recommendation: Recommendation) -> Candidate:
+def baseline(recommendation: Recommendation) -> Candidate:
     """What it is compared with: the current configuration where one was given."""
     names = {candidate.name for candidate in recommendation.candidates}
     return recommendation.candidate("current" if "current" in names else "all-together")
 
 
-def _headline(recommendation: Recommendation) -> str:
-    best, base = recommendation.recommended, _baseline(recommendation)
+def headline(recommendation: Recommendation) -> str:
+    """The answer in one sentence."""
+    best, base = recommendation.recommended, baseline(recommendation)
     shown = "as configured now" if base.name == "current" else "in one store"
     count = sum(len(store.destinations) for store in best.stores)
     what = "this destination" if count == 1 else f"these {count} destinations"
-    if best.cost >= base.cost:
+    if {store.destinations for store in best.stores} == {store.destinations for store in base.stores}:
         return f"Leave {what} {shown}: no partitioning tried costs less."
     stores = "1 store" if len(best.stores) == 1 else f"{len(best.stores)} stores"
     saved = 1 - best.peak_bytes / base.peak_bytes
     change = f"{abs(saved):.0%} {'less' if saved >= 0 else 'more'}"
-    return f"Put {what} into {stores}: at the peak the journals take {change} disk than {shown}."
+    spared = base.spanning_transactions - best.spanning_transactions
+    commits = f", and {spared:,} fewer transactions go over several stores" if spared > 0 else ""
+    return f"Put {what} into {stores}: at the peak the journals take {change} disk than {shown}{commits}."
 
 
 def _numbers(recommendation: Recommendation) -> str:
-    best, base = recommendation.recommended, _baseline(recommendation)
+    best, base = recommendation.recommended, baseline(recommendation)
     return "\n".join(
         [
             f"  disk at the peak, {base.name:<12} {human_bytes(base.peak_bytes):>12}",
@@ -81,35 +77,66 @@ def _numbers(recommendation: Recommendation) -> str:
     )
 
 
-def _table(recommendation: Recommendation, width: int) -> str:
+def candidate_columns(recommendation: Recommendation) -> list[tuple[str, Callable[[Candidate], str]]]:
+    """Heading and cell of each column in the table of candidates."""
     columns: list[tuple[str, Callable[[Candidate], str]]] = [
         ("candidate", lambda c: c.name),
         ("stores", lambda c: str(len(c.stores))),
         ("mean disk", lambda c: human_bytes(c.mean_bytes)),
         ("peak disk", lambda c: human_bytes(c.peak_bytes)),
+        ("in a broker", _in_a_broker),
         ("GiB-hours", lambda c: f"{c.gib_hours:.4g}"),
         ("spanning tx", lambda c: f"{c.spanning_transactions:,}"),
         ("cost J", lambda c: f"{c.cost:.4g}"),
     ]
+    hidden = [] if recommendation.parameters["model"] == "kahadb" else ["in a broker"]
     # By order alone a trace has no hours: figures in them would only look exact.
-    timeless = recommendation.parameters["clock"] == "seq"
-    if timeless:
-        columns = [column for column in columns if column[0] not in ("GiB-hours", "cost J")]
+    if recommendation.parameters["clock"] == "seq":
+        hidden += ["GiB-hours", "cost J"]
+    return [column for column in columns if column[0] not in hidden]
+
+
+def _in_a_broker(candidate: Candidate) -> str:
+    peak = candidate.broker_peak
+    if peak is None:
+        return ""
+    return f"{human_bytes(peak.bytes)} ({human_bytes(peak.low_bytes)} to {human_bytes(peak.high_bytes)})"
+
+
+def _table(recommendation: Recommendation, width: int) -> str:
+    columns = candidate_columns(recommendation)
     header = [name for name, _ in columns]
     rows = [[cell(candidate) for _, cell in columns] for candidate in recommendation.candidates]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     table = "\n".join(_line(row, widths) for row in [header, ["-" * w for w in widths], *rows])
+    return table + "\n" + _wrapped(candidate_note(recommendation), width)
+
+
+def candidate_note(recommendation: Recommendation) -> str:
+    """What the headings of that table mean."""
     note = "spanning tx: transactions over several stores, which cost two-phase commits."
-    if timeless:
-        note += " The trace was taken by order alone, so there are no costs by the hour."
-    else:
-        note += " GiB-hours: disk held, times how long. cost J: that, with stores and spanning tx priced in."
-    return table + "\n" + _wrapped(note, width)
+    if recommendation.parameters["model"] == "kahadb":
+        note += " in a broker: the peak that ActiveMQ is to be expected to have, and between which it lies."
+    if recommendation.parameters["clock"] == "seq":
+        return note + " The trace was taken by order alone, so there are no costs by the hour."
+    return note + " GiB-hours: disk held, times how long. cost J: that, with stores and spanning tx priced in."
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     first = row[0].ljust(widths[0])
     return "  ".join([first, *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]).rstrip()
+
+
+def _sizes(recommendation: Recommendation) -> str:
+    lines = ["Sizes of a journal file that were tried:"]
+    for tried in recommendation.parameters["segment_sizes"]:
+        best = tried["segment_bytes"] == recommendation.parameters["segment_bytes"]
+        peak, mean = human_bytes(tried["peak_bytes"]), human_bytes(tried["mean_bytes"])
+        lines.append(
+            f"  {format_size(tried['segment_bytes']):>8}  peak disk {peak}, mean disk {mean}"
+            f"{', the one of least cost' if best else ''}"
+        )
+    return "\n".join(lines)
 
 
 def _stores(candidate: Candidate, width: int) -> str:

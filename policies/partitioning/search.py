@@ -7,6 +7,9 @@ Above, two heuristics start from opposite ends, each is improved by local search
 - intervals: atoms in order of how long their messages stay, cut into runs by dynamic programming. Retention is what
   binds destinations together, so a good partitioning is nearly one of runs.
 
+Above 400 atoms both work on at most as many cells of atoms that behave alike (`alike`); the local search then moves the
+atoms one by one, within a bound of work that goes by the summary's size and not by any clock.
+
 Nothing is random and ties go to what comes first, so the same costs give the same answer.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError
+from .alike import cells
 from .evaluate import mask_members
 from .jit import njit
 from .model import Partition, canonical
@@ -33,6 +37,15 @@ INTERVAL_ATOMS_MAX = 60
 NEIGHBOURS = 40
 """In agglomeration and local search above this many atoms, only stores near in retention are candidates for joining."""
 ROUNDS_MAX = 12
+CELLS_MAX = 400
+"""Above so many atoms those that behave alike are searched for as one, unless there are more durabilities."""
+FINE_ROUNDS_MAX = 2
+"""Rounds of local search over the atoms of cells, one by one."""
+FINE_TARGETS = 8
+"""Stores, those near in retention, that an atom of a cell is tried in."""
+FINE_WORK = 10_000_000_000
+"""Rows and buckets of the summary that one such round may go through: on the order of a minute."""
+_ALIKE_STEPS = 8
 _GAIN_MIN = 1e-9
 """A relative gain below this is rounding, not a gain."""
 
@@ -49,6 +62,17 @@ class Constraints:
     pinned: tuple[tuple[int, ...], ...] = ()
     """Sets that must share a store."""
     stores_max: int | None = None
+
+
+def keeps(partition: Partition, constraints: Constraints) -> bool:
+    """Whether a partitioning keeps to the constraints."""
+    if constraints.stores_max is not None and len(partition) > constraints.stores_max:
+        return False
+    store_of = {member: number for number, members in enumerate(partition) for member in members}
+    groups = constraints.durability
+    return all(len({store_of[member] for member in pinned}) == 1 for pinned in constraints.pinned) and all(
+        len({groups[member] for member in members}) == 1 for members in partition if groups
+    )
 
 
 class Costs(Protocol):
@@ -70,30 +94,49 @@ class _Problem:
     stores_max: int
     rank: list[int] = field(default_factory=list)
     """Place of each atom in the order of (durability, retention)."""
+    _group_masks: dict[int, int] = field(default_factory=dict)
+    """The atoms of each durability."""
+    _positions: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for atom, group in enumerate(self.group):
+            self._group_masks[group] = self._group_masks.get(group, 0) | 1 << atom
+
+    @property
+    def many(self) -> bool:
+        """Whether there are so many atoms that not everything is tried."""
+        return len(self.atoms) > CELLS_MAX
 
     def cost(self, store: int) -> float:
         """Cost of a store given as a mask over atoms; infinite where durabilities mix."""
-        members = mask_members(store)
-        if any(self.group[a] != self.group[members[0]] for a in members[1:]):
+        first = (store & -store).bit_length() - 1
+        if store & ~self._group_masks[self.group[first]]:
             return math.inf
-        return self.costs.cost(self.destinations(members))
+        return self.costs.cost(self.destinations(store))
 
-    def destinations(self, members: Sequence[int]) -> int:
+    def destinations(self, store: int) -> int:
         mask = 0
-        for atom in members:
+        for atom in mask_members(store):
             mask |= self.atoms[atom]
         return mask
 
     def partition(self, stores: Sequence[int]) -> Partition:
-        return canonical([mask_members(self.destinations(mask_members(store))) for store in stores])
+        return canonical([mask_members(self.destinations(store)) for store in stores])
 
     def total(self, stores: Sequence[int]) -> float:
         return math.fsum(self.cost(store) for store in stores)
 
     def position(self, store: int) -> float:
         """Where a store stands in the order of retention."""
-        members = mask_members(store)
-        return sum(self.rank[a] for a in members) / len(members)
+        found = self._positions.get(store)
+        if found is None:
+            members = mask_members(store)
+            found = self._positions[store] = sum(self.rank[a] for a in members) / len(members)
+        return found
+
+    def nearest(self, stores: Sequence[int], at: float, most: int) -> list[int]:
+        """The stores that stand nearest to a place in the order of retention."""
+        return sorted(stores, key=lambda store: (abs(self.position(store) - at), store))[:most]
 
 
 def search(
@@ -104,10 +147,12 @@ def search(
     report = progress or (lambda stage, share: None)
     if len(problem.atoms) <= EXACT_ATOMS_MAX:
         best = _exact(problem, report)
+    elif not problem.many:
+        best = _heuristic(problem, report)
     else:
-        starts = [_agglomerate(problem, report), _intervals(problem, report)]
-        improved = [_improve(problem, stores, report) for stores in starts if stores]
-        best = min(improved, key=lambda stores: (problem.total(stores), problem.partition(stores)))
+        coarse, members = _coarse(problem)
+        best = [_union(members[cell] for cell in mask_members(store)) for store in _heuristic(coarse, report)]
+        best = _improve(problem, best, report)
     ranked = _with_neighbours(problem, best, keep)
     report("search", 1.0)
     return tuple(ranked)
@@ -150,6 +195,33 @@ def _problem(costs: Costs, constraints: Constraints) -> _Problem:
     for place, atom in enumerate(order):
         problem.rank[atom] = place
     return problem
+
+
+def _coarse(problem: _Problem) -> tuple[_Problem, list[int]]:
+    """The problem with cells for atoms, and the atoms of each cell as a mask."""
+    members = cells(problem.costs.summary, [mask_members(atom) for atom in problem.atoms], problem.group, CELLS_MAX)
+    masks = [sum(1 << a for a in cell) for cell in members]
+    group = [problem.group[cell[0]] for cell in members]
+    coarse = _Problem(problem.costs, [problem.destinations(mask) for mask in masks], group, problem.stores_max)
+    order = sorted(range(len(masks)), key=lambda c: (group[c], problem.position(masks[c]), c))
+    coarse.rank = [0] * len(masks)
+    for place, cell in enumerate(order):
+        coarse.rank[cell] = place
+    return coarse, masks
+
+
+def _union(masks: Iterable[int]) -> int:
+    whole = 0
+    for mask in masks:
+        whole |= mask
+    return whole
+
+
+def _heuristic(problem: _Problem, report: Progress) -> list[int]:
+    """The better of both heuristics, improved."""
+    starts = [_agglomerate(problem, report), _intervals(problem, report)]
+    improved = [_improve(problem, stores, report) for stores in starts if stores]
+    return min(improved, key=lambda stores: (problem.total(stores), problem.partition(stores)))
 
 
 def _stay(costs: Costs, atom: int) -> float:
@@ -298,16 +370,29 @@ def _runs(problem: _Problem) -> list[int]:
 def _improve(problem: _Problem, stores: list[int], report: Progress) -> list[int]:
     """Move one atom to another or a new store, or join two stores, until nothing gains."""
     stores = sorted(stores)
-    for round_ in range(ROUNDS_MAX):
+    rounds = FINE_ROUNDS_MAX if problem.many else ROUNDS_MAX
+    for round_ in range(rounds):
         before = problem.total(stores)
-        for atom in range(len(problem.atoms)):
+        for atom in _movable(problem, len(stores)):
             stores = _move(problem, stores, 1 << atom)
         stores = _join(problem, stores)
-        report("improve", (round_ + 1) / ROUNDS_MAX)
+        report("improve", (round_ + 1) / rounds)
         if problem.total(stores) >= before * (1 - _GAIN_MIN):
             break
     report("improve", 1.0)
     return stores
+
+
+def _movable(problem: _Problem, stores: int) -> list[int]:
+    """The atoms to move: all; of many those that write most, as far as the bound of work goes."""
+    if not problem.many:
+        return list(range(len(problem.atoms)))
+    summary = problem.costs.summary
+    rows = len(summary.byte_sum) + len(summary.life_time)
+    atom_work = (FINE_TARGETS + 2) * (rows // stores + len(summary.bucket_start))
+    written = [sum(summary.totals[d].bytes for d in mask_members(atom)) for atom in problem.atoms]
+    order = sorted(range(len(problem.atoms)), key=lambda a: (-written[a], a))
+    return sorted(order[: FINE_WORK // atom_work])
 
 
 def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
@@ -315,10 +400,7 @@ def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
     home = next(store for store in stores if store & atom)
     rest = home & ~atom
     leaving = problem.cost(home) - (problem.cost(rest) if rest else 0.0)
-    targets = [store for store in stores if store != home]
-    if len(targets) > NEIGHBOURS:
-        at = problem.position(atom)
-        targets = sorted(targets, key=lambda store: (abs(problem.position(store) - at), store))[:NEIGHBOURS]
+    targets = _targets(problem, [store for store in stores if store != home], atom)
     best, target = leaving * (1 - _GAIN_MIN), None
     for store in targets:
         arriving = problem.cost(store | atom) - problem.cost(store)
@@ -330,6 +412,12 @@ def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
         return stores
     kept = [store for store in stores if store not in (home, target)]
     return sorted(kept + [target | atom] + ([rest] if rest else []))
+
+
+def _targets(problem: _Problem, others: list[int], atom: int) -> list[int]:
+    """The stores that an atom is tried in."""
+    most = FINE_TARGETS if problem.many else NEIGHBOURS
+    return problem.nearest(others, problem.position(atom), most) if len(others) > most else others
 
 
 def _join(problem: _Problem, stores: list[int]) -> list[int]:
@@ -348,31 +436,87 @@ def _join(problem: _Problem, stores: list[int]) -> list[int]:
     return stores
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one move of an atom, or one join of two stores, changes."""
+
+    change: float
+    """Of the cost."""
+    gone: tuple[int, ...]
+    come: tuple[int, ...]
+
+
 def _with_neighbours(problem: _Problem, best: list[int], keep: int) -> list[Partition]:
     """The best and the next best that are one step from it."""
+    more = [step for step in _steps(problem, best) if len(best) - len(step.gone) + len(step.come) <= problem.stores_max]
+    # A partitioning may be several steps' (of two atoms together either can leave), and equal ones differ by rounding.
+    least = heapq.nsmallest(_ALIKE_STEPS * keep, (step.change for step in more))
+    slack = _GAIN_MIN * problem.total(best)
     found: dict[Partition, float] = {}
-    for stores in neighbours(best, len(problem.atoms)):
-        if len(stores) <= problem.stores_max:
-            total = problem.total(stores)
-            if total < math.inf:
-                found[problem.partition(stores)] = total
+    for step in more:
+        if step.change <= least[-1] + slack:
+            stores = [*(store for store in best if store not in step.gone), *step.come]
+            found[problem.partition(stores)] = problem.total(stores)
     first = problem.partition(best)
     found.pop(first, None)
     return [first, *heapq.nsmallest(keep - 1, found, key=lambda partition: (found[partition], partition))]
 
 
-def neighbours(stores: Sequence[int], atoms: int) -> list[list[int]]:
-    """Every partitioning that one move of an atom or one join of two stores makes of this one."""
-    result = []
-    for atom in (1 << a for a in range(atoms)):
+def _steps(problem: _Problem, stores: Sequence[int]) -> Iterator[_Step]:
+    """Every move of an atom and every join of two stores that durability allows; of many, those tried."""
+    cost = problem.cost
+    for atom in (1 << a for a in _movable(problem, len(stores))):
         home = next(store for store in stores if store & atom)
         rest = home & ~atom
-        others = [store for store in stores if store != home]
+        leaving = cost(home) - (cost(rest) if rest else 0.0)
         if rest:
-            result.append([*others, rest, atom])
-        for target in others:
-            changed = [target | atom if store == target else store for store in others]
-            result.append([*changed, rest] if rest else changed)
-    for i, a in enumerate(stores):
-        result += [[*(store for store in stores if store not in (a, b)), a | b] for b in stores[i + 1 :]]
-    return result
+            yield _Step(cost(atom) - leaving, (home,), (rest, atom))
+        others = [store for store in stores if store != home]
+        for target in _targets(problem, others, atom) if problem.many else others:
+            change = cost(target | atom) - cost(target) - leaving
+            if change < math.inf:
+                yield _Step(change, (home, target), (target | atom, rest) if rest else (target | atom,))
+    ordered = sorted(stores, key=problem.position) if problem.many else list(stores)
+    for i, a in enumerate(ordered):
+        for b in ordered[i + 1 : i + 1 + NEIGHBOURS] if problem.many else ordered[i + 1 :]:
+            change = cost(a | b) - cost(a) - cost(b)
+            if change < math.inf:
+                yield _Step(change, (a, b), (a | b,))
+
+
+# For each number of stores ------------------------------------------------------------------------------------------
+
+
+def ladder(costs: Costs, constraints: Constraints, start: Partition, most: int) -> dict[int, Partition]:
+    """A good partitioning for each number of stores, step by step from `start`; by number of stores.
+
+    Downwards the pair is joined that costs least, upwards, to at most `most` stores, the atom gets a store of its own
+    that costs least so. Above NEIGHBOURS stores there are no steps downwards.
+    """
+    problem = _problem(costs, constraints)
+    stores = [
+        sum(1 << a for a, atom in enumerate(problem.atoms) if atom & sum(1 << d for d in members)) for members in start
+    ]
+    found = {len(stores): problem.partition(stores)}
+    fewer = list(stores)
+    while 1 < len(fewer) <= NEIGHBOURS:
+        pairs = [(a, b) for i, a in enumerate(fewer) for b in fewer[i + 1 :]]
+        change, a, b = min((problem.cost(a | b) - problem.cost(a) - problem.cost(b), a, b) for a, b in pairs)
+        if change == math.inf:
+            break
+        fewer = [store for store in fewer if store not in (a, b)] + [a | b]
+        found[len(fewer)] = problem.partition(fewer)
+    more = list(stores)
+    while len(more) < most:
+        leaving = [
+            (problem.cost(store & ~atom) + problem.cost(atom) - problem.cost(store), atom, store)
+            for store in more
+            for atom in (1 << a for a in mask_members(store))
+            if store != atom
+        ]
+        if not leaving:
+            break
+        _, atom, store = min(leaving)
+        more = [other for other in more if other != store] + [store & ~atom, atom]
+        found[len(more)] = problem.partition(more)
+    return dict(sorted(found.items()))

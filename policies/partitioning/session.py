@@ -78,20 +78,23 @@ def spark_errors(what: str = "Spark did not finish its work") -> Iterator[None]:
     """Makes a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it."""
     try:
         yield
-    except _kinds_of_spark_errors() as error:
-        raise SparkError(f"{what}: {_reason(error)}; mend that, or use --engine local, which needs no Spark") from error
+    except kinds_of_spark_errors() as error:
+        raise SparkError(
+            f"{what}: {reason_of(error)}; mend that, or use --engine local, which needs no Spark"
+        ) from error
 
 
-def _kinds_of_spark_errors() -> tuple[type[Exception], ...]:
+def kinds_of_spark_errors() -> tuple[type[Exception], ...]:
+    """What Spark and Py4J raise, a Java that has ended too; nothing where they are not installed."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
     except ImportError:
         return ()
-    return Py4JError, PySparkException
+    return Py4JError, PySparkException, ConnectionError
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What an error of the JVM says, in one line: its innermost cause."""
     told = ""
     try:
@@ -102,7 +105,8 @@ def _reason(error: Exception) -> str:
     except Exception:  # that JVM is gone; then what it said before is all there is
         told = told or "its Java has ended"
     lines = (told.strip() or type(error).__name__).splitlines()  # others are the stack, or advice
-    return lines[0][:_REASON_MAX]
+    # A Python of a worker tells its reason last.
+    return lines[-1 if "Traceback" in lines[0] else 0].strip()[:_REASON_MAX]
 
 
 def told_of_no_workers(spark: SparkSession) -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 A bucket is a run of operations about as long as a quarter of a segment of the whole journal. The summary says how many
 bytes each destination wrote in each bucket, and how its messages lead from the bucket of their send to the bucket of
-an ack. It is built here from arrays, or by Spark in `spark_summary`, to the same numbers.
+an ack. It is built here from arrays, or by Spark in `spark_engine`, to the same numbers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ What cannot be used at all is a TraceError. What can, but says less than it seem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,7 @@ import pyarrow.parquet
 from ..destination import Destination
 from ..errors import ConfigError, DestinationError, TraceError
 from ..outputs import local_path
+from ..text import count_of
 from .events import UsageEvent
 from .sizes import SIZE_BYTES_MAX
 
@@ -65,6 +66,13 @@ class Finding:
     code: str
     count: int
     message: str
+
+
+def backwards_finding(count: int, most: float) -> list[Finding]:
+    """That so many operations are timed before an earlier one's, by `most` seconds at most; or nothing."""
+    what = "time that lies" if count == 1 else "times that lie"
+    message = f"{what} before an earlier operation's, by {most:.6g} s at most; the latest so far is used"
+    return [Finding("clock-backwards", count, message)] if count else []
 
 
 def from_events(events: Iterable[UsageEvent]) -> pa.Table:
@@ -103,7 +111,7 @@ def read_trace(path: str | Path) -> pa.Table:
 def _read(path: Path) -> pa.Table:
     name = path.name.lower()
     if path.is_dir():
-        files = [str(file) for file in _parquet_files(path)]
+        files = [str(file) for file in parquet_files(path)]
         if not files:
             raise TraceError(f"directory {path} holds no .parquet file; give a trace file or a directory of Parquet")
         return pyarrow.dataset.dataset(files, format="parquet").to_table()
@@ -116,8 +124,8 @@ def _read(path: Path) -> pa.Table:
     raise TraceError(f"{path} has no suffix of a trace; .parquet, .arrow, .feather, .csv and .csv.gz are read")
 
 
-def _parquet_files(directory: Path) -> list[Path]:
-    """In the order in which they are read."""
+def parquet_files(directory: Path) -> list[Path]:
+    """The Parquet files of a directory, at any depth, in the order in which they are read."""
     return sorted(directory.rglob("*.parquet"), key=str)
 
 
@@ -146,7 +154,7 @@ def _typed(column: pa.ChunkedArray, field: pa.Field, path: Path) -> pa.ChunkedAr
     except pa.ArrowException:
         row = _first_misfit(column, field.type)
         place = f"{path}: line {row + 2}, column {field.name}"
-        raise TraceError(f"{place} is {column[row].as_py()!r}; expected {_expected(field.type)}") from None
+        raise TraceError(f"{place} is {column[row].as_py()!r}; expected {expected(field.type)}") from None
 
 
 def _first_misfit(column: pa.ChunkedArray, kind: pa.DataType) -> int:
@@ -169,7 +177,8 @@ def _can_cast(column: pa.ChunkedArray, kind: pa.DataType) -> bool:
     return True
 
 
-def _expected(kind: pa.DataType) -> str:
+def expected(kind: pa.DataType) -> str:
+    """What a column of this type holds, for an error."""
     if pa.types.is_floating(kind):
         return "seconds since the epoch, such as 1767571200.5"
     return "a whole number" if pa.types.is_integer(kind) else "text"
@@ -195,18 +204,9 @@ def write_trace(table: pa.Table, path: str | Path) -> None:
 
 def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
     """The table in `SCHEMA`: missing optional columns added as nulls, types cast. Raises TraceError."""
-    missing = [name for name in REQUIRED if name not in table.column_names]
-    if missing:
-        have = ", ".join(table.column_names) or "none"
-        folded = {name.strip().lower() for name in table.column_names}
-        hint = "; names are written in small letters, without blanks" if folded.intersection(missing) else ""
-        what = "column" if len(missing) == 1 else "columns"
-        raise TraceError(f"{source} lacks the {what} {', '.join(missing)}; it has {have}{hint}")
-    twice = [name for name in SCHEMA.names if table.column_names.count(name) > 1]
-    if twice:
-        raise TraceError(f"{source} has the column {twice[0]} more than once; leave one of them")
+    check_columns(table.column_names, source)
     if table.num_rows == 0:
-        raise TraceError(f"{source} holds no operation; record one that covers some days of ordinary use")
+        raise no_operation(source)
     columns: list[Any] = []
     for field in SCHEMA:
         if field.name not in table.column_names:
@@ -218,7 +218,7 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
             row = _first_misfit(table.column(field.name), field.type)
             place = f"{source}: row {row_of(source, row)}: column {field.name}"
             value = table.column(field.name)[row].as_py()
-            raise TraceError(f"{place} is {value!r}; expected {_expected(field.type)}") from error
+            raise TraceError(f"{place} is {value!r}; expected {expected(field.type)}") from error
         if field.name in REQUIRED and column.null_count:
             first = pc.index(pc.is_null(column), True).as_py()
             raise TraceError(
@@ -233,6 +233,25 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
         _check_amounts(result, name, largest, source)
     _check_destinations(result, source)
     return result
+
+
+def check_columns(names: Sequence[str], source: str) -> None:
+    """Raises TraceError where a required column is missing, or one is there twice."""
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        have = ", ".join(names) or "none"
+        folded = {name.strip().lower() for name in names}
+        hint = "; names are written in small letters, without blanks" if folded.intersection(missing) else ""
+        what = "column" if len(missing) == 1 else "columns"
+        raise TraceError(f"{source} lacks the {what} {', '.join(missing)}; it has {have}{hint}")
+    twice = [name for name in SCHEMA.names if list(names).count(name) > 1]
+    if twice:
+        raise TraceError(f"{source} has the column {twice[0]} more than once; leave one of them")
+
+
+def no_operation(source: str) -> TraceError:
+    """The error that a trace is empty."""
+    return TraceError(f"{source} holds no operation; record one that covers some days of ordinary use")
 
 
 def _check_ops(table: pa.Table, source: str) -> None:
@@ -292,17 +311,12 @@ def row_of(source: str, row: int) -> str:
     directory = Path(source)
     if directory.is_dir():
         before = 0
-        for path in _parquet_files(directory):
+        for path in parquet_files(directory):
             rows = pyarrow.parquet.read_metadata(path).num_rows
             if row < before + rows:
                 return f"{row - before + 1} of {path.relative_to(directory)}"
             before += rows
     return str(row + 1)
-
-
-def count_of(number: int, what: str) -> str:
-    """`1 row`, `2 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def canonical_destination(text: str, source: str = "the trace") -> str:

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...policies.errors import ConfigError, TraceError
+from ...policies.options import JournalOptions
+from ...policies.outputs import is_elsewhere
 from ...policies.units import parse_size
 from .output import LocalPath, echo_json, json_option, warnings_shown, working
+from .trace import usage_option, usage_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from ...policies.partitioning import RecommendOptions, Workload
 
 
 class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
@@ -28,18 +33,35 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
             self.fail(str(error), param, ctx)
 
 
+class TracePath(LocalPath):
+    """A path of this machine, or the URL of another file system, for Spark to read."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if is_elsewhere(value) else super().convert(value, param, ctx)
+
+
 @click.command()
 @click.option("--from-kahadb", "kahadb_directory", type=LocalPath(), metavar="DIR",
               help="An ActiveMQ KahaDB directory, with its archive if there is one.")  # fmt: skip
-@click.option("--trace", "trace_path", type=LocalPath(), metavar="PATH",
-              help="A usage trace: .parquet, .arrow, .csv, or a directory of Parquet.")  # fmt: skip
+@click.option("--trace", "trace_path", type=TracePath(), metavar="PATH",
+              help="A usage trace: .parquet, .arrow, .csv, a directory of Parquet, or its hdfs:// URL.")  # fmt: skip
 @click.option("--workload", "workload_path", type=LocalPath(), metavar="FILE",
               help="A workload description in YAML, from which a trace is generated.")  # fmt: skip
+@usage_option
 @click.option("--out", type=LocalPath(), required=True, metavar="DIR",
-              help="Where recommendation.json, stores.yaml and summary.txt go; made where it is missing.")  # fmt: skip
+              help="Where recommendation.json, stores.yaml, summary.txt and report.html go; made if "
+                   "missing.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace these files where they are there already.")
-@click.option("--segment-size", type=SizeOption(), default="32MiB", show_default=True,
-              help="Size of one journal file.")  # fmt: skip
+@click.option("--current", "current_path", type=LocalPath(), metavar="FILE",
+              help="The stores.yaml in force, to compare with; what is written is that file, revised.")  # fmt: skip
+@click.option("--durability", multiple=True, metavar="PATTERN=POLICY",
+              help="How what the pattern matches syncs: always, periodic or never. Different ones share no store. "
+                   "Default: as --current says, else always.")  # fmt: skip
+@click.option("--pin", "pinned", multiple=True, metavar="PATTERN,...",
+              help="What these patterns match stays together in one store.")  # fmt: skip
+@click.option("--segment-size", "segment_sizes", type=SizeOption(), multiple=True, metavar="SIZE",
+              help="Size of one journal file; of several the best is taken. Default: as --current has it, "
+                   "else 32MiB.")  # fmt: skip
 @click.option("--model", type=click.Choice(["anabranch", "kahadb"]), default="anabranch", show_default=True,
               help="Whose journal to predict: our own, or ActiveMQ's with its ack rule.")  # fmt: skip
 @click.option("--clock", type=click.Choice(["ts", "seq"]), default=None,
@@ -56,18 +78,22 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
 )
 @click.option("--sync-rate", type=float, default=5000.0, show_default=True, help="Syncs a second that the disk can do.")
 @click.option("--master", default=None, metavar="URL", help="A Spark master. Default: this machine.")
-@click.option("--engine", type=click.Choice(["spark", "local"]), default="spark", show_default=True,
-              help="Who summarises; local needs no Java and suits traces that fit in memory.")  # fmt: skip
+@click.option("--engine", type=click.Choice(["auto", "spark", "local"]), default="auto", show_default=True,
+              help="Who does the work: local needs no Java, spark no memory; auto goes by its size.")  # fmt: skip
 @json_option
 @click.pass_context
 def command(
     ctx: click.Context,
     kahadb_directory: Path | None,
-    trace_path: Path | None,
+    trace_path: Path | str | None,
     workload_path: Path | None,
+    usage_directories: tuple[Path, ...],
     out: Path,
     force: bool,
-    segment_size: int,
+    current_path: Path | None,
+    durability: tuple[str, ...],
+    pinned: tuple[str, ...],
+    segment_sizes: tuple[int, ...],
     model: str,
     clock: str | None,
     stores_max: int | None,
@@ -90,20 +116,30 @@ def command(
 
     \b
     Example:
+      anabranch recommend --usage data/usage --out advice
       anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --segment-size 512KiB
       anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --model kahadb
       anabranch recommend --trace usage.csv --out advice --json
+      anabranch recommend --trace usage.csv --out advice --current stores.yaml --pin "orders.>,audit" \\
+          --durability "telemetry.>=never" --segment-size 8MiB --segment-size 32MiB
     """
-    given = [path for path in (kahadb_directory, trace_path, workload_path) if path is not None]
+    given = [path for path in (kahadb_directory, trace_path, workload_path, usage_directories or None) if path]
     if len(given) != 1:
-        raise ConfigError([f"give one of --from-kahadb, --trace and --workload; {len(given)} were given"])
+        raise ConfigError([f"give one of --usage, --from-kahadb, --trace and --workload; {len(given)} were given"])
     if master is not None and engine == "local":
         raise ConfigError([f"--engine local uses no Spark, so --master {master} has no effect; leave one of them out"])
-    from ...policies.partitioning import RecommendOptions, check_place, recommend
+    from ...policies.partitioning import CurrentConfig, RecommendOptions, check_place, recommend_best
+    from ...policies.partitioning.pattern_options import parse_durability, parse_pins
 
+    current = None if current_path is None else CurrentConfig.load(current_path)
+    if not segment_sizes:
+        segment_sizes = (current.segment_bytes if current else JournalOptions().segment_size,)
     options = RecommendOptions(
         model=model,  # type: ignore[arg-type]
-        segment_bytes=segment_size,
+        segment_bytes=segment_sizes[0],
+        durability=parse_durability(durability),
+        pinned=parse_pins(pinned),
+        current=current,
         clock=clock or ("seq" if kahadb_directory is not None else "ts"),  # type: ignore[arg-type]
         disk_gib=disk_gib,
         sync_rate=sync_rate,
@@ -116,18 +152,20 @@ def command(
     # Before the work, which may take minutes; what appears meanwhile is found when the files are written.
     check_place(out, overwrite=force)
     warnings: tuple[str, ...] = ()
-    trace: Path | pa.Table
+    trace: Path | str | pa.Table | Workload
     if kahadb_directory is not None:
         trace, warnings = _kahadb_trace(kahadb_directory)
+    elif usage_directories:
+        trace, warnings = usage_table(usage_directories)
     elif workload_path is not None:
-        trace = _workload_trace(workload_path)
+        trace = _workload_trace(workload_path, options)
     else:
         assert trace_path is not None
-        if not trace_path.exists():
+        if isinstance(trace_path, Path) and not trace_path.exists():
             raise TraceError(f"{trace_path}: no such trace")
         trace = trace_path
     with warnings_shown(), working("Recommending") as progress:
-        answer = recommend(trace, options, progress.stage)
+        answer = recommend_best(trace, options, segment_sizes, progress.stage)
     paths = answer.write(out, overwrite=force)
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
@@ -138,6 +176,7 @@ def command(
 
         click.echo(render_text(answer, get_terminal_size((100, 24)).columns), nl=False)
         click.echo(f"\nWritten: {', '.join(str(path) for path in paths)}")
+        click.echo(f"The report, for a browser: {paths[-1]}")
     if not answer.cap_kept:
         ctx.exit(1)
 
@@ -152,11 +191,14 @@ def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
         return from_events(usage), usage.findings.warnings()
 
 
-def _workload_trace(path: Path) -> pa.Table:
-    from ...policies.partitioning import Workload, generate
+def _workload_trace(path: Path, options: RecommendOptions) -> pa.Table | Workload:
+    """The trace of a workload; the workload itself where Spark is to generate it."""
+    from ...policies.partitioning import Workload, choose_engine, generate
 
     with working(f"Generating {path.name}"):
         workload = Workload.load(path)
+        if choose_engine(workload, options.engine, options.master) == "spark":
+            return workload
         try:
             return generate(workload)
         except ConfigError as error:

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from anabranch import Config, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
-from anabranch.policies.partitioning import Workload, from_events, generate
+from anabranch.policies.partitioning import CurrentConfig, Workload, from_events, generate
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 """A Java that lives for seconds only loses by compiling well: it is most of what these tests cost."""
@@ -77,6 +78,11 @@ _SHAPES = {
              consumer: {lag: {min: 1m, max: 25m}}}
     """,
 }
+
+
+def in_force(stores: dict[str, list[str]]) -> CurrentConfig:
+    """A configuration of journals with defaults: names and patterns."""
+    return CurrentConfig(Config("data", [StoreConfig(name, patterns) for name, patterns in stores.items()]))
 
 
 def shape(name: str, duration: str = "1h") -> Workload:

@@ -9,14 +9,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from anabranch.policies.errors import ConfigError, SparkError
-from anabranch.policies.partitioning import cluster
+from anabranch.policies.partitioning import cluster, generate, ranges, write_trace
 from anabranch.policies.partitioning.cluster import check_master, told_to_wait
 from anabranch.policies.partitioning.session import spark_errors
+from anabranch.policies.partitioning.spark_engine import with_argument
+from anabranch.policies.partitioning.spark_trace import by_value
+
+from .conftest import shape
 
 TRACE = "seq,ts,op,destination,message_id,size\n0,1,send,a,1,9\n1,2,ack,a,1,9\n"
 
@@ -136,3 +141,54 @@ def test_one_that_listens_and_says_nothing(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (143, "", "Terminated.\n")
     assert not [path for path in (tmp_path / "scratch").iterdir() if "anabranch" in path.name]
+
+
+_ON_TWO_WORKERS = """
+from anabranch.policies.partitioning import read_trace
+from anabranch.policies.partitioning.engine import LocalEngine
+from anabranch.policies.partitioning.model import CostModel
+from anabranch.policies.partitioning.operations import build
+from anabranch.policies.partitioning.session import spark_session
+from anabranch.policies.partitioning.spark_engine import SparkEngine
+from anabranch.policies.partitioning.spark_trace import prepare
+
+spark = spark_session("local-cluster[2,1,1024]")
+there = SparkEngine(prepare(spark, spark.read.parquet("t.parquet"), model="kahadb", rows_a_task=3000))
+here = LocalEngine(build(read_trace("t.parquet"), model="kahadb"))
+asked = [((0, 2), (1, 3, 4))], CostModel(65536)
+executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is among them
+print(executors, there.measure(*asked) == here.measure(*asked))
+spark.stop()
+"""
+
+
+@pytest.mark.campaign  # half a minute: three Java processes, and one of Python for each task
+@pytest.mark.weight(0)
+def test_two_workers_give_the_same(tmp_path: Path) -> None:
+    """Spark's own standalone master and two workers, whose executors are processes apart."""
+    write_trace(generate(shape("transactions", "20m")), tmp_path / "t.parquet")
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_TWO_WORKERS],
+        cwd=tmp_path,
+        env=os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},  # of each of the three
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["2", "True"], done.stderr
+
+
+def test_workers_need_nothing_of_this_package() -> None:
+    from pyspark import cloudpickle
+
+    by_value(ranges)
+    clock = ranges.RangeClock({0: 0.0}, 0, 1.0)
+    tasks = [
+        ranges.facts_task, ranges.match_task, partial(ranges.starts_task, [(0,)], 9, {}, clock),
+        partial(ranges.lives_task, [(0,)], [], True), with_argument(ranges.sweep, []),
+    ]  # fmt: skip
+    code = "import pickle, sys; sys.modules['anabranch'] = None; print(len(pickle.loads(sys.stdin.buffer.read())))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=cloudpickle.dumps(tasks), capture_output=True, check=False
+    )
+    assert (done.stdout, done.stderr) == (b"5\n", b"")

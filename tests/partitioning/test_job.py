@@ -25,7 +25,7 @@ from anabranch.policies.partitioning import (
 )
 from anabranch.policies.partitioning.recommendation import store_names
 
-from .conftest import SEGMENT_BYTES, shape
+from .conftest import SEGMENT_BYTES, in_force, shape
 
 OPTIONS = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")
 
@@ -38,13 +38,16 @@ def test_the_toy_maker_as_activemq_keeps_it(toymaker: pa.Table, clock: str) -> N
         segment_bytes=512 << 10,
         clock=clock,  # type: ignore[arg-type]
         engine="local",
-        current={"custom": ("orders.custom",), "dlq": ("dlq",), "rest": (">",)},
+        current=in_force({"custom": ["orders.custom"], "dlq": ["dlq"], "rest": [">"]}),
     )
     answer = recommend(toymaker, options)
     together, split = answer.candidate("all-together"), answer.candidate("current")
     assert 23.1e6 * 0.9 <= together.peak_bytes <= 24.1e6 * 1.1
     assert split.peak_bytes == pytest.approx(3.1e6, rel=0.1)
     assert len(split.stores) == 3
+    for candidate, least, most in ((together, 19.1e6, 24.1e6), (split, 6 << 19, 6 << 19)):  # as measured
+        assert candidate.broker_peak is not None
+        assert candidate.broker_peak.low_bytes <= least <= most <= candidate.broker_peak.high_bytes
     best = answer.recommended
     assert best.cost <= split.cost
     assert best.peak_bytes <= 0.15 * together.peak_bytes
@@ -54,6 +57,7 @@ def test_the_toy_maker_as_activemq_keeps_it(toymaker: pa.Table, clock: str) -> N
 
 def test_the_toy_maker_in_our_own_store(toymaker: pa.Table) -> None:
     answer = recommend(toymaker, RecommendOptions(segment_bytes=512 << 10, clock="seq", engine="local"))
+    assert answer.recommended.broker_peak is None
     assert answer.recommended.peak_bytes < 0.5 * answer.candidate("all-together").peak_bytes
     assert answer.recommended.spanning_transactions == 0
 
@@ -61,14 +65,16 @@ def test_the_toy_maker_in_our_own_store(toymaker: pa.Table) -> None:
 def test_json_has_the_agreed_shape(toymaker: pa.Table) -> None:
     answer = recommend(toymaker, RecommendOptions(segment_bytes=512 << 10, engine="local"))
     document = json.loads(json.dumps(answer.to_json()))
-    assert set(document) == {"recommended", "candidates", "findings", "parameters"}
+    assert set(document) == {"version", "recommended", "candidates", "destinations", "findings", "parameters"}
     names = [candidate["name"] for candidate in document["candidates"]]
     assert {"all-together", "all-separate", "recommended"} <= set(names)
     assert len(names) == len(set(names))
     for candidate in document["candidates"]:
-        figures = {"mean_bytes", "peak_bytes", "gib_hours", "spanning_transactions", "cost"}
-        assert set(candidate) == {"name", "stores"} | figures
-        assert all(set(store) == {"name", "destinations", "filters"} for store in candidate["stores"])
+        figures = {"mean_bytes", "peak_bytes", "gib_hours", "spanning_transactions", "cost", "broker_peak"}
+        assert set(candidate) == {"name", "stores", "segment_bytes"} | figures
+        keys = {"name", "destinations", "filters", "sync", "gib_hours", "peak_bytes"}
+        keys |= {"saves_mean_bytes", "saves_peak_bytes"}
+        assert all(set(store) == keys for store in candidate["stores"])
         destinations = sorted(name for store in candidate["stores"] for name in store["destinations"])
         assert destinations == sorted(total for total in document["candidates"][1]["stores"][0]["destinations"])
     assert document["recommended"] == document["candidates"][0]
@@ -91,7 +97,7 @@ def test_files_are_written_and_others_left_alone(tmp_path: Path) -> None:
     assert paths[1].read_text() == "edited"
     check_place(out, overwrite=True)
     assert answer.write(out, overwrite=True) == paths
-    assert [path.name for path in paths] == ["recommendation.json", "stores.yaml", "summary.txt"]
+    assert [path.name for path in paths] == ["recommendation.json", "stores.yaml", "summary.txt", "report.html"]
     assert sorted(path.name for path in out.iterdir()) == sorted(["mine.txt", *(path.name for path in paths)])
     assert json.loads(paths[0].read_text()) == answer.to_json()
     assert paths[2].read_text() == render_text(answer)
@@ -186,10 +192,10 @@ def test_options_that_make_no_sense_are_all_named() -> None:
         assert piece in text
     with pytest.raises(ConfigError, match=r"disk_gib \(--disk-gib\) is inf; it must be above 0, and finite"):
         RecommendOptions(disk_gib=float("inf")).check()
-    with pytest.raises(ConfigError, match="header alone"):
+    with pytest.raises(ConfigError, match="at least 64KiB and at most 1GiB"):
         RecommendOptions(segment_bytes=4096).check()
     with pytest.raises(ConfigError, match=r"routes queue://slow\.a nowhere"):
-        current = {"fast": ("fast.>",)}
+        current = in_force({"fast": ["fast.>"]})
         recommend(generate(shape("slow-among-fast")), replace(OPTIONS, current=current))
 
 
@@ -207,7 +213,7 @@ def test_more_journal_files_than_can_be_simulated_are_refused() -> None:
 def test_progress_is_told_by_stage() -> None:
     told: list[str] = []
     recommend(generate(shape("topics")), OPTIONS, lambda stage, share: told.append(stage))
-    assert list(dict.fromkeys(told)) == ["read", "summarise", "search", "confirm"]
+    assert list(dict.fromkeys(told)) == ["read", "summarise", "search", "confirm", "picture"]
 
 
 def test_store_names_are_safe_and_differ() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
+import os, signal, sys
 from pathlib import Path
 
 import pytest
@@ -28,17 +28,22 @@ with jvm.gateway({}):
     pass
 """
 _RECOMMEND = """
+import os, signal, sys
 from anabranch.policies.partitioning import RecommendOptions, Workload, generate, recommend
 from pyspark import SparkContext
 
 def progress(stage, share):
     if stage == "summarise":
-        print(SparkContext._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
+        pid = SparkContext._jvm.java.lang.ProcessHandle.current().pid()
+        print(pid, flush=True)
+        if "without java" in sys.argv:
+            os.kill(pid, signal.SIGKILL)
+            raise KeyboardInterrupt
 
 trace = generate(Workload.parse("{duration: 1h, destinations: [{name: q, size: 9, arrival: {rate: 1}}]}"))
 try:
     while True:
-        recommend(trace, RecommendOptions(segment_bytes=65536), progress)
+        recommend(trace, RecommendOptions(segment_bytes=65536, engine="spark"), progress)
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -95,3 +100,10 @@ def test_interrupted_at_work_it_ends_quietly_with_its_owner() -> None:
     out, err = process.communicate(timeout=300)
     assert (out.splitlines()[-1], err, process.returncode) == ("interrupted", "", 0)
     eventually(lambda: not is_alive(pid))  # the kernel takes its time
+
+
+def test_interrupted_it_is_so_even_if_java_cannot_give_back_what_it_keeps() -> None:
+    """Ctrl-C in the middle of a call to it leaves a connection on which the next one fails."""
+    process = subprocess.run([sys.executable, "-c", _RECOMMEND, "without java"], capture_output=True, text=True)
+    # PySpark's own thread tells of it too, on the terminal.
+    assert (process.stdout.splitlines()[-1], process.returncode) == ("interrupted", 0), process.stderr

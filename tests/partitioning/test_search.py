@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,12 @@ import pytest
 
 from anabranch.policies.errors import ConfigError
 from anabranch.policies.partitioning import RecommendOptions, Workload, generate, recommend
+from anabranch.policies.partitioning.alike import cells
 from anabranch.policies.partitioning.confirm import ExactCosts
 from anabranch.policies.partitioning.evaluate import SetCosts, mask_members
 from anabranch.policies.partitioning.model import CostModel, Partition, measure
 from anabranch.policies.partitioning.operations import Operations, build
-from anabranch.policies.partitioning.search import Constraints, search
+from anabranch.policies.partitioning.search import Constraints, keeps, search
 from anabranch.policies.partitioning.summary import Summary, retention_quantile, summarise
 
 from .conftest import SEGMENT_BYTES, shape
@@ -139,8 +141,6 @@ def total(costs: SetCosts | TableCosts, partition: Partition) -> float:
 
 def part(summary: Summary, count: int) -> Summary:
     """The summary cut down to its first destinations."""
-    from dataclasses import replace
-
     return replace(summary, destinations=summary.destinations[:count])
 
 
@@ -194,6 +194,68 @@ def test_constraints_that_contradict_each_other(summary: Summary) -> None:
         search(costs, Constraints((0, 1, 0, 1), ((0, 1),)))
     with pytest.raises(ConfigError, match="2 durabilities need a store each"):
         search(costs, Constraints((0, 1, 0, 1), stores_max=1))
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Summary:
+    """Of 90 destinations: thirty habits, each of three destinations."""
+    lags = [1.35 ** (i * 7 % 30) for i in range(90)]
+    loads = "\n".join(
+        f"  - {{name: queue://q{i:02}, arrival: {{poisson: 0.1}}, size: 500, consumer: {{lag: {{mean: {lag}}}}}}}"
+        for i, lag in enumerate(lags)
+    )
+    return summarise(build(generate(Workload.parse(f"duration: 30m\ndestinations:\n{loads}"))), SEGMENT_BYTES)
+
+
+def test_more_destinations_than_are_searched_one_by_one(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What behaves alike is grouped first: as good within two percent, and the same each time."""
+    whole = search(SetCosts(crowd, COSTS))[0]
+    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 30)
+    costs = SetCosts(crowd, COSTS)
+    grouped = search(costs)
+    assert all(sorted(itertools.chain(*partition)) == list(range(90)) for partition in grouped)
+    assert total(costs, grouped[0]) <= total(costs, whole) * 1.02
+    assert len(set(grouped)) == 3
+    assert search(SetCosts(crowd, COSTS)) == grouped
+
+
+def test_a_large_summary_bounds_how_many_are_moved_one_by_one(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 30)
+    costs = SetCosts(crowd, COSTS)
+    search(costs)
+    monkeypatch.setattr("anabranch.policies.partitioning.search.FINE_WORK", 0)
+    bounded = SetCosts(crowd, COSTS)
+    found = search(bounded)
+    assert sorted(itertools.chain(*found[0])) == list(range(90))
+    assert bounded.evaluated < costs.evaluated
+
+
+def test_constraints_are_kept_where_what_behaves_alike_is_grouped(
+    crowd: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 20)
+    constraints = Constraints(tuple(d % 2 for d in range(90)), ((0, 4), (4, 6)), stores_max=3)
+    for partition in search(SetCosts(crowd, COSTS), constraints):
+        assert keeps(partition, constraints)
+
+
+def test_each_durability_has_a_cell_however_many_there_are(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 20)
+    constraints = Constraints(tuple(d // 3 for d in range(90)))
+    assert all(keeps(partition, constraints) for partition in search(SetCosts(crowd, COSTS), constraints))
+
+
+def test_cells_hold_what_behaves_alike(crowd: Summary) -> None:
+    """Of two lags that are far apart no cell holds both; groups are apart; no cell is empty."""
+    atoms, group = [[d] for d in range(90)], [d % 2 for d in range(90)]
+    found = cells(crowd, atoms, group, 12)
+    assert len(found) == 12
+    assert sorted(itertools.chain(*found)) == list(range(90))
+    assert all(len({group[d] for d in cell}) == 1 for cell in found)
+    stays = [[retention_quantile(crowd, d) for d in cell] for cell in found]
+    assert not any(min(cell) < 20 and max(cell) > 600 for cell in stays)
+    alike = replace(crowd, byte_rows=crowd.byte_rows * 0, life_rows=crowd.life_rows * 0, totals=crowd.totals[:1] * 90)
+    assert cells(alike, atoms, [0] * 90, 12) == [list(range(90))]
 
 
 def test_one_destination(summary: Summary) -> None:

@@ -1,0 +1,145 @@
+"""The JSON Schema of recommendation.json, for programs that read it. Imports none of the advisor's dependencies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VERSION = 1
+"""Of the document: it rises when a field goes or means something else, not when one is added."""
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_COUNT = {"type": "integer", "minimum": 0}
+_AMOUNT = {"type": "number", "minimum": 0}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+
+
+def _object(description: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """An object with all of these properties, and perhaps others that a later version has added."""
+    return {"type": "object", "description": description, "properties": properties, "required": [*properties], **more}
+
+
+def _with(schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {**schema, "description": description}
+
+
+def _or_null(schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {**schema, "type": [schema["type"], "null"], "description": description}
+
+
+def recommendation_schema() -> dict[str, Any]:
+    """The schema, of the version above."""
+    return {
+        "$schema": _DIALECT,
+        "title": "Anabranch recommendation",
+        **_object(
+            "What `anabranch recommend` writes into recommendation.json.",
+            {
+                "version": {"const": VERSION, "description": "Rises when a field goes or changes its meaning."},
+                "recommended": {"$ref": "#/$defs/candidate"},
+                "candidates": {
+                    "type": "array",
+                    "items": {"$ref": "#/$defs/candidate"},
+                    "minItems": 1,
+                    "description": "All that are shown, the recommended one first.",
+                },
+                "destinations": {"type": "array", "items": {"$ref": "#/$defs/destination"}},
+                "findings": {"type": "array", "items": {"$ref": "#/$defs/finding"}},
+                "parameters": {"$ref": "#/$defs/parameters"},
+            },
+        ),
+        "$defs": {
+            "candidate": _candidate(),
+            "store": _store(),
+            "broker_peak": _object(
+                "Bytes at the peak: what is to be expected, and between which it lies.",
+                {"bytes": _COUNT, "low_bytes": _COUNT, "high_bytes": _COUNT},
+            ),
+            "destination": _destination(),
+            "finding": _object(
+                "What the trace could not tell; docs/advisor.md lists the codes.",
+                {"code": {"type": "string"}, "count": _COUNT, "message": {"type": "string"}},
+            ),
+            "parameters": _parameters(),
+        },
+    }
+
+
+def _candidate() -> dict[str, Any]:
+    return _object(
+        "A partitioning, with the figures of an exact simulation.",
+        {
+            "name": _with({"type": "string"}, "recommended, all-together, all-separate, current, second, third, ..."),
+            "segment_bytes": {"type": "integer", "minimum": 1, "description": "Size of one journal file."},
+            "stores": {"type": "array", "items": {"$ref": "#/$defs/store"}},
+            "mean_bytes": _with(_AMOUNT, "Journal bytes of all stores, averaged over the trace's time."),
+            "peak_bytes": _with(_COUNT, "The most that all stores hold at one time."),
+            "gib_hours": _with(_AMOUNT, "Journal bytes times time."),
+            "spanning_transactions": _with(_COUNT, "Transactions over several stores."),
+            "cost": _with(_AMOUNT, "J, in GiB-hours: what is minimised."),
+            "broker_peak": {
+                "description": "What ActiveMQ is to be expected to have at the peak; null under Anabranch's model.",
+                "anyOf": [{"type": "null"}, {"$ref": "#/$defs/broker_peak"}],
+            },
+        },
+    )
+
+
+def _store() -> dict[str, Any]:
+    return _object(
+        "One store of a candidate.",
+        {
+            "name": {"type": "string"},
+            "destinations": _TEXTS,
+            "filters": _with(_TEXTS, "Patterns that route these destinations here."),
+            "sync": {"enum": ["always", "periodic", "never"]},
+            "gib_hours": _AMOUNT,
+            "peak_bytes": _with(_COUNT, "The most that this store holds by itself."),
+            "saves_mean_bytes": _or_null(
+                {"type": "number"}, "Disk on average, if of `current` this store alone were changed; null: it is not."
+            ),
+            "saves_peak_bytes": _or_null({"type": "integer"}, "The same at the peak."),
+        },
+    )
+
+
+def _destination() -> dict[str, Any]:
+    seconds = {"type": "number", "minimum": 0}
+    return _object(
+        "One destination in the trace.",
+        {
+            "name": {"type": "string"},
+            "messages": _with(_COUNT, "Sends."),
+            "acks": _COUNT,
+            "pending": _with(_COUNT, "Sends whose last ack the trace does not show."),
+            "bytes": _with(_COUNT, "What its operations put into a journal."),
+            "retention_p50_seconds": _or_null(seconds, "Half were acked within it; null: fewer than half were."),
+            "retention_p95_seconds": _or_null(seconds, "95 of 100 were acked within it; null: fewer were."),
+        },
+    )
+
+
+def _parameters() -> dict[str, Any]:
+    return _object(
+        "What was asked for, and how long the trace is.",
+        {
+            "model": {"enum": ["anabranch", "kahadb"]},
+            "segment_bytes": {"type": "integer", "minimum": 1},
+            "clock": {"enum": ["ts", "seq"]},
+            "operations_per_second": _AMOUNT,
+            "disk_gib": _AMOUNT,
+            "sync_rate": _AMOUNT,
+            "overhead_segments": _AMOUNT,
+            "stores_max": _or_null(_COUNT, "A limit on the stores; null: none."),
+            "peak_bytes_max": _or_null(_COUNT, "A cap on the peak; null: none."),
+            "durability": {"type": "object", "additionalProperties": {"enum": ["always", "periodic", "never"]}},
+            "pinned": _with({"type": "array", "items": _TEXTS}, "Groups of patterns that stay together."),
+            "current": _or_null(
+                {"type": "object", "additionalProperties": _TEXTS}, "Patterns by store, as configured now."
+            ),
+            "sizes": {"type": "object"},
+            "engine": {"type": "string"},
+            "master": _or_null({"type": "string"}, "Spark's master; null: this machine."),
+            "operations": _COUNT,
+            "duration_seconds": _AMOUNT,
+        },
+    )

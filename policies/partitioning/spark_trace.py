@@ -1,0 +1,353 @@
+"""A trace as Spark holds it: checked, its destinations numbered, cut into ranges of the global order.
+
+    1 check     one aggregate by destination: what is missing, misspelt or out of bounds, counts and bytes
+    2 ranges    narrow rows (position, destination, clock, size, acks needed, hashes of the message), sorted
+    3 matched   sends and acks told of each other: one shuffle by the hash of the message
+
+2 and 3 are kept on the disks of those who run them. The driver gets a row a destination and a row a range. Where the
+trace cannot be used the errors are those of `trace` and `operations`, but rows are named by file and seq.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ..errors import TraceError
+from ..text import count_of
+from . import ranges
+from .operations import SEQ_SPAN_MAX, Clock, DestinationTotals, TransactionSet, life_findings, size_findings
+from .session import kinds_of_spark_errors
+from .sizes import SIZE_BYTES_MAX, JournalSizes, Model, OperationSizes
+from .trace import (
+    REQUIRED,
+    SCHEMA,
+    SECONDS_MAX,
+    Finding,
+    backwards_finding,
+    canonical_destination,
+    check_columns,
+    expected,
+    no_operation,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+ROWS_A_TASK = 1_500_000
+"""Operations that one task holds in memory at a time: some 350 MB."""
+_SQL_TYPES = {"int64": "bigint", "int32": "int", "double": "double", "string": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTrace:
+    """What there is to know of a trace before it is cut into stores, and where its rows are."""
+
+    source: str
+    destinations: tuple[str, ...]
+    first: int
+    """The seq that positions count from."""
+    facts: pd.DataFrame
+    """A row a range, in order, as `ranges.RANGE_FACTS`; and `before`: the highest stamp of the ranges before it."""
+    operations_per_second: float
+    """Above 0 under clock `seq`."""
+    transactions: tuple[TransactionSet, ...]
+    totals: tuple[DestinationTotals, ...]
+    sizes: OperationSizes
+    findings: tuple[Finding, ...]
+    rows: DataFrame
+    matched: DataFrame
+
+    @property
+    def count(self) -> int:
+        return int(self.facts["count"].sum())
+
+    def close(self) -> None:
+        """Gives back the disk that the rows take."""
+        _give_back(self.matched, self.rows)
+
+
+def prepare(
+    spark: SparkSession,
+    trace: DataFrame,
+    *,
+    model: Model = "anabranch",
+    clock: Clock = "ts",
+    operations_per_second: float = 1000.0,
+    sizes: JournalSizes | None = None,
+    source: str = "the trace",
+    rows_a_task: int = ROWS_A_TASK,
+) -> SparkTrace:
+    """Check a trace and put it in order. Raises TraceError where it cannot be used."""
+    from pyspark import StorageLevel
+
+    by_value(ranges)
+    check_columns(trace.columns, source)
+    _conform(trace).createOrReplaceTempView("anabranch_rows")
+    spans = _check(spark, trace, clock, source, OperationSizes.of(model, sizes, 0, 0))
+    names = tuple(sorted(set(spans["name"])))
+    numbers = {name: number for number, name in enumerate(names)}
+    numbered = [(text, numbers[name]) for text, name in zip(spans["destination"], spans["name"], strict=True)]
+    spark.createDataFrame(numbered, "name string, d int").createOrReplaceTempView("anabranch_names")
+    in_transactions = int(spans["in_transactions"].sum())
+    transactions = _transactions(spark) if in_transactions else ()
+    rule = OperationSizes.of(model, sizes, sum(t.count for t in transactions), in_transactions)
+    findings: list[Finding] = []
+    sums = spans[["sends", "unsized", "unsized_rows", "bodiless"]].sum()
+    first, last = int(spans["first"].min()), int(spans["last"].max())
+    if last - first > SEQ_SPAN_MAX:
+        raise TraceError(f"{source}: column seq goes from {first} to {last}; number the operations 0, 1, 2, ...")
+    per_second = operations_per_second if clock == "seq" else 0.0
+    count = int(spans["count"].sum())
+    tasks = -(-count // rows_a_task)
+    rows = (
+        spark.sql(
+            f"""SELECT /*+ BROADCAST(n) */ r.seq - ({first}) AS seq, n.d, coalesce(r.ts, 0) AS stamp,
+                       CAST({rule.sql()} AS bigint) AS size,
+                       if(r.op = 'send', coalesce(r.acks_needed, 1), -1) AS needed,
+                       xxhash64(1, n.d, r.message_id) AS h1, xxhash64(2, n.d, r.message_id) AS h2
+                FROM anabranch_rows r JOIN anabranch_names n ON r.destination = n.name"""
+        )
+        .repartitionByRange(tasks, "seq")
+        .sortWithinPartitions("seq")
+        .persist(StorageLevel.DISK_ONLY)
+    )
+    try:
+        facts = _facts(rows)
+        _check_order(facts, first, source)
+        if per_second == 0:
+            findings += _clock_findings(rows, facts, source)
+        elif not last > first:
+            raise TraceError(
+                f"{source}: there is one operation alone; give a trace that covers some days of ordinary use"
+            )
+        size_findings(
+            model,
+            int(sums["sends"]),
+            int(sums["unsized"]),
+            int(sums["unsized_rows"]),
+            int(sums["bodiless"]),
+            findings,
+            source,
+        )
+        matched = (
+            rows.select("h1", "h2", "seq", "d", "needed")
+            .repartition(tasks, "h1", "h2")
+            .mapInArrow(ranges.match_task, ranges.MATCHED)
+            .persist(StorageLevel.DISK_ONLY)
+        )
+        totals = _totals(names, spans, rule, matched, findings)
+        return SparkTrace(
+            source, names, first, facts, per_second, transactions, totals, rule, tuple(findings), rows, matched
+        )
+    except BaseException:
+        _give_back(rows)
+        raise
+
+
+def _give_back(*kept: DataFrame) -> None:
+    """Where Spark cannot, as when Ctrl-C met a call to it, they go with its Java; why it ended is told, not this."""
+    for rows in kept:
+        with suppress(*kinds_of_spark_errors()):
+            rows.unpersist()
+
+
+def by_value(module: ModuleType) -> None:
+    """Has the functions of a module sent to workers themselves, not their names: workers may not have this package."""
+    from pyspark import cloudpickle
+
+    untyped: Any = cloudpickle
+    if module.__name__ not in untyped.list_registry_pickle_by_value():
+        untyped.register_pickle_by_value(module)
+
+
+def frame(rows: DataFrame) -> pd.DataFrame:
+    """A small result, on the driver."""
+    result: pd.DataFrame = rows.toArrow().to_pandas()
+    return result
+
+
+# Checks -------------------------------------------------------------------------------------------------------------
+
+
+def _conform(trace: DataFrame) -> DataFrame:
+    """The trace's columns in their types, null for what is missing or cannot be cast."""
+    columns = []
+    for name in SCHEMA.names:
+        kind = _SQL_TYPES[str(SCHEMA.field(name).type)]
+        columns.append(f"{_cast(name, kind)} AS {name}" if name in trace.columns else f"CAST(NULL AS {kind}) AS {name}")
+    return trace.selectExpr(*columns)
+
+
+def _cast(name: str, kind: str) -> str:
+    return f"try_cast(`{name}` AS {kind})"
+
+
+def _violations(trace: DataFrame, clock: Clock) -> list[tuple[str, str, str]]:
+    """Column, the condition that a row breaks the rules, and what is told of it."""
+    found = []
+    sources = dict(trace.dtypes)
+    for field in SCHEMA:
+        name = field.name
+        if name not in trace.columns:
+            continue
+        kind = _SQL_TYPES[str(field.type)]
+        misfit = f"(`{name}` IS NOT NULL AND {_cast(name, kind)} IS NULL)"
+        if kind.endswith("int") and sources[name].startswith(("float", "double", "decimal")):
+            misfit = f"({misfit} OR `{name}` <> floor(`{name}`))"
+        if sources[name] != kind:
+            found.append((name, misfit, f"expected {expected(field.type)}"))
+        if name in REQUIRED:
+            found.append((name, f"`{name}` IS NULL", "it must be given"))
+    found.append(("op", "op NOT IN ('send', 'ack')", "only 'send' and 'ack' are known"))
+    for name, largest in (("size", SIZE_BYTES_MAX), ("body_size", SIZE_BYTES_MAX), ("acks_needed", None)):
+        if name in trace.columns:
+            value = _cast(name, "bigint")
+            found.append((name, f"{value} < 0", "it is 0 or more, or empty where it is not known"))
+            if largest is not None:
+                found.append((name, f"{value} > {largest}", f"it is in bytes, and {largest} (1 TiB) at most"))
+    if clock == "ts":
+        instead = "choose the clock seq (--clock seq) to go by order alone"
+        value = _cast("ts", "double") if "ts" in trace.columns else "CAST(NULL AS double)"
+        found.append(("ts", f"{value} IS NULL", instead))
+        told = f"expected seconds since the epoch, such as 1767571200.5 (divide milliseconds by 1000); or {instead}"
+        found.append(("ts", f"NOT (abs({value}) <= {SECONDS_MAX!r})", told))
+    return found
+
+
+def _check(spark: SparkSession, trace: DataFrame, clock: Clock, source: str, rule: OperationSizes) -> pd.DataFrame:
+    """A row for each text of a destination, with its name; transactions' own records are not in its bytes yet.
+
+    Raises TraceError for the first rule that rows break, with one of them.
+    """
+    rules = _violations(trace, clock)
+    if breaks := " OR ".join(f"({condition})" for _, condition, _ in rules):
+        worst = trace.selectExpr(f"count_if({breaks}) AS broken", "count(*) AS rows").collect()[0]
+        if not worst["rows"]:
+            raise no_operation(source)
+        if worst["broken"]:
+            _tell(trace, rules, source)
+    spans = frame(
+        spark.sql(
+            f"""SELECT destination, count(*) AS count, count_if(op = 'send') AS sends, count_if(op = 'ack') AS acks,
+                       CAST(sum(CAST({rule.sql()} AS bigint)) AS bigint) AS bytes, count(tx) AS in_transactions,
+                       min(seq) AS first, max(seq) AS last,
+                       count_if(op = 'send' AND body_size IS NULL AND coalesce(size, -1) <= 0) AS unsized,
+                       count_if(coalesce(size, -1) <= 0) AS unsized_rows,
+                       count_if(op = 'send' AND body_size IS NULL AND size > 0) AS bodiless
+                FROM anabranch_rows GROUP BY destination"""
+        )
+    )
+    spans["name"] = [canonical_destination(text, source) for text in spans["destination"]]
+    return spans
+
+
+def _tell(trace: DataFrame, rules: list[tuple[str, str, str]], source: str) -> None:
+    for column, condition, told in rules:
+        broken = trace.where(condition)
+        count = broken.count()
+        if count:
+            files = bool(trace.inputFiles())
+            value = f"`{column}`" if column in trace.columns else "NULL"
+            where = "_metadata.file_name" if files else "NULL"
+            row = broken.selectExpr("seq", f"{value} AS value", f"{where} AS file").orderBy("seq").first()
+            assert row is not None
+            place = f"seq {row['seq']}" + (f" of {row['file']}" if files else "")
+            if row["value"] is None:
+                raise TraceError(
+                    f"{source}: column {column} is empty in {count_of(count, 'row')}, first in {place}; {told}"
+                )
+            raise TraceError(f"{source}: {place}: column {column} is {row['value']!r}; {told}")
+
+
+def _transactions(spark: SparkSession) -> tuple[TransactionSet, ...]:
+    found = spark.sql(
+        """SELECT members, count(*) FROM (
+               SELECT /*+ BROADCAST(n) */ sort_array(collect_set(n.d)) AS members
+               FROM anabranch_rows r JOIN anabranch_names n ON r.destination = n.name
+               WHERE r.tx IS NOT NULL GROUP BY r.tx)
+           GROUP BY members"""
+    ).collect()
+    return tuple(sorted((TransactionSet(tuple(row[0]), int(row[1])) for row in found), key=lambda t: t.members))
+
+
+# Ranges -------------------------------------------------------------------------------------------------------------
+
+
+def _facts(rows: DataFrame) -> pd.DataFrame:
+    facts = frame(rows.select("seq", "stamp", "size").mapInArrow(ranges.facts_task, ranges.RANGE_FACTS))
+    facts = facts.sort_values("part", ignore_index=True)
+    reached = np.maximum.accumulate(facts["highest_stamp"].to_numpy(np.float64))
+    facts["before"] = np.append(-np.inf, reached[:-1])
+    facts["bytes_before"] = np.append(0, np.cumsum(facts["bytes"].to_numpy(np.int64))[:-1])
+    return facts
+
+
+def _check_order(facts: pd.DataFrame, first: int, source: str) -> None:
+    twice = facts[facts["twice"] > 0]
+    if len(twice):
+        at = first + int(twice["first_twice"].iloc[0])
+        raise TraceError(
+            f"{source}: column seq repeats a value {count_of(int(twice['twice'].sum()), 'time')}, first {at}; "
+            "number the operations 0, 1, 2, ..."
+        )
+
+
+def _clock_findings(rows: DataFrame, facts: pd.DataFrame, source: str) -> list[Finding]:
+    begin, finish = float(facts["first_stamp"].iloc[0]), float(facts["highest_stamp"].max())
+    if not finish > begin:
+        raise TraceError(
+            f"{source}: column ts never comes after its first time, {begin}; choose the clock seq (--clock seq) to go "
+            "by order alone, or give a trace that spans some time"
+        )
+    counted = facts[["backwards", "backwards_most"]]
+    if (facts["before"] > facts["lowest_stamp"]).any():
+        before = dict(zip(facts["part"].tolist(), facts["before"].tolist(), strict=True))
+        task = functools.partial(ranges.backwards_task, before)
+        counted = frame(rows.select("stamp").mapInArrow(task, "backwards long, backwards_most double"))
+    return backwards_finding(int(counted["backwards"].sum()), float(counted["backwards_most"].max()))
+
+
+# Matches ------------------------------------------------------------------------------------------------------------
+
+
+def _totals(
+    names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, matched: DataFrame, findings: list[Finding]
+) -> tuple[DestinationTotals, ...]:
+    send = f"flags & {ranges.SEND} > 0"
+    counts = frame(
+        matched.groupBy("d").agg(
+            *(
+                _count_if(condition, name)
+                for name, condition in (
+                    ("pending-sends", f"{send} AND ends = {ranges.NEVER_POSITION}"),
+                    ("unknown-acks", f"NOT {send} AND partner < 0"),
+                    ("early-acks", f"NOT {send} AND partner > seq"),
+                    ("repeated-sends", f"flags & {ranges.REPEATED} > 0"),
+                    ("surplus-acks", f"flags & {ranges.SURPLUS} > 0"),
+                )
+            )
+        )
+    ).set_index("d")
+    sends, acks = int(spans["sends"].sum()), int(spans["acks"].sum())
+    findings += life_findings(sends, acks, {str(code): int(count) for code, count in counts.sum().items()})
+    # What the first look could not know: the share of a transaction's own records.
+    spans["bytes"] += spans["in_transactions"] * round(rule.transaction_share)
+    sums = spans.groupby("name")[["sends", "acks", "bytes"]].sum().sort_index()
+    pending = counts["pending-sends"]
+    return tuple(
+        DestinationTotals(name, numbers[0], numbers[1], numbers[2], int(pending.get(d, 0)))
+        for d, (name, numbers) in enumerate(zip(names, sums.to_numpy(np.int64).tolist(), strict=True))
+    )
+
+
+def _count_if(condition: str, name: str) -> Column:
+    from pyspark.sql.functions import expr
+
+    return expr(f"count_if({condition})").alias(name)

@@ -1,0 +1,98 @@
+"""`anabranch recommend`: its options about durability, groups, sizes and the configuration now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from anabranch.router.cli.app import app
+
+WORKLOAD = """
+name: shop
+seed: 3
+duration: 20m
+destinations:
+  - {name: queue://ticks.eu, arrival: {rate: 4/s}, size: 200, consumer: {lag: 1s}}
+  - {name: queue://ticks.us, arrival: {rate: 4/s}, size: 200, consumer: {lag: 1s}}
+  - {name: queue://orders.new, arrival: {rate: 1/s}, size: 400, consumer: {lag: {min: 2m, max: 9m}}}
+  - {name: queue://orders.old, arrival: {rate: 1/s}, size: 400, consumer: {lag: {min: 2m, max: 9m}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_with_a_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shop.yaml").write_text(WORKLOAD)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def recommend(*arguments: str) -> Result:
+    return run("recommend", "--workload", "shop.yaml", "--out", "advice", "--engine", "local", *arguments)
+
+
+def answer() -> dict[str, object]:
+    return json.loads(Path("advice/recommendation.json").read_text())  # type: ignore[no-any-return]
+
+
+def stores() -> list[dict[str, object]]:
+    return json.loads(Path("advice/recommendation.json").read_text())["recommended"]["stores"]  # type: ignore[no-any-return]
+
+
+def test_durability_and_pins() -> None:
+    result = recommend(
+        "--segment-size", "64KiB", "--durability", "ticks.>=never", "--durability", "queue://orders.new = periodic",
+        "--pin", "ticks.us, ticks.eu",
+    )  # fmt: skip
+    assert result.exit_code == 2  # the blank before the equals sign belongs to the pattern
+    assert "'queue://orders.new ' begins or ends with a blank" in result.stderr
+    result = recommend(
+        "--segment-size", "64KiB", "--durability", "ticks.>=never", "--durability", "queue://orders.new=periodic",
+        "--pin", "ticks.us, ticks.eu",
+    )  # fmt: skip
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = {tuple(store["destinations"]): store["sync"] for store in stores()}  # type: ignore[arg-type]
+    assert found == {
+        ("queue://orders.new",): "periodic",
+        ("queue://orders.old",): "always",
+        ("queue://ticks.eu", "queue://ticks.us"): "never",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--durability", "orders.>"), "--durability 'orders.>' has no =; write PATTERN=POLICY"),
+        (("--durability", "orders.>=sometimes"), "'sometimes' is no policy; it must be one of always, periodic, never"),
+        (("--durability", "a.>.b=never"), "only its last segment"),
+        (("--durability", "a=never", "--durability", "a=always"), "gives pattern 'a' twice"),
+        (("--durability", "[ab]=never", "--durability", "[ba]=always"), "is the same as '[ab]'"),
+        (("--pin", "orders.>,"), "pattern '' is empty"),
+        (("--pin", "queu://a,b"), "unknown scheme 'queu'"),
+        (("--current", "none.yaml"), "none.yaml: no such file"),
+    ],
+)
+def test_mistyped_patterns_and_policies(arguments: tuple[str, ...], says: str) -> None:
+    result = recommend(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not Path("advice").exists()
+
+
+def test_pins_that_contradict_durability() -> None:
+    result = recommend("--durability", "ticks.>=never", "--pin", "ticks.eu,orders.new")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "are pinned together but differ in durability" in result.stderr
+    assert not Path("advice").exists()
+
+
+def test_a_pattern_that_matches_nothing_is_told() -> None:
+    result = recommend("--segment-size", "64KiB", "--durability", "tick.>=never", "--pin", "order.>,ticks.>")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "2 patterns that match no destination in the trace: tick.>, order.>" in result.stdout

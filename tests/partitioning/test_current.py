@@ -1,0 +1,204 @@
+"""A recommendation beside the configuration in force: what stays of that, and what changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from anabranch import Config, JournalOptions, StoreConfig, Sync
+from anabranch.policies.config import load
+from anabranch.policies.destination import Destination
+from anabranch.policies.errors import ConfigError
+from anabranch.policies.partitioning import (
+    CurrentConfig,
+    Recommendation,
+    RecommendOptions,
+    UsageEvent,
+    from_events,
+    recommend,
+    recommend_best,
+    render_text,
+)
+
+SEGMENT = 64 << 10
+FILE = """\
+directory: data
+create_directory: true
+file_mode: 0640
+defaults:
+  journal: {segment_size: 64KiB}
+transactions: {timeout: 30s}
+usage: {directory: told, sample: 0.5}
+stores:
+  - name: main
+    match: ["queue://work", "queue://slow", ">"]
+    journal: {sync: periodic, sync_interval: 2s, archive_directory: old}
+  - name: ledger
+    match: ["queue://ledger.>"]
+    sql: {}
+  - name: unseen
+    match: ["queue://unseen"]
+    directory: elsewhere
+    journal: {sync: never}
+"""
+
+
+def usage(*, ledger: bool = True) -> list[UsageEvent]:
+    """`work` is quick; of `slow` nothing is acked."""
+    events: list[UsageEvent] = []
+
+    def add(op: str, name: str, identity: str) -> None:
+        body = 1000 if op == "send" else None
+        events.append(UsageEvent(len(events), float(len(events)), op, name, identity, 0, None, 1, None, body))  # type: ignore[arg-type]
+
+    for number in range(3000):
+        add("send", "queue://work", f"w{number}")
+        add("ack", "queue://work", f"w{number}")
+        if number % 100 == 0:
+            add("send", "queue://slow", f"s{number}")
+            if ledger:
+                add("send", "queue://ledger.a", f"l{number}")
+    return events
+
+
+@pytest.fixture
+def current(tmp_path: Path) -> Path:
+    path = tmp_path / "stores.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def advice(current: CurrentConfig, **options: object) -> Recommendation:
+    given = RecommendOptions(segment_bytes=SEGMENT, engine="local", current=current)
+    return recommend(from_events(usage()), replace(given, **options))  # type: ignore[arg-type]
+
+
+def revised(answer: Recommendation, tmp_path: Path) -> Config:
+    (path,) = [path for path in answer.write(tmp_path / "advice") if path.name == "stores.yaml"]
+    return load(path)
+
+
+def store_of(config: Config, name: str) -> StoreConfig:
+    match = config.routes().route(Destination.parse(name))
+    assert match is not None
+    return match.target
+
+
+def test_all_that_the_file_in_force_says_is_kept(current: Path, tmp_path: Path) -> None:
+    before, after = load(current), revised(advice(CurrentConfig.load(current)), tmp_path)
+    assert (after.directory, after.file_mode) == (before.directory, before.file_mode)
+    assert (after.transactions, after.usage) == (before.transactions, before.usage)
+    options = {store.name: store for store in after.stores}
+    for store in before.stores:
+        assert options[store.name].options == store.options
+        assert (options[store.name].kind, options[store.name].directory) == (store.kind, store.directory)
+    for unseen in ("queue://unseen", "queue://ledger.b", "topic://other"):
+        assert store_of(after, unseen).name == store_of(before, unseen).name
+
+
+def test_a_new_store_has_the_options_of_the_one_it_comes_from(current: Path, tmp_path: Path) -> None:
+    answer = advice(CurrentConfig.load(current))
+    after = revised(answer, tmp_path)
+    work, slow = store_of(after, "queue://work"), store_of(after, "queue://slow")
+    assert (work.name, slow.name) == ("main", "slow")
+    assert {store.name for store in answer.recommended.stores} == {"main", "slow", "ledger"}
+    assert {store.name for store in answer.candidate("current").stores} == {"main", "ledger"}
+    assert slow.options == work.options
+    text = answer.stores_yaml()
+    assert "# new, with the options of main" in text
+    assert "# takes queue://slow from main" in text
+    assert "less disk on average" in text
+    with anabranch.open(after) as router:
+        router.queue("slow").send(b"1")
+
+
+def test_what_is_in_no_journal_stays_where_it_is(current: Path, tmp_path: Path) -> None:
+    answer = advice(CurrentConfig.load(current))
+    for candidate in (answer.recommended, answer.candidate("current")):
+        assert ("queue://ledger.a",) in [store.destinations for store in candidate.stores]
+    assert store_of(revised(answer, tmp_path), "queue://ledger.a").name == "ledger"
+
+
+def test_policies_come_from_the_stores_unless_they_are_given(current: Path, tmp_path: Path) -> None:
+    answer = advice(CurrentConfig.load(current), durability={"queue://slow": Sync.ALWAYS})
+    after = revised(answer, tmp_path)
+    work, slow = store_of(after, "queue://work").options, store_of(after, "queue://slow").options
+    assert isinstance(work, JournalOptions) and isinstance(slow, JournalOptions)
+    assert (work.sync, slow.sync) == (Sync.PERIODIC, Sync.ALWAYS)
+    assert "# sync was periodic" in answer.stores_yaml()
+    # What the trace did not show stays as durable as it was.
+    answer = advice(CurrentConfig.load(current), durability={"queue://work": Sync.NEVER})
+    assert store_of(revised(answer, tmp_path / "other"), "topic://other").options == work
+
+
+def test_stores_with_other_options_are_not_joined(tmp_path: Path) -> None:
+    events = [
+        UsageEvent(n, float(n), "send", f"queue://{'ab'[n % 2]}", str(n), 0, None, 1, None, 100)  # nothing is acked
+        for n in range(100)
+    ]
+    for other, joined in ((JournalOptions(priorities=True), False), (JournalOptions(pool_files=1), True)):
+        config = Config(tmp_path / "data", [StoreConfig("a", ["a"]), StoreConfig("b", ["b"], journal=other)])
+        given = RecommendOptions(engine="local", current=CurrentConfig(config))
+        assert (len(recommend(from_events(events), given).recommended.stores) == 1) is joined
+
+
+def test_a_configuration_that_is_best_is_left_as_it_is(tmp_path: Path) -> None:
+    stores = [
+        StoreConfig(n, m, journal=JournalOptions(segment_size=SEGMENT)) for n, m in (("a", ["slow"]), ("b", [">"]))
+    ]
+    config = Config(tmp_path / "data", stores)
+    table = from_events(usage(ledger=False))
+    answer = recommend(table, RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config)))
+    assert render_text(answer).startswith("Leave these 2 destinations as configured now")
+    assert revised(answer, tmp_path) == config
+
+
+def test_where_filters_would_take_others_along_names_are_written(tmp_path: Path) -> None:
+    """All of a.> is in one store, and what is quick of it is to leave."""
+    events = [
+        UsageEvent(2 * n + k, float(2 * n + k), op, f"queue://a.{n % 3}", str(n), 0, None, 1, None, 1000)  # type: ignore[arg-type]
+        for n in range(3000)
+        for k, op in enumerate(("send", "ack"))
+        if op == "send" or n % 3
+    ]
+    options = JournalOptions(segment_size=SEGMENT)
+    config = Config(tmp_path / "data", [StoreConfig("a", ["queue://a.>"], journal=options), StoreConfig("b", [">"])])
+    given = RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config))
+    answer = recommend(from_events(events), given)
+    after = revised(answer, tmp_path)
+    for store in answer.recommended.stores:
+        assert len({store_of(after, name).name for name in store.destinations}) == 1
+    assert len({store_of(after, f"queue://a.{n}").name for n in range(3)}) == len(answer.recommended.stores)
+    assert store_of(after, "queue://b").name == "b"
+
+
+def test_destinations_with_a_store_each_stay_so_or_move_out(tmp_path: Path) -> None:
+    options = JournalOptions(segment_size=SEGMENT)
+    config = Config(tmp_path / "data", [StoreConfig("each", [">"], per_destination=True, journal=options)])
+    given = RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config))
+    answer = recommend(from_events(usage(ledger=False)), given)
+    assert [store.destinations for store in answer.candidate("current").stores] == [
+        ("queue://slow",),
+        ("queue://work",),
+    ]
+    assert [store.name for store in answer.candidate("current").stores] == ["each:queue://slow", "each:queue://work"]
+    assert store_of(revised(answer, tmp_path), "queue://unseen").per_destination
+
+
+def test_the_best_of_several_sizes_is_taken() -> None:
+    table = from_events(usage())
+    given = RecommendOptions(engine="local")
+    answer = recommend_best(table, given, [SEGMENT, 1 << 20])
+    costs = {tried["segment_bytes"]: tried["cost"] for tried in answer.parameters["segment_sizes"]}
+    assert set(costs) == {SEGMENT, 1 << 20}
+    assert costs[answer.parameters["segment_bytes"]] == min(costs.values()) == answer.recommended.cost
+    assert "Sizes of a journal file that were tried:" in render_text(answer)
+
+
+def test_what_is_routed_nowhere_is_named(tmp_path: Path) -> None:
+    config = Config(tmp_path / "data", [StoreConfig("a", ["queue://work"])])
+    with pytest.raises(ConfigError, match="routes queue://slow nowhere"):
+        advice(CurrentConfig(config))

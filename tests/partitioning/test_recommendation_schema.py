@@ -1,0 +1,71 @@
+"""recommendation.json says what its published schema says, and the figures of each destination."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from jsonschema import Draft202012Validator
+
+from anabranch.policies.durability import Sync
+from anabranch.policies.partitioning import RecommendOptions, UsageEvent, from_events, generate, recommend
+from anabranch.router.cli.app import app
+
+from .conftest import SEGMENT_BYTES, in_force, shape
+
+
+def printed() -> Any:
+    result = CliRunner().invoke(app, ["schema", "recommendation"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", ["bursts", "topics", "never-acked"])
+def test_a_recommendation_is_as_the_schema_says(name: str) -> None:
+    schema = printed()
+    Draft202012Validator.check_schema(schema)
+    options = RecommendOptions(
+        segment_bytes=SEGMENT_BYTES,
+        engine="local",
+        stores_max=4,
+        peak_bytes_max=1,
+        durability={"queue://machine.>": Sync.NEVER},
+        pinned=(("plan.a", "desk"),),
+        current=in_force({"all": [">"]}),
+    )
+    answer = json.loads(json.dumps(recommend(generate(shape(name)), options).to_json(), allow_nan=False))
+    validator = Draft202012Validator(schema)
+    validator.validate(answer)
+    assert answer["version"] == 1
+    assert set(answer["parameters"]) == set(schema["$defs"]["parameters"]["properties"])
+    for part in ("candidate", "store", "destination"):
+        broken = copy.deepcopy(answer)
+        found = {
+            "candidate": broken["candidates"][0],
+            "store": broken["candidates"][0]["stores"][0],
+            "destination": broken["destinations"][0],
+        }[part]
+        for key in list(found):
+            kept = found.pop(key)
+            assert not validator.is_valid(broken), f"{part} without {key}"
+            found[key] = kept
+
+
+def test_what_is_said_of_each_destination() -> None:
+    events, seq = [], 0
+    for number in range(100):
+        for op, ts in (("send", 10.0 * number), ("ack", 10.0 * number + (1.0 if number < 90 else 5.0))):
+            size = 500 if op == "send" else None
+            events.append(UsageEvent(seq, ts, op, "queue://a", str(number), 50, None, 1, None, size))  # type: ignore[arg-type]
+            seq += 1
+    events.append(UsageEvent(seq, 1000.0, "send", "queue://b", "open", 50, None, 1, None, 500))
+    options = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")
+    a, b = recommend(from_events(events), options).destinations
+    assert (a.name, a.messages, a.acks, a.pending) == ("queue://a", 100, 100, 0)
+    assert (a.retention_p50_seconds, a.retention_p95_seconds) == (1.0, 5.0)
+    assert a.bytes > 50_000
+    assert (b.name, b.messages, b.acks, b.pending) == ("queue://b", 1, 0, 1)
+    assert (b.retention_p50_seconds, b.retention_p95_seconds) == (None, None)
