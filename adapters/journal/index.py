@@ -83,11 +83,13 @@ class Index:
         store_id: bytes,
         catalog: Catalog,
         duplicate_limit: int,
-        priorities: bool = False,
+        priorities: bool | None = False,
         file_mode: int = FILE_MODE,
     ) -> None:
+        """`priorities` is the store's option; None: what the file was made for, for who does not know the options."""
         self.file = IndexFile(path, file_mode)
-        self.priorities = priorities
+        self.priorities = bool(priorities)
+        self._takes_priorities = priorities is None
         self._store_id = store_id
         self._catalog = catalog
         self._duplicate_limit = duplicate_limit
@@ -107,7 +109,7 @@ class Index:
         """Likewise."""
         self.last_number = 0
         """The highest that a destination or a subscription had, as far as is applied."""
-        self.rows = MessageRows(priorities, self.states, catalog, self.remember, self._remove_live)
+        self.rows = MessageRows(self.priorities, self.states, catalog, self.remember, self._remove_live)
         self.transactions = TransactionRows(self._remove_live)
         self._duplicates = 0
         """Ids that are kept of the duplicate window."""
@@ -143,6 +145,8 @@ class Index:
             raise IndexBrokenError(f"its checkpoint does not parse: {error}") from error
         if checkpoint.version != VERSION or checkpoint.store_id != self._store_id:
             raise IndexBrokenError("it is of another version or of another store")
+        if self._takes_priorities:
+            self.priorities = self.rows.priorities = checkpoint.priorities
         if checkpoint.priorities != self.priorities:
             raise IndexBrokenError("the store's option `priorities` has changed")
         if self.is_undone:  # the checkpoint that was undone began to write

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +47,20 @@ class Opened:
     """The index was made anew."""
 
 
-def bring_up(name: str, store_id: bytes, files: SegmentFiles, index: Index, progress: Progress | None) -> Opened:
-    """Fill the index. What is read above the last watermark is on disk before anybody sees it. Raises CorruptionError,
-    OSError, and whatever a damaged index makes of it (index.is_of_index); then the index is closed."""
+def bring_up(
+    name: str,
+    store_id: bytes,
+    files: SegmentFiles,
+    index: Index,
+    progress: Progress | None,
+    settle: Callable[[Survey, SegmentFiles], None] = recovery.settle,
+) -> Opened:
+    """Fill the index. What is read above the last watermark is on disk before anybody sees it: `settle` sees to that,
+    and is another where the journal is read alone, and the index is a copy. Raises CorruptionError, OSError, and
+    whatever a damaged index makes of it (index.is_of_index); then the index is closed."""
     try:
         checkpoint, surveyed = _survey(name, store_id, files, index)
-        recovery.settle(surveyed, files)
+        settle(surveyed, files)
         replay = Replay(index, surveyed.table())
         replay.seq = surveyed.highest_counter
         if checkpoint is None:

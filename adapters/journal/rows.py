@@ -165,7 +165,7 @@ class MessageRows:
     ) -> None:
         """The catalog counts what there is. `remember` keeps the id and the seq of a new message that has one;
         `remove_live` takes note that a record (LSN, length, of what) is needed no more."""
-        self._priorities, self._states, self._catalog = priorities, states, catalog
+        self.priorities, self._states, self._catalog = priorities, states, catalog
         self._remember, self._remove_live = remember, remove_live
         self._txn: Any = None
         self.changed: dict[DestinationState, None] = {}
@@ -219,7 +219,7 @@ class MessageRows:
     def _put(self, sends: Sequence[Send], segment: Segment) -> None:
         state = sends[0].state
         number = state.number
-        packed = None if self._priorities or state.is_topic else pack_rows(number, sends)
+        packed = None if self.priorities or state.is_topic else pack_rows(number, sends)
         puts, size = packed if packed is not None else self._pack_with_more(sends, segment)
         for send in sends:
             if send.name is not None:
@@ -245,7 +245,7 @@ class MessageRows:
         for send in sends:
             own = send.own
             row = WHERE.pack(*own)
-            if self._priorities or send.state.is_topic or send.expires_at_ms:
+            if self.priorities or send.state.is_topic or send.expires_at_ms:
                 more = self._put_more(send.state, send)
                 if more is None:
                     segment.mark_dead(own[0])
@@ -268,7 +268,7 @@ class MessageRows:
                 if subscriber.own.bit & pending:
                     subscriber.count += 1
                     self.changed_subscriptions[subscriber] = None
-        if self._priorities:
+        if self.priorities:
             self._txn.put(LANE_KEY.pack(state.number, send.order, send.seq), b"", db=self._lanes_db)
         if send.expires_at_ms:
             self._txn.put(EXPIRY_KEY.pack(send.expires_at_ms, send.seq), ID.pack(state.number), db=self._expiries_db)
@@ -299,7 +299,7 @@ class MessageRows:
         lsn, _, length = _unpack_where(value)
         if len(value) > WHERE.size:
             (order, _, expires, *_), pending = read_row(seq, value)
-            if self._priorities:
+            if self.priorities:
                 self._txn.delete(LANE_KEY.pack(state.number, order, seq), db=self._lanes_db)
             if expires:
                 self._txn.delete(EXPIRY_KEY.pack(expires, seq), db=self._expiries_db)
@@ -459,7 +459,7 @@ class MessageRows:
         own: IndexedDestination | None = state.own
         if own is None:
             return ()
-        if state.is_topic or (self._priorities and order is not None):
+        if state.is_topic or (self.priorities and order is not None):
             places = self._some(state, subscription, order, after, limit)
         else:
             places = self._scan(state, after, limit)
@@ -485,7 +485,7 @@ class MessageRows:
         found: list[Place] = []
         size = max(limit, PAGE) if bit else limit
         while True:
-            if self._priorities and order is not None:
+            if self.priorities and order is not None:
                 rows = self._by_order(state, order, after + 1, size)
             else:
                 rows = self._by_seq(state, after + 1, size)

@@ -7,28 +7,84 @@ from shutil import get_terminal_size
 
 import click
 
-from .output import LocalPath, echo_json, json_option, working
+from .output import LocalPath, Work, echo_json, json_option, working
 
 
 @click.command()
 @click.argument("directory", type=LocalPath())
+@click.option(
+    "--config",
+    "-c",
+    "config_path",
+    type=LocalPath(),
+    help="Anabranch's configuration of DIRECTORY, where indexes or archives lie elsewhere.",
+)
 @json_option
-def command(directory: Path, as_json: bool) -> None:
+@click.pass_context
+def command(ctx: click.Context, directory: Path, config_path: Path | None, as_json: bool) -> None:
     """Say why each journal file is kept.
 
-    DIRECTORY is one of ActiveMQ's KahaDB; it is only read. For each file: which destination's pending messages, which
-    chain of acks, which transaction.
+    DIRECTORY is a data directory of Anabranch's, or one of its journal stores, or one of ActiveMQ's KahaDB; it is only
+    read. For each file: which destination's and which subscription's pending messages, which prepared transaction; in
+    KahaDB also which chain of acks.
+
+    No process may have a directory of Anabranch's open meanwhile. Of a store's journal as much is read as its next
+    opening would read. Exit code 1 also where a store cannot be read, or is damaged.
 
     \b
     Example:
+      anabranch explain data
+      anabranch explain --json data/stores/orders
       anabranch explain /var/lib/activemq/kahadb
-      anabranch explain --json /var/lib/activemq/kahadb
     """
-    from ...adapters import kahadb
+    from ..explanation import is_ours
 
-    with working(f"Reading {directory.name}") as progress:
-        explanation = kahadb.explain(directory, progress)
+    with working(f"Reading {directory.absolute().name}") as progress:
+        if is_ours(directory):
+            text, found, is_whole = _ours(directory, config_path, progress)
+        else:
+            text, found, is_whole = _kahadb(directory, progress)
     if as_json:
-        echo_json(explanation.to_json())
+        echo_json(found)
     else:
-        click.echo(kahadb.render_text(explanation, get_terminal_size((120, 24)).columns), nl=False)
+        click.echo(text, nl=False)
+    if not is_whole:
+        ctx.exit(1)
+
+
+Explained = tuple[str, object, bool]
+"""As text, as plain values, and whether all could be read."""
+
+
+def _columns() -> int:
+    return get_terminal_size((120, 24)).columns
+
+
+def _ours(directory: Path, config_path: Path | None, progress: Work) -> Explained:
+    from ...policies.config import load
+    from ..explanation import explain
+    from ..explanation_text import render_text
+
+    config = load(config_path) if config_path is not None else None
+    found = explain(directory, config, lambda what, done, total: progress(done, total))
+    is_whole = not found.unreadable and not any(store.damages for store in found.stores)
+    return render_text(found, _columns()), found.to_json(), is_whole
+
+
+def _kahadb(directory: Path, progress: Work) -> Explained:
+    from ...adapters import kahadb
+    from ...adapters.kahadb.files import find_stores
+    from ...policies.errors import TraceError
+
+    try:
+        find_stores(directory)
+    except TraceError as error:
+        if not directory.is_dir():
+            raise
+        what = "is empty" if not any(directory.iterdir()) else "holds no stores of Anabranch's and no KahaDB journal"
+        raise TraceError(
+            f"{directory} {what}; give a data directory of Anabranch's (with placement.records in it), one of its "
+            "stores (store.id), or the directory that activemq.xml names in <kahaDB directory=...> (db-<number>.log)"
+        ) from error
+    found = kahadb.explain(directory, progress)
+    return kahadb.render_text(found, _columns()), found.to_json(), True
