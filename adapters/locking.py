@@ -125,20 +125,11 @@ class DirectoryLock:
         except Timeout:
             self._lock = None
             raise StoreLockedError(
-                f"{self._what} in {self._path.parent} is open already, by {self._owner()}; close it there first, "
-                "or use another directory"
+                f"{self._what} in {self._path.parent} is open already, by {owner_of(self._path)}; close it there "
+                "first, or use another directory"
             ) from None
         self._identity, self._lost = identity[-1], None
         _watch.add(self)
-
-    def _owner(self) -> str:
-        try:
-            pid, host = self._path.read_text().split()
-        except (OSError, ValueError):
-            return "another process"
-        if pid == str(os.getpid()):
-            return f"this process on {host}, in which a queue or a message of it keeps it open"
-        return f"{'the parent process' if pid == str(os.getppid()) else 'process'} {pid} on {host}"
 
     @property
     def held(self) -> bool:
@@ -207,3 +198,14 @@ def _mark(path: Path, identity: list[tuple[int, int]], fd: int) -> None:
         os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
     except OSError as error:  # a full disk, say: the lock holds without it
         log.warning("%s does not say who its owner is: %s", path, error)
+
+
+def owner_of(path: Path) -> str:
+    """Who holds a lock file, or held it last, as its text says."""
+    try:
+        pid, host = path.read_text().split()
+    except (OSError, ValueError):
+        return "another process"
+    if pid == str(os.getpid()):
+        return f"this process on {host}, in which a queue or a message of it keeps it open"
+    return f"{'the parent process' if pid == str(os.getppid()) else 'process'} {pid} on {host}"

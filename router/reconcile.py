@@ -42,6 +42,8 @@ class Misplaced(NamedTuple):
     """The store that the record has the destination in, where that is not the one that holds these messages."""
     prepared: int = 0
     """Transactions that are prepared in the store and may send there once they are committed."""
+    subscriptions: int = 0
+    """Durable subscriptions, with messages or without."""
 
 
 class Reconciler:
@@ -61,13 +63,27 @@ class Reconciler:
 
     def run(self) -> None:
         """All of it. Raises PlacementError, which lists everything that would be hidden."""
+        self.find_stores()
+        misplaced = self._misplaced()
+        if misplaced:
+            raise _refusal(_MISPLACED, misplaced, self._directories)
+
+    def find_stores(self) -> None:
+        """The first two steps alone. Raises PlacementError."""
         self._locate()
         unknown = self._record_unknown()
         if unknown:
             raise _refusal(_UNKNOWN, unknown, self._directories)
-        misplaced = self._misplaced()
-        if misplaced:
-            raise _refusal(_MISPLACED, misplaced, self._directories)
+
+    def routed_elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
+        """Recorded destinations that the configuration routes to another store than theirs, or to none, by the store
+        they are in."""
+        found = []
+        for known in list(self._table.destinations.values()):
+            row, match = self._table.stores[known.store_id], self._routes.route(known.destination)
+            if match is None or not self._lies_at(row, match, known.destination):
+                found.append((row, known.destination, match))
+        return sorted(found, key=lambda one: (one[0].path, one[1].kind.value, one[1].name))
 
     # 1. Recorded stores
 
@@ -200,17 +216,17 @@ class Reconciler:
 
     def _misplaced(self) -> list[Misplaced]:
         misplaced: list[Misplaced] = []
-        for known in list(self._table.destinations.values()):
-            row, destination = self._table.stores[known.store_id], known.destination
-            match = self._routes.route(destination)
-            if match is not None and self._lies_at(row, match, destination):
-                continue
+        empty: list[Destination] = []
+        for row, destination, match in self.routed_elsewhere():
             store = self._stores.open(row)
             count, prepared = store.depth(destination), len(store.recover_prepared())
-            if count or prepared:
-                misplaced.append(Misplaced(destination, count, row, match, prepared=prepared))
+            subscribed = sum(subscription.topic == destination for subscription in store.subscriptions())
+            if count or prepared or subscribed:
+                misplaced.append(Misplaced(destination, count, row, match, None, prepared, subscribed))
             else:
-                self._table.forget_destination(destination)
+                empty.append(destination)
+        for destination in empty if not misplaced else ():  # a refusal changes nothing
+            self._table.forget_destination(destination)
         return misplaced
 
     def _lies_at(self, row: StoreRow, match: Match[StoreConfig], destination: Destination) -> bool:
@@ -220,8 +236,9 @@ class Reconciler:
 # What the refusals say -----------------------------------------------------------------------------------------------
 
 _MISPLACED: Final = (
-    "the configuration would hide messages of {count} destination(s); nothing was changed. Do as the lines below say, "
-    "or empty these destinations under the old configuration first:"
+    "the configuration would hide messages of {count} destination(s); nothing was changed. To move them to where it "
+    "routes them, run `anabranch repartition --config FILE {directory}` (--dry-run shows what would move). Or do as "
+    "the lines below say, or empty these destinations under the old configuration first:"
 )
 _UNKNOWN: Final = (
     "placement.records does not know some of the stores, and the configuration would hide messages of {count} "
@@ -232,7 +249,9 @@ _UNKNOWN: Final = (
 
 
 def _refusal(text: str, found: Sequence[Misplaced], directories: StoreDirectories) -> PlacementError:
-    return PlacementError("\n".join([text.format(count=len(found)), *_lines(found, directories)]))
+    return PlacementError(
+        "\n".join([text.format(count=len(found), directory=directories.config.directory), *_lines(found, directories)])
+    )
 
 
 def _missing(row: StoreRow, path: Path, found: bytes | None) -> str:
@@ -257,6 +276,8 @@ def _lines(found: Sequence[Misplaced], directories: StoreDirectories) -> list[st
         config = directories.config_at(directories.path(item.row))
         target = f"store {item.match.target.name!r}" if item.match is not None else "no store"
         held = f"{item.messages} message(s)"
+        if item.subscriptions:
+            held += f", {item.subscriptions} durable subscription(s)"
         if item.prepared:
             held += f" and {item.prepared} prepared transaction(s)"
         line = f"  {item.destination}: {held} in store {item.row.name!r}, routed to {target}"

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
 from ..policies.errors import ConfigError
+from ..policies.kinds import options_model
 from .destinations_table import StoreRow
 
 NAME_BYTES_MAX: Final = 120
@@ -32,6 +33,9 @@ class StoreDirectories:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.before: Config | None = None
+        """What the stores were used with until now, where they are about to move: it says how to open those that the
+        configuration does not have."""
 
     def expected(self, store: StoreConfig, destination: Destination) -> Path:
         """Where the store of a destination lies that is routed to `store`."""
@@ -54,23 +58,23 @@ class StoreDirectories:
 
     def config_at(self, path: Path) -> StoreConfig | None:
         """The configured store whose directory, or one of whose directories, this is."""
-        for config in self.config.stores:
-            directory = self.config.directory_of(config)
-            if path == (directory if not config.per_destination else directory / path.name):
-                return config
-        return None
+        return _config_at(self.config, path)
 
     def options_of(self, row: StoreRow) -> StoreConfig:
         """What to open a recorded store with: the configuration of its directory, else of its name, else defaults."""
         name = row.name.partition(":")[0]
-        at = self.config_at(self.path(row))
-        if at is not None and at.kind == row.kind:
-            return at
-        for config in self.config.stores:
+        configs = [self.config] if self.before is None else [self.config, self.before]
+        for whole in configs:
+            at = _config_at(whole, self.path(row))
+            if at is not None and at.kind == row.kind:
+                return at
+        for config in (store for whole in configs for store in whole.stores):
             if config.name == name and config.kind == row.kind:
                 return config
-        defaults: dict[str, Any] = {row.kind: None}
-        return StoreConfig("unconfigured", [">"], **defaults)
+        # What it remembers of ids, by a larger window than the default, is not to be forgotten by opening it.
+        fields = options_model(row.kind).model_fields
+        options: dict[str, Any] = {row.kind: {"duplicate_window": 10_000_000} if "duplicate_window" in fields else None}
+        return StoreConfig("unconfigured", [">"], **options)
 
     def options(self, store: StoreConfig) -> BaseModel:
         """A store's options, with the mode of its files where it gives none itself."""
@@ -91,6 +95,14 @@ class StoreDirectories:
             if path not in seen:
                 yield Place(path, None)
                 yield from (Place(child, None) for child in children(path) if child not in seen)
+
+
+def _config_at(config: Config, path: Path) -> StoreConfig | None:
+    for store in config.stores:
+        directory = config.directory_of(store)
+        if path == (directory if not store.per_destination else directory / path.name):
+            return store
+    return None
 
 
 def children(directory: Path) -> list[Path]:

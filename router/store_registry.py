@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
 from ..adapters import locking
@@ -28,8 +29,10 @@ from ..policies.errors import (
 from ..policies.wildcard import Match
 from .deferred_sends import DeferredSends
 from .destinations_table import DestinationRow, DestinationsTable, StoreRow
+from .import_marker import require_no_import
 from .open_stores import OpenStores
 from .reconcile import Reconciler
+from .repartition_progress import require_none
 from .store_directories import StoreDirectories, require_directories
 from .store_statistics import StoreStatistics
 
@@ -71,6 +74,10 @@ class StoreRegistry:
         self._records_late = False
         """Some transaction has sent to a destination that had no row by then."""
         self._deferred = DeferredSends(self.for_store)
+        self.moving = False
+        self.importing = False
+        """An import from ActiveMQ has opened them, and nobody else uses them."""
+        """The stores are open to be repartitioned, not to be used: what is routed elsewhere is no error."""
         self._unchecked: dict[bytes, list[Destination]] = {}
         """The destinations that were recorded when the router was opened, by the store's id, until that is opened."""
 
@@ -111,6 +118,10 @@ class StoreRegistry:
     def open(self, progress: Progress | None) -> None:
         """Read the placement record; stores open on first use from now on. It is compared with configuration and disk
         (invariant 6). Raises PlacementError, CorruptionError."""
+        if not self.moving:
+            require_none(self._config.directory)
+        if not self.importing:
+            require_no_import(self._config.directory)
         self._generation = locking.generation
         self._stopped = None
         self._sweep()
@@ -119,7 +130,39 @@ class StoreRegistry:
         for destination, held in self.table.destinations.items():
             self._unchecked[held.store_id].append(destination)
         self._stores.progress, self._stores.accepting = progress, True
-        self._reconciler.run()
+        if self.moving:
+            self._reconciler.find_stores()
+        else:
+            self._reconciler.run()
+
+    # Moving, by repartition.py
+
+    def move(self, before: Config | None) -> None:
+        """Open the stores to be repartitioned. `before`: what they were used with until now, where that is known."""
+        self.moving, self._directories.before = True, before
+
+    def routed_elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
+        """Destinations that are in another store than the configuration routes them to, or that it routes nowhere."""
+        return self._reconciler.routed_elsewhere()
+
+    @property
+    def directories(self) -> StoreDirectories:
+        """Where stores lie."""
+        return self._directories
+
+    def target(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow:
+        """The store that a destination is routed to, made and recorded if it is not there."""
+        config = match.target
+        path, name = self._directories.expected(config, destination), self._directories.name(config, destination)
+        recorded = self._directories.recorded(path)
+        with disk_errors(f"{destination} cannot be given a place in {path}"), self._stores.exclusive(recorded):
+            return self._routed_row(destination, match) or self._made(config, path, name)
+
+    def discard(self, row: StoreRow, remove: Callable[[], None]) -> None:
+        """Close a store and call `remove`, while nobody can open it."""
+        with self._stores.exclusive(row.path):
+            self._stores.close_at(row.path)
+            remove()
 
     def _sweep(self) -> None:
         """Remove what a crash left of stores that were being made (rule D2)."""
@@ -254,18 +297,23 @@ class StoreRegistry:
             with self._stores.exclusive(self._directories.recorded(path)):
                 self.require_open()
                 row = self._routed_row(destination, match)
-                if row is None and path.exists() and (self._config.may_create(config) or not is_empty(path)):
-                    row = self._reconciler.adopt(config, name, path)
-                elif row is None:
-                    require_directories(self._config, [config])
-                    adapter, options = self._stores.adapter(config.kind), self._directories.options(config)
-                    store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
-                    row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
-                    self.table.record_store(row)
+                if row is None:
+                    row = self._made(config, path, name)
                 if config.per_destination:  # else the store could be removed before
                     self._record([destination], row)
             if not config.per_destination:  # outside: what several threads declare at once is one commit
                 self._record([destination], row)
+
+    def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
+        """A store that is not recorded: made, unless a crash came after that. With its `exclusive` held."""
+        if path.exists() and (self._config.may_create(config) or not is_empty(path)):
+            return self._reconciler.adopt(config, name, path)
+        require_directories(self._config, [config])
+        adapter, options = self._stores.adapter(config.kind), self._directories.options(config)
+        store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
+        row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
+        self.table.record_store(row)
+        return row
 
     def _record(self, destinations: Sequence[Destination], row: StoreRow) -> None:
         """Record destinations in a store, durably."""

@@ -1,0 +1,376 @@
+"""Messages with all that a store knows of them, out of one store and into another of any kind: how destinations move,
+and the one way to bring in messages that were sent elsewhere.
+
+    items = read(source, destination)                  # Stored and Seen, by seq
+    bring(target, destination, items, subscriptions)   # in bounded transactions
+
+K5  What is brought takes the next places of its destination in the order in which it comes. No duplicate window turns
+    it away, and its id is in the window from then on. An id whose message is gone (Seen) comes into the window alone.
+K6  Messages are written, and what has happened to them (who has acked them, how often they came back) is written behind
+    that: a backend never meets an ack in the write of its message. After a crash the target therefore holds a prefix of
+    what came, whose last page may lack what has happened to it. `common` tells whether that is so: if it is whole one
+    may go on behind it, else the destination is deleted in the target, and begun anew.
+K7  A subscription begins just before the first message that it has yet to ack, or behind all: so none is entitled to
+    what was not for it, but where it has acked one between two others.
+
+Nobody else uses either destination meanwhile. Messages that are not persistent are not among what is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from ...policies.destination import Destination
+from ...policies.errors import MessageTooLargeError
+from ..store_types import Prepared, Subscription, SubscriptionKey
+from .branches import send_of
+from .changes import Ack, Change, Returned, Send, VolatileChange
+from .place import DELIVERIES, SEQ, Place
+from .records import HEAD
+from .states import DestinationState, SubscriptionState
+
+if TYPE_CHECKING:
+    from .plan import Plan
+    from .store import Store
+
+PAGE: Final = 512
+"""Messages that are written together."""
+PAGE_BYTES: Final = 1 << 20
+"""At most so many bytes of them are written together, but for a message that is larger itself."""
+READ: Final = 64
+"""Messages that are looked up together."""
+_NOBODY: Final[Mapping[SubscriptionKey, int]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as it lies in a store."""
+
+    record: bytes
+    """As records.py makes it."""
+    deliveries: int = 0
+    """Of a queue's: how often it was given back."""
+    waiting: Mapping[SubscriptionKey, int] = field(default_factory=dict)
+    """Of a topic's: who has yet to ack it, and how often each gave it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The id of a message that is gone, in the duplicate window still."""
+
+    name: bytes
+
+
+Item = Stored | Seen
+
+
+# Reading
+
+
+def read(store: Store, destination: Destination) -> Iterator[Item]:
+    """All that a store holds of a destination, and the ids that it remembers, in the order in which they were sent.
+    Holds a page of places and one message at a time, and the ids whose messages are gone. Raises CorruptionError."""
+    engine = store._engine
+    state = engine.catalog.destinations.get(destination)
+    if state is None:
+        return
+    number = state.number
+    ids = engine.asked(lambda: [(seq, key[1]) for key, seq in engine.sequencer.window.items() if key[0] == number])
+    ids.sort()
+    at = 0
+    for page, waiting in _pages(store, state):
+        for place, record in zip(page, engine.rows.bodies(state, page), strict=True):
+            while at < len(ids) and ids[at][0] <= place[SEQ]:
+                if ids[at][0] < place[SEQ]:
+                    yield Seen(ids[at][1])
+                at += 1
+            held = waiting.get(place[SEQ], _NOBODY)
+            if record is not None and (held or not state.is_topic):  # else it was left by a subscription that ended
+                yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held)
+    for _, name in ids[at:]:
+        yield Seen(name)
+
+
+def messages(items: Iterable[Item]) -> Iterator[Stored]:
+    """Those that are messages."""
+    return (item for item in items if isinstance(item, Stored))
+
+
+Waiting = Mapping[int, Mapping[SubscriptionKey, int]]
+"""By a message's seq: who has yet to ack it, and how often each gave it back."""
+
+
+def _pages(store: Store, state: DestinationState) -> Iterator[tuple[Sequence[Place], Waiting]]:
+    """Where the messages are, by seq, and for whom."""
+    engine, after = store._engine, 0
+    while True:
+        start = after
+        page = engine.asked(lambda: engine.rows.rows(state, None, None, start, READ))  # noqa: B023
+        if not page:
+            return
+        after = page[-1][SEQ]
+        waiting: dict[int, dict[SubscriptionKey, int]] = {}
+        for key, subscriber in state.subscriptions.items():
+            for place in _yet_to_ack(store, state, subscriber, start, after):
+                waiting.setdefault(place[SEQ], {})[key] = place[DELIVERIES]
+        yield page, waiting
+
+
+def _yet_to_ack(
+    store: Store, state: DestinationState, subscriber: SubscriptionState, after: int, last: int
+) -> Iterator[Place]:
+    engine = store._engine
+    while after < last:
+        start = after
+        page = engine.asked(lambda: engine.rows.rows(state, subscriber, None, start, READ))  # noqa: B023
+        if not page:
+            return
+        yield from (place for place in page if place[SEQ] <= last)
+        after = page[-1][SEQ]
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What a store holds of a destination."""
+
+    messages: int = 0
+    bytes: int = 0
+    """Of the messages' records."""
+    subscriptions: tuple[Subscription, ...] = ()
+    known: bool = False
+    """It has been sent or subscribed to, and was not deleted since."""
+
+
+def amount(store: Store, destination: Destination) -> Amount:
+    """In constant time, but for the subscriptions."""
+    engine = store._engine
+
+    def asked() -> Amount:
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            return Amount()
+        subscriptions = tuple(one.subscription for one in state.subscriptions.values())
+        return Amount(state.count, state.bytes, subscriptions, state.declared)
+
+    return engine.asked(asked)
+
+
+def prepared_for(store: Store, destination: Destination) -> list[Prepared]:
+    """What is prepared in a store and would change this destination."""
+
+    def concerns(change: Change) -> bool:
+        inner = change.change if type(change) is VolatileChange else change
+        return any(state.destination == destination for state in (getattr(inner, "state", None),) if state is not None)
+
+    engine = store._engine
+    return engine.asked(
+        lambda: [branch.summary for branch in engine.sequencer.prepared.values() if any(map(concerns, branch.changes))]
+    )
+
+
+# Comparing
+
+
+class Digest:
+    """What a series of messages comes to: their records, in order, and what has happened to them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hash = hashlib.sha256()
+
+    def add(self, message: Stored) -> None:
+        """One more."""
+        self.count += 1
+        happened = repr((len(message.record), message.deliveries, sorted(message.waiting.items())))
+        self._hash.update(happened.encode())
+        self._hash.update(message.record)
+
+    def hex(self) -> str:
+        """Of all so far."""
+        return self._hash.hexdigest()
+
+
+def digest(stored: Iterable[Stored]) -> Digest:
+    """Of all these."""
+    of_all = Digest()
+    for message in stored:
+        of_all.add(message)
+    return of_all
+
+
+def common(source: Store, target: Store, destination: Destination) -> int | None:
+    """How many messages the target holds, if these are the first of the source's and as they are there; else None."""
+    found = digest(messages(read(target, destination)))
+    first = digest(islice(messages(read(source, destination)), found.count))
+    return found.count if (found.count, found.hex()) == (first.count, first.hex()) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the target of a `bring` holds that was cut short."""
+
+    messages: int
+    whole: bool
+    """What has happened to them is there too (rule K6): one may go on behind them."""
+
+
+def prefix(items: Iterable[Item], target: Store, destination: Destination) -> Prefix | None:
+    """How far bringing these messages, and no ids beside them, has come; None if the target holds anything that is not
+    theirs, or remembers an id whose message is gone: then somebody has used the destination."""
+    rest, count, whole = messages(items), 0, True
+    for there in read(target, destination):
+        ours = next(rest, None)
+        if isinstance(there, Seen) or ours is None or ours.record != there.record:
+            return None
+        count += 1
+        whole = whole and (ours.deliveries, dict(ours.waiting)) == (there.deliveries, dict(there.waiting))
+    return Prefix(count, whole)
+
+
+# Writing
+
+
+class Brought(Change):
+    """A message that was sent elsewhere before, at the end of its destination: stored whatever the duplicate window
+    says of its id."""
+
+    __slots__ = ("name", "send", "size")
+
+    def __init__(self, send: Send) -> None:
+        self.send, self.name, self.size = send, send.name, send.size
+
+    def plan(self, plan: Plan) -> tuple[int, bool]:
+        """As Send.plan."""
+        send = self.send
+        try:
+            send.name = None
+            outcome = send.plan(plan)
+        finally:
+            send.name = self.name
+        if self.name is not None:
+            plan.remember((send.state.number, self.name), outcome[0])
+        return outcome
+
+
+class Bringing:
+    """One destination of a store, while messages are brought there."""
+
+    def __init__(self, store: Store, destination: Destination, subscriptions: Sequence[Subscription] = ()) -> None:
+        """`subscriptions`: all that its topic is to have in the end."""
+        self._store, self._destination = store, destination
+        self._settings = store.backend.settings
+        there = {one.key for one in amount(store, destination).subscriptions}
+        self._to_come = {one.key: one for one in subscriptions if one.key not in there}
+
+    def page(self, items: Sequence[Item]) -> None:
+        """Write these, in order. Visible on return; as durable as can be once `end` has returned. Raises StoreFullError
+        and MessageTooLargeError before anything of the page is written."""
+        self._require_small(items)
+        for some in self._between_subscriptions(items):
+            if some:
+                self._write(some)
+
+    def end(self) -> None:
+        """There is no more: subscriptions that nothing waits for begin, and all of it is durable on return."""
+        self._subscribe(list(self._to_come))
+        self._store.sync()
+
+    def _require_small(self, items: Sequence[Item]) -> None:
+        limit = self._settings.message_bytes_max
+        for item in items:
+            size = len(item.record) - HEAD.size if isinstance(item, Stored) else 0
+            if size > limit:
+                raise MessageTooLargeError(
+                    f"a message of {size} bytes of {self._destination} is larger than message_bytes_max, {limit}, of "
+                    f"store {self._store.name!r}; raise the limit, or receive the message first"
+                )
+
+    def _between_subscriptions(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+        """The items in parts, and the subscriptions of each part have begun when it comes (rule K7)."""
+        first = 0
+        for position, item in enumerate(items):
+            if isinstance(item, Stored) and (new := [key for key in item.waiting if key in self._to_come]):
+                yield items[first:position]
+                self._subscribe(new)
+                first = position
+        yield items[first:]
+
+    def _subscribe(self, keys: Iterable[SubscriptionKey]) -> None:
+        for key in keys:
+            self._store.subscribe(self._to_come[key])
+            del self._to_come[key]
+
+    def _write(self, items: Sequence[Item]) -> None:
+        store = self._store
+        sending = store._sending
+        state = store._engine.catalog.state(self._destination)
+        changes = [self._change(state, item) for item in items]
+        room = None
+        if sending.room.limited:
+            records = [len(item.record) for item in items if isinstance(item, Stored)]
+            room = sending.room.reserve((len(records), sum(records)))
+        outcomes = sending.write(changes, unsynced=True, reservation=room)
+        state = store._engine.catalog.destinations[self._destination]
+        happened: list[Change] = []
+        for item, (seq, duplicate) in zip(items, outcomes, strict=True):
+            if not duplicate:
+                happened += _happened(state, seq, item)
+        if happened:
+            sending.write(happened, unsynced=True)
+
+    def _change(self, state: DestinationState, item: Item) -> Change:
+        priorities = self._settings.priorities
+        if isinstance(item, Stored):
+            return Brought(send_of(state, item.record, priorities))
+        record = HEAD.pack(0, 0, len(item.name), 0, 0, 0) + item.name
+        return send_of(state, record, priorities)
+
+
+def _happened(state: DestinationState, seq: int, item: Item) -> Iterator[Change]:
+    """What there is to say of a message that was just written."""
+    if isinstance(item, Seen):
+        yield Ack(state, seq, 0)
+    elif not state.is_topic:
+        if item.deliveries:
+            yield Returned(state, seq, 0, item.deliveries)
+    else:
+        for key, subscriber in state.subscriptions.items():
+            count = item.waiting.get(key)
+            if count is None:
+                if subscriber.start < seq:
+                    yield Ack(state, seq, subscriber.number)
+            elif count:
+                yield Returned(state, seq, subscriber.number, count)
+
+
+def pages(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Items in parts as `Bringing.page` takes them."""
+    page: list[Item] = []
+    size = 0
+    for item in items:
+        more = len(item.record) if isinstance(item, Stored) else len(item.name)
+        if page and (len(page) >= PAGE or size + more > PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(item)
+        size += more
+    if page:
+        yield page
+
+
+def bring(
+    store: Store, destination: Destination, items: Iterable[Item], subscriptions: Sequence[Subscription] = ()
+) -> Digest:
+    """Write all of them, durably; returns what the messages among them come to. Raises StoreFullError and Message-
+    TooLargeError: what came before stays."""
+    bringing, brought = Bringing(store, destination, subscriptions), Digest()
+    for page in pages(items):
+        bringing.page(page)
+        for message in messages(page):
+            brought.add(message)
+    bringing.end()
+    return brought

@@ -1,0 +1,329 @@
+"""Moving destinations to where a new configuration routes them, while nobody uses the data directory (rule J11).
+
+    done = repartition(config, before=old)        # again after a crash, or an error: it goes on where it was
+    planned = plan_of(config, before=old)           # what that would move; changes nothing: repartition_plan.py
+
+For each destination, one after the other:
+
+1. the progress says that it is on its way                      repartition_progress.py
+2. all of it is copied into its new store, in pages, and synced  adapters/core/copying.py
+3. both copies are read and compared, by count and digest
+4. its row in the placement record says the new store: from here on that copy counts
+5. it is deleted in the old store, and that is synced
+
+A store that holds nothing any more and has left the configuration is removed then, with its directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from ..adapters.core import Store, copying
+from ..adapters.core.copying import Amount
+from ..adapters.files import disk_errors, remove_directory, sweep_unfinished, sync_directory
+from ..policies.config import Config, StoreConfig
+from ..policies.destination import Destination
+from ..policies.errors import CorruptionError, StoreFullError
+from ..policies.kinds import load_adapter
+from ..policies.wildcard import Match
+from .destinations_table import DestinationRow, StoreRow
+from .repartition_plan import (
+    Move,
+    digest_of,
+    interrupted,
+    is_volatile,
+    kinds_changed,
+    move_of,
+    problems_of,
+    refuse,
+    require_directory,
+)
+from .repartition_progress import Moving, Progress, ProgressFile
+from .router import Router
+
+log = logging.getLogger(__name__)
+
+RECLAIM_BYTES: Final = 8 << 20
+"""After so much was deleted in a store it gives back the space at once: what moves next may need it."""
+Told = Callable[[int, int], None]
+"""Called with how many messages have moved, and how many there are to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repartitioned:
+    """What was done."""
+
+    moves: tuple[Move, ...]
+    removed: tuple[str, ...]
+    """Names of the stores that were removed with their directories."""
+
+
+def repartition(
+    config: Config, before: Config | None = None, restart: bool = False, path: str = "", progress: Told | None = None
+) -> Repartitioned:
+    """Move all destinations of a data directory to where `config` routes them. No router may have it open.
+
+    `before`: what the directory was used with until now, which says how to open stores that `config` does not have and
+    that cannot be opened with defaults. `path` is the configuration's, for messages. `restart`: an interrupted
+    repartition to another configuration is not gone on with; what it had moved stays there unless `config` routes that
+    elsewhere too.
+
+    Raises PlacementError before anything is changed: for what is routed nowhere or to a memory store, what a prepared
+    transaction would change, an interrupted repartition to another configuration. StoreLockedError, StoreFullError,
+    MessageTooLargeError, CorruptionError, StoreFailedError: what has not moved is where it was; call it again.
+    """
+    require_directory(config, before)
+    router = Router(config)
+    router.registry.move(before)
+    router.open()
+    try:
+        with disk_errors(f"{config.directory} cannot be repartitioned"):
+            return _Repartition(router, restart, path, progress or (lambda done, total: None)).run()
+    finally:
+        router.close()
+
+
+class _Repartition:
+    """One run, over a router that is open for it alone."""
+
+    def __init__(self, router: Router, restart: bool, path: str, told: Told) -> None:
+        self._router, self._registry = router, router.registry
+        self._directories, self._table = self._registry.directories, self._registry.table
+        self._config = router.config
+        self._restart, self._path, self._told = restart, path, told
+        self._file = ProgressFile(self._config.directory, self._config.file_mode)
+        self._progress = Progress(digest_of(self._config), path)
+        self._done = self._total = 0
+
+    def run(self) -> Repartitioned:
+        """All of it."""
+        try:
+            self._resume(self._file.open())
+            planned = self._planned()
+            if planned and self._progress.moving is None:
+                self._write(None)
+            self._total = sum(amount.messages for _, _, _, amount in planned)
+            self._router.coordinator.cleanup.run()  # decisions name stores
+            moves, removed = [], list[str]()
+            for number, (row, destination, match, amount) in enumerate(planned):
+                self._told(self._done, self._total)
+                target = self._registry.target(destination, match)
+                self._move(row, target, destination, match, amount)
+                moves.append(move_of(destination, row, target.name, amount))
+                if number + 1 == len(planned) or planned[number + 1][0].store_id != row.store_id:
+                    removed += self._left(row)
+            self._file.remove()
+            return Repartitioned(tuple(moves), tuple(removed))
+        except StoreFullError as error:
+            if self._progress.moving is None:
+                raise
+            raise type(error)(
+                f"{error}. What has moved so far stays moved: run the same again, which goes on from there; or undo it "
+                "with --restart and the configuration that was used until now"
+            ) from error
+        finally:
+            self._file.close()
+
+    def _write(self, moving: Moving | None, removing: tuple[str, bytes] | None = None) -> None:
+        self._progress = Progress(self._progress.configuration, self._path, moving, removing)
+        self._file.write(self._progress)
+
+    # What an interrupted run has left
+
+    def _resume(self, found: Progress | None) -> None:
+        sweep_unfinished(self._config.directory / "stores")
+        if found is None:
+            return
+        if found.configuration != self._progress.configuration and not self._restart:
+            raise interrupted(self._config, found)
+        if found.removing is not None:
+            self._sweep_removed(*found.removing)
+        moving = found.moving
+        if moving is None:
+            return
+        destination, row = moving.destination, self._table.destinations.get(moving.destination)
+        if row is not None and row.store_id == moving.target:
+            self._undo(moving.source, destination)
+        elif found.configuration == self._progress.configuration:
+            self._progress = found  # its copy is gone on with
+        else:
+            self._undo(moving.target, destination)
+
+    def _undo(self, store_id: bytes, destination: Destination) -> None:
+        """The copy in this store does not count."""
+        row = self._table.stores.get(store_id)
+        if row is not None:
+            self._delete(row, destination)
+            self._left(row)
+
+    def _sweep_removed(self, path: str, store_id: bytes) -> None:
+        """A store was being removed."""
+        place = self._config.directory / path
+        sweep_unfinished(place.parent, place.name)
+        if store_id in self._table.stores:
+            self._left(self._table.stores[store_id])
+
+    # What there is to move
+
+    def _planned(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig], Amount]]:
+        """By the store they are in. Raises PlacementError for all that cannot be moved, before anything is changed."""
+        nothing: list[Destination] = []
+        planned, wrong = [], kinds_changed(self._directories, list(self._table.stores.values()))
+        for row, destination, match in self._registry.routed_elsewhere():
+            amount, prepared = self._registry.with_row(row, partial(_looked_at, destination=destination))
+            if destination not in self._table.destinations:
+                continue  # its store was opened for the first time, and knew nothing of it
+            if prepared:
+                ids = ", ".join(transaction.hex() for transaction in prepared)
+                wrong.append(
+                    f"{destination}: transaction {ids} is prepared in store {row.name!r} and would change it; give its "
+                    "outcome first, with `anabranch transactions` and the configuration that was used until now"
+                )
+                continue
+            problems = problems_of(self._directories, self._table, row, destination, match, amount)
+            wrong += problems
+            if match is None or is_volatile(match):
+                nothing.append(destination)
+            elif not problems:
+                wrong += self._in_the_way(destination, match)
+                planned.append((row, destination, match, amount))
+        refuse(wrong)
+        for destination in nothing:
+            self._table.forget_destination(destination)
+        moving = self._progress.moving
+        # What was on its way comes first: the progress knows of one alone.
+        return sorted(planned, key=lambda one: moving is None or one[1] != moving.destination)
+
+    def _in_the_way(self, destination: Destination, match: Match[StoreConfig]) -> list[str]:
+        """What is wrong if the new store holds something by that name which no earlier run has brought there."""
+        path = self._directories.expected(match.target, destination)
+        row = self._table.store_at(self._directories.recorded(path))
+        moving = self._progress.moving
+        if row is None or (moving is not None and (moving.destination, moving.target) == (destination, row.store_id)):
+            return []
+        found = self._registry.with_row(row, partial(copying.amount, destination=destination))
+        if not found.messages and not found.subscriptions:
+            return []
+        return [
+            f"{destination}: store {row.name!r} holds {found.messages} message(s) and {len(found.subscriptions)} "
+            "subscription(s) of it too, of which the placement record knows nothing; was that restored from a backup? "
+            "Restore the right one, or have the configuration route it to a store of another name"
+        ]
+
+    # One destination
+
+    def _move(
+        self, source: StoreRow, target: StoreRow, destination: Destination, match: Match[StoreConfig], amount: Amount
+    ) -> None:
+        moving = Moving(destination.kind.value, destination.name, source.store_id, target.store_id)
+        if self._progress.moving != moving:
+            self._delete(target, destination)  # only its name can be there, and ids
+            self._write(moving)
+        self._copy(*self._both(source, target), destination, amount)
+        row = DestinationRow(destination.kind.value, destination.name, target.store_id, match.pattern.text)
+        self._table.record_destinations([row])
+        self._delete(source, destination)
+        log.info("%s: %d messages moved from store %s to %s", destination, amount.messages, source.name, target.name)
+
+    def _both(self, source: StoreRow, target: StoreRow) -> tuple[Store, Store]:
+        """Both stores, open. While no third one is opened they stay so."""
+        while True:
+            from_store, to_store = (self._registry.with_row(row, lambda store: store) for row in (source, target))
+            if self._registry.open_store(source.store_id) is from_store:  # not closed to make way for the other
+                return from_store, to_store
+
+    def _copy(self, source: Store, target: Store, destination: Destination, amount: Amount) -> None:
+        """Steps 2 and 3, on from what is there of an earlier run. Raises CorruptionError if the copies differ."""
+        there = copying.common(source, target, destination)
+        if there is None:
+            target.delete(destination)
+            there = 0
+        expected, bringing = copying.Digest(), copying.Bringing(target, destination, amount.subscriptions)
+        for page in copying.pages(copying.read(source, destination)):
+            new = []
+            for item in page:
+                if isinstance(item, copying.Stored):
+                    expected.add(item)
+                    if expected.count <= there:
+                        continue
+                new.append(item)
+            bringing.page(new)
+            self._told(self._done + expected.count, self._total)
+        bringing.end()
+        found = copying.digest(copying.messages(copying.read(target, destination)))
+        subscribed = copying.amount(target, destination).subscriptions
+        if (found.count, found.hex(), set(subscribed)) != (expected.count, expected.hex(), set(amount.subscriptions)):
+            raise CorruptionError(
+                str(target.directory), 0,
+                f"the copy of {destination} in store {target.name!r}, {found.count} message(s), is not what store "
+                f"{source.name!r} holds, {expected.count}",
+                "what was there is untouched; see to the disk, and run it again: the copy is begun anew",
+            )  # fmt: skip
+        self._done += expected.count
+
+    def _delete(self, row: StoreRow, destination: Destination) -> None:
+        """Durable on return. Idempotent."""
+
+        def deleted(store: Store) -> None:
+            size = copying.amount(store, destination).bytes
+            store.delete(destination)
+            store.sync()
+            if size >= RECLAIM_BYTES:
+                store.reclaim()
+
+        self._registry.with_row(row, deleted)
+
+    # A store that is empty now
+
+    def _left(self, row: StoreRow) -> list[str]:
+        """Remove it if it has left the configuration, or was one destination's own; else have it give back what space
+        it can. Returns its name if it is gone."""
+        if self._table.destinations_in(row.store_id):
+            return []
+        needed = self._directories.config_at(self._directories.path(row)) is not None and ":" not in row.name
+        named = any(row.store_id in transaction.participants for transaction in self._router.coordinator.table.all())
+        if needed or named or self._registry.with_row(row, _holds_anything):
+            self._registry.with_row(row, lambda store: store.reclaim())
+            return []
+        self._write(None, (row.path, row.store_id))
+        options = self._directories.options_of(row)
+        if options.index_directory is not None or not load_adapter(row.kind).is_contained(options.options):
+            log.warning(
+                "store %s is removed; what it kept outside of its directory, an empty database or an index, stays",
+                row.name,
+            )
+        self._registry.discard(row, partial(self._remove, row))
+        return [row.name]
+
+    def _remove(self, row: StoreRow) -> None:
+        path = self._directories.path(row)
+        below = [other for other in self._table.stores.values() if path in self._directories.path(other).parents]
+        self._table.flush()
+        if not below:
+            remove_directory(path, row.store_id)
+            self._table.forget_store(row.store_id)
+            return
+        self._table.forget_store(row.store_id)  # first: what has no id any more would be missed
+        kept = [self._directories.path(other) for other in below]
+        (path / "store.id").unlink(missing_ok=True)
+        for child in list(path.iterdir()):
+            if not child.is_dir():
+                child.unlink()
+            elif not any(child == one or child in one.parents for one in kept):
+                shutil.rmtree(child)
+        sync_directory(path)
+
+
+def _looked_at(store: Store, destination: Destination) -> tuple[Amount, list[bytes]]:
+    prepared = [one.transaction for one in copying.prepared_for(store, destination)]
+    return copying.amount(store, destination), prepared
+
+
+def _holds_anything(store: Store) -> bool:
+    stats = store.stats()
+    return bool(stats.messages or stats.subscriptions or store.recover_prepared())

@@ -1,0 +1,234 @@
+"""What a repartition would move, and what keeps it from moving (repartition.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..adapters.core import Store, copying
+from ..adapters.core.copying import Amount
+from ..adapters.directory import is_empty
+from ..adapters.files import disk_errors
+from ..adapters.locking import DirectoryLock
+from ..policies.config import Config, StoreConfig
+from ..policies.destination import Destination
+from ..policies.errors import ConfigError, PlacementError, StoreFullError
+from ..policies.kinds import load_adapter
+from ..policies.units import format_size
+from ..policies.wildcard import Match
+from .destinations_table import DestinationsTable, StoreRow
+from .open_stores import OpenStores
+from .reconcile import Reconciler
+from .repartition_progress import NAME, Progress, ProgressFile
+from .store_directories import StoreDirectories
+
+log = logging.getLogger(__name__)
+
+SHOWN_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A destination that is in another store than the configuration routes it to."""
+
+    destination: Destination
+    source: str
+    """The store's name."""
+    target: str
+    messages: int
+    bytes: int
+    """Of the messages, as they are stored."""
+    subscriptions: int
+
+
+# What a dry run tells ------------------------------------------------------------------------------------------------
+
+
+def plan_of(config: Config, before: Config | None = None, restart: bool = False) -> tuple[Move, ...]:
+    """What `repartition` would move. The data directory stays as it is, to the byte: each store that messages would
+    leave is copied to the system's directory for temporary files, and looked at there, one after the other.
+
+    Raises as `repartition`, and StoreFullError where there is no room for a copy."""
+    require_directory(config, before)
+    lock_path = config.directory / "router.lock"
+    owner = lock_path.read_bytes() if lock_path.exists() else None
+    lock = DirectoryLock(lock_path, "the router", config.file_mode)
+    lock.acquire()
+    try:
+        what = f"what is in {config.directory} cannot be copied to be looked at"
+        with disk_errors(what), tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
+            return tuple(_plan(config, before, Path(scratch), restart))
+    finally:
+        if owner is not None:
+            lock_path.write_bytes(owner)
+        lock.release(remove=owner is None)
+
+
+def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -> Iterator[Move]:
+    for name in ("placement.records", NAME):
+        if (config.directory / name).exists():
+            shutil.copy2(config.directory / name, scratch / name)
+    _require_same(ProgressFile(scratch), config, restart)
+    directories = StoreDirectories(config)
+    directories.before = before
+    table = DestinationsTable(scratch / "placement.records")
+    table.open()
+    try:
+        stores = OpenStores(directories, table, None, lambda: None)
+        misplaced = Reconciler(directories, config.routes(), table, stores).routed_elsewhere()
+        wrong = kinds_changed(directories, list(table.stores.values()))
+        moves: list[Move] = []
+        for row in dict.fromkeys(row for row, _, _ in misplaced):
+            with _copied(directories, row, scratch / "store", stores) as store:
+                for _, destination, match in (one for one in misplaced if one[0] is row):
+                    amount = copying.amount(store, destination)
+                    wrong += problems_of(directories, table, row, destination, match, amount)
+                    if prepared := copying.prepared_for(store, destination):
+                        log.warning(
+                            "%s: %d transaction(s) prepared in store %s would change it; a run settles those that are "
+                            "decided, and refuses while others are left (`anabranch transactions`)",
+                            destination, len(prepared), row.name,
+                        )  # fmt: skip
+                    if amount.known and match is not None:
+                        target = directories.name(match.target, destination)
+                        moves.append(move_of(destination, row, target, amount))
+    finally:
+        table.close()
+    refuse(wrong)
+    yield from moves
+
+
+@contextmanager
+def _copied(directories: StoreDirectories, row: StoreRow, copy: Path, stores: OpenStores) -> Iterator[Store]:
+    """A store's copy, open."""
+    path, options = directories.path(row), directories.options_of(row)
+    needed = sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
+    free = shutil.disk_usage(copy.parent).free
+    if needed > free:
+        raise StoreFullError(
+            f"a copy of store {row.name!r}, {format_size(needed)}, has no room in {copy.parent}, where "
+            f"{format_size(free)} are free; set TMPDIR to a directory on a larger disk and try again"
+        )
+    try:
+        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.lock"))
+        store = stores.adapter(row.kind)(row.name, copy, directories.options(options))
+        store.open()
+        try:
+            yield store
+        finally:
+            store.close()
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _require_same(file: ProgressFile, config: Config, restart: bool) -> None:
+    """As a run refuses it."""
+    try:
+        found = file.open()
+    finally:
+        file.close()
+    if found is not None and found.configuration != digest_of(config) and not restart:
+        raise interrupted(config, found)
+
+
+# What both refuse ----------------------------------------------------------------------------------------------------
+
+
+def require_directory(config: Config, before: Config | None) -> None:
+    """Raise for what is no data directory, or is another's."""
+    if not (config.directory / "placement.records").is_file():
+        raise PlacementError(
+            f"{config.directory} is no data directory: it has no placement.records. Give the directory that the stores "
+            "were used in until now"
+        )
+    if before is not None and before.directory != config.directory:
+        raise ConfigError(
+            [
+                f"the configuration that was used until now has the data directory {before.directory}, and the new one "
+                f"{config.directory}; they must be the same"
+            ]
+        )
+
+
+def interrupted(config: Config, found: Progress) -> PlacementError:
+    former = f" ({found.path})" if found.path else ""
+    return PlacementError(
+        f"{config.directory} is being repartitioned to another configuration{former}, and that was interrupted; "
+        "nothing was changed. Run it again with that one, which goes on where it was; or with --restart: what has "
+        "moved is then moved from there, if it has to be"
+    )
+
+
+def problems_of(
+    directories: StoreDirectories,
+    table: DestinationsTable,
+    row: StoreRow,
+    destination: Destination,
+    match: Match[StoreConfig] | None,
+    amount: Amount,
+) -> list[str]:
+    """What keeps a destination from being moved."""
+    held = f"{destination}: {amount.messages} message(s), {len(amount.subscriptions)} durable subscription(s)"
+    if not amount.messages and not amount.subscriptions:
+        return []
+    if match is None:
+        return [f"{held} in store {row.name!r}, routed to no store; add a pattern for it"]
+    name = directories.name(match.target, destination)
+    if is_volatile(match):
+        return [
+            f"{held} would go from store {row.name!r} to {name!r}, a {match.target.kind} store, which keeps nothing "
+            "when it is closed; route it to a store that does, or empty it first"
+        ]
+    path = directories.expected(match.target, destination)
+    is_new = table.store_at(directories.recorded(path)) is None and path.exists() and not is_empty(path)
+    if is_new and load_adapter(match.target.kind).identify(path) is None:
+        return [f"{held} would go to store {name!r}, and {path} exists and is no store; give it another directory"]
+    return []
+
+
+def is_volatile(match: Match[StoreConfig]) -> bool:
+    """Whether the store that it leads to keeps nothing when it is closed."""
+    return bool(load_adapter(match.target.kind).backend_type.volatile)
+
+
+def kinds_changed(directories: StoreDirectories, rows: list[StoreRow]) -> list[str]:
+    """Stores whose directory the configuration gives to a store of another kind."""
+    wrong = []
+    for row in rows:
+        config = directories.config_at(directories.path(row))
+        if config is not None and config.kind != row.kind:
+            wrong.append(
+                f"store {config.name!r} is a {row.kind} store in {directories.path(row)}, and the configuration says "
+                f"{config.kind}; two kinds share no directory: give the new one another name or `directory`"
+            )
+    return wrong
+
+
+def refuse(wrong: list[str]) -> None:
+    """Raise PlacementError if anything is."""
+    if len(wrong) > SHOWN_MAX:
+        wrong = [*wrong[:SHOWN_MAX], f"and {len(wrong) - SHOWN_MAX} more"]
+    if wrong:
+        raise PlacementError("\n".join(["nothing was changed. What cannot be moved:", *(f"  {one}" for one in wrong)]))
+
+
+def move_of(destination: Destination, row: StoreRow, target: str, amount: Amount) -> Move:
+    return Move(destination, row.name, target, amount.messages, amount.bytes, len(amount.subscriptions))
+
+
+def digest_of(config: Config) -> bytes:
+    """Of where a configuration routes what; the same if the data directory was moved."""
+    recorded = StoreDirectories(config).recorded
+    stores = sorted(
+        [store.name, store.kind, recorded(config.directory_of(store)), sorted(store.match), store.per_destination]
+        for store in config.stores
+    )
+    return hashlib.sha256(json.dumps(stores).encode()).digest()

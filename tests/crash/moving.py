@@ -1,0 +1,299 @@
+"""A directory is repartitioned from one journal store into three; every call of it is spoiled, and every power failure.
+
+    python -m tests.crash.moving --kind crash        the process ends before call number k; it is run again
+    python -m tests.crash.moving --kind power        every directory that a disk may hold at any point
+
+Whatever happens, no router opens the directory that would not show all of it; the same command, run again, moves the
+rest; and in the end everything is there once, in order, with all that was known of it, and nothing else is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import anabranch
+from anabranch.adapters.core import copying
+from anabranch.policies.errors import AnabranchError, PlacementError
+from anabranch.router.repartition import repartition
+
+from ..places import in_memory
+from ..shares import Share, add_options, of_options
+from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
+from .disk import Recorder, State, build, differences, states
+from .ledger import violations
+
+JOURNAL: Final = anabranch.JournalOptions(segment_size=64 * 1024)
+PAGE: Final = 4
+"""Messages that are copied at once, so that each destination takes several pages."""
+Facts = dict[str, list[Any]]
+
+
+def _config(directory: Path, *stores: tuple[str, str]) -> anabranch.Config:
+    return anabranch.Config(
+        directory, [anabranch.StoreConfig(name, [match], journal=JOURNAL) for name, match in stores]
+    )
+
+
+def before(directory: Path) -> anabranch.Config:
+    return _config(directory, ("all", ">"))
+
+
+def after(directory: Path) -> anabranch.Config:
+    return _config(directory, ("a", "queue://a"), ("topics", "topic://>"), ("rest", ">"))
+
+
+@contextlib.contextmanager
+def small_pages() -> Iterator[None]:
+    with mock.patch.object(copying, "PAGE", PAGE):
+        yield
+
+
+def fill(directory: Path) -> Facts:
+    """Some of everything; returns what is there."""
+    with anabranch.open(before(directory)) as router:
+        for name, count in ("a", 10), ("b", 3):
+            queue = router.queue(name)
+            for number in range(count):
+                queue.send(b"%d" % number, {"n": number}, f"{name}-{number}")
+            for give_back in (False, True):
+                message = queue.receive()
+                assert message is not None
+                message.release() if give_back else message.ack()
+        topic = router.topic("t")
+        first = topic.subscribe("first")
+        for number in range(3):
+            topic.send(b"%d" % number)
+        second = topic.subscribe("second", client_id="c")
+        for number in range(3, 6):
+            topic.send(b"%d" % number, message_id=f"t-{number}")
+        for subscriber in (first, first, second):
+            message = subscriber.receive()
+            assert message is not None
+            message.ack()
+        router.topic("idle").subscribe("nothing")
+        return facts_of(router)
+
+
+def facts_of(router: anabranch.Router) -> Facts:
+    """What an open router shows."""
+
+    def of(messages: Any) -> list[Any]:
+        return [(m.body, m.headers, m.message_id, m.timestamp_ms, m.deliveries) for m in messages]
+
+    found: Facts = {str(d): of(router.queue(d).browse()) for d in router.destinations() if str(d)[0] == "q"}
+    for known in router.subscriptions():
+        store = router.registry.store_for(known.topic)
+        found[str(known)] = of(store.browse(known.topic, subscription=known.key))
+    return found
+
+
+def shown(settings: anabranch.Config, expected: Facts) -> list[str]:
+    """What a router shows, if it opens: all."""
+    try:
+        with anabranch.open(settings) as router:
+            if facts_of(router) != expected:
+                return [f"{[s.name for s in settings.stores]} show {facts_of(router)}, not {expected}"]
+            return violations(router)
+    except PlacementError:
+        return []
+
+
+def gone_on_with(directory: Path, expected: Facts) -> list[str]:
+    """What is wrong with what an interrupted run has left, and with what the next one makes of it."""
+    wrong = shown(before(directory), expected) + shown(after(directory), expected)
+    repartition(after(directory))
+    return wrong + done(directory, expected)
+
+
+def done(directory: Path, expected: Facts) -> list[str]:
+    """What is wrong at the end."""
+    wrong = []
+    with anabranch.open(after(directory)) as router:
+        if (found := facts_of(router)) != expected:
+            wrong.append(f"found {found}, not {expected}")
+        for name, identity in ("a", "a-0"), ("a", "a-9"), ("b", "b-0"):
+            if not router.queue(name).send(b"", message_id=identity).duplicate:
+                wrong.append(f"the duplicate window of {name} has lost {identity}")
+        wrong += violations(router)
+    left = {path.name for path in directory.iterdir() if path.name != "decisions"}
+    if left != {"placement.records", "router.lock", "stores"}:
+        wrong.append(f"{left} are in the directory")
+    stores = {path.name for path in (directory / "stores").iterdir()}
+    if stores != {"a", "rest", "topics"}:
+        wrong.append(f"there are the stores {stores}")
+    return wrong
+
+
+# A call fails, or is the last one
+
+
+def trial(base: Path, template: Path, expected: Facts, kind: str, at: int) -> tuple[Faults, list[str]]:
+    """Move with call number `at` spoilt; what is wrong."""
+    directory, killed = base / "data", base / "killed" / "data"
+    shutil.copytree(template, directory)
+    faults, jobs = Faults(base, kind, at), Jobs()
+    wrong: list[str] = []
+    try:
+        with simulated(jobs, f"{kind} {at}"), small_pages():
+            with faults.patched():
+                try:
+                    repartition(after(directory))
+                except Crash:
+                    pass
+                except AnabranchError:
+                    if not kind:
+                        raise
+                if not faults.dead:
+                    faults.on = False
+                    wrong += gone_on_with(directory, expected)
+                faults.dead = True  # what the abandoned objects still try to do does not reach the disk
+            if faults.hit and kind == "crash":
+                shutil.copytree(directory, killed)
+            wrong += jobs.raised
+        if killed.exists():
+            jobs = Jobs()
+            with simulated(jobs, f"after {kind} {at}"), small_pages():
+                wrong += gone_on_with(killed, expected) + jobs.raised
+    finally:
+        gc.collect()  # closes their files
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(killed, ignore_errors=True)
+    return faults, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
+
+
+# The power fails
+
+
+@dataclass
+class Recording:
+    """All calls, those that made the directory too, which is whole from call `begin` on."""
+
+    recorder: Recorder
+    begin: int
+    expected: Facts
+
+
+def record(base: Path) -> Recording:
+    directory = base / "data"
+    recorder, jobs = Recorder(base), Jobs()
+    faults = Faults(base, watch=recorder.watch)
+    with simulated(jobs, "power"), small_pages(), faults.patched():
+        expected = fill(directory)
+        begin = recorder.now()
+        repartition(after(directory))
+        faults.dead = True
+    whole = State((1 << recorder.now()) - 1, None, recorder.now(), "whole")
+    build(recorder.calls, whole, base / "replayed")
+    for aside in (base / "replayed").rglob(".*.tmp"):
+        shutil.rmtree(aside)  # that a store's files go is not recorded: each may be there still
+    wrong = differences(directory, base / "replayed" / "data")
+    shutil.rmtree(base / "replayed")
+    gc.collect()
+    shutil.rmtree(directory)
+    if wrong:
+        raise AssertionError(f"what was recorded is not what is there: {wrong}")
+    return Recording(recorder, begin, expected)
+
+
+def distinct(recording: Recording) -> list[State]:
+    """Each state once, of those from the first call of the repartition on."""
+    found: dict[tuple[int, tuple[int, str] | None], State] = {}
+    for state in states(recording.recorder.calls):
+        if state.point >= recording.begin:
+            found[state.kept, state.torn] = state
+    return list(found.values())
+
+
+def power_trial(base: Path, recording: Recording, state: State) -> list[str]:
+    """What is wrong in the directory of one state."""
+    place, jobs = base / "state", Jobs()
+    try:
+        build(recording.recorder.calls, state, place)
+        with simulated(jobs, f"{state.point} {state.what}"), small_pages():
+            wrong = gone_on_with(place / "data", recording.expected) + jobs.raised
+    except Exception as error:
+        wrong = [f"{type(error).__name__}: {error}"]
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    call = recording.recorder.calls[state.point - 1]
+    return [f"power after {state.point}, {call.kind} {call.path}, {state.what}: {line}" for line in wrong]
+
+
+# Campaigns
+
+
+def campaign(kinds: Sequence[str], report: Callable[[str], None], share: Share, every: int = 1, only: int = 0) -> int:
+    """Every call, every kind, or a share of them; how many trials went wrong."""
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="moving-", dir=in_memory()) as place:
+        base = Path(place)
+        expected = fill(base / "template" / "data")
+        template = base / "template" / "data"
+        gc.collect()
+        gc.freeze()  # each trial collects what it made, and nothing else
+        faults, wrong = trial(base, template, expected, "", 0)
+        bad += bool(wrong)
+        report(f"{faults.count} calls; {wrong[:3] or 'all is well without faults'}")
+        calls = [call.split()[0] for call in faults.log]
+        for kind in kinds:
+            if kind == "power":
+                bad += _power(base, report, share, every, only)
+                continue
+            places = [
+                at
+                for at, call in enumerate(calls, 1)
+                if (kind != "short" or call == "pwrite") and (kind != "crash" or call not in READS)
+            ]
+            trials = 0
+            for at in [only] if only else share.of(places, every, kinds.index(kind)):
+                trials += 1
+                try:
+                    _, wrong = trial(base, template, expected, kind, at)
+                except Exception as error:
+                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
+                bad += bool(wrong)
+                for line in wrong[:3]:
+                    report(line)
+            report(f"{kind}: {trials} of {len(places)} calls, {bad} wrong so far")
+    return bad
+
+
+def _power(base: Path, report: Callable[[str], None], share: Share, every: int, only: int) -> int:
+    recording = record(base)
+    found = distinct(recording)
+    bad = checked = 0
+    for state in share.of([state for state in found if only in (0, state.point)], every):
+        checked += 1
+        wrong = power_trial(base, recording, state)
+        bad += bool(wrong)
+        for line in wrong[:3]:
+            report(line)
+    points = recording.recorder.now() - recording.begin
+    report(f"power: {points} points, {len(found)} distinct states, {checked} checked, {bad} wrong")
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Spoil every call of a repartition.")
+    parser.add_argument("--kind", choices=(*KINDS, "power"), action="append")
+    parser.add_argument("--only", type=int, default=0, help="this call alone (power: states at this point)")
+    add_options(parser)
+    given = parser.parse_args()
+    logging.disable()  # records would hold stores and their files
+    report = lambda line: print(line, flush=True)  # noqa: E731
+    return 1 if campaign(given.kind or (*KINDS, "power"), report, *of_options(given), given.only) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
