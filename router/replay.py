@@ -35,41 +35,86 @@ class DiskUse:
     """Transactions whose destinations live in more than one store, replayed as one transaction in each."""
 
 
-class _Replayer:
-    """Turns events into calls. Messages carry bodies of zeros, so that what is measured is what a body costs."""
+class Replay:
+    """Turns events into calls, of one router after the other. Messages carry bodies of zeros, so that what is measured
+    is what a body costs.
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    Each `run` goes on where the one before ended: its router has to hold what the other's did when that was closed.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[str, dict[str, None]] = {}
+        """Ids by destination that are not acked, in the order in which they took effect."""
         self._sent: dict[str, deque[str]] = {}
-        """Ids by destination, in the order in which they took effect: the order in which they are received."""
+        """Likewise, those that this router has not received: in that order it will."""
         self._received: dict[tuple[str, str], Message] = {}
-        self.split = 0
 
-    def run(self, events: list[UsageEvent]) -> None:
-        """One operation, or all of one transaction."""
+    @property
+    def pending(self) -> int:
+        """Messages that were sent and not acked."""
+        return sum(map(len, self._pending.values()))
+
+    def run(
+        self, router: Router, events: Iterable[UsageEvent], progress: Callable[[int, int], None] | None = None
+    ) -> DiskUse:
+        """Do queue events in order and watch the disk.
+
+        Space is reclaimed before each look, so that the figures do not depend on how quick this machine's background
+        threads are. Raises TraceError for topic events, which are not replayed.
+        """
+        events = list(events)
+        last = {event.tx: position for position, event in enumerate(events) if event.tx is not None}
+        open_transactions: dict[str, list[UsageEvent]] = {}
+        self._sent = {destination: deque(ids) for destination, ids in self._pending.items()}
+        self._received.clear()
+        peak_files = peak_bytes = files = size = split = 0
+        for position, event in enumerate(events):
+            if not event.destination.startswith("queue://"):
+                raise TraceError(f"event {event.seq} is of {event.destination}; only queues can be replayed")
+            if event.tx is None:
+                split += self._do(router, [event])
+            else:
+                group = open_transactions.setdefault(event.tx, [])
+                group.append(event)
+                if last[event.tx] == position:
+                    split += self._do(router, open_transactions.pop(event.tx))
+            if position % LOOK_EVERY == 0 or position == len(events) - 1:
+                files, size = disk_of(router)
+                peak_files, peak_bytes = max(peak_files, files), max(peak_bytes, size)
+                if progress is not None:
+                    progress(position + 1, len(events))
+        return DiskUse(peak_files, peak_bytes, files, size, len(events), split)
+
+    def _do(self, router: Router, events: list[UsageEvent]) -> bool:
+        """One operation, or all of one transaction; whether that was split."""
         if len(events) == 1 and events[0].op == "send":
             event = events[0]
-            self._router.queue(event.destination).send(_body(event))
-            self._sent.setdefault(event.destination, deque()).append(event.message_id)
-            return
+            router.queue(event.destination).send(_body(event))
+            self._note(event)
+            return False
         by_store: dict[bytes, list[UsageEvent]] = {}
         for event in events:
-            store = self._router.registry.store_for(Destination.parse(event.destination))
+            store = router.registry.store_for(Destination.parse(event.destination))
             by_store.setdefault(store.store_id, []).append(event)
-        self.split += len(by_store) > 1
         for some in by_store.values():
-            with self._router.transaction() as tx:
+            with router.transaction() as tx:
                 for event in some:
                     if event.op == "send":
                         tx.send(event.destination, _body(event))
-                        self._sent.setdefault(event.destination, deque()).append(event.message_id)
-                    elif (message := self._find(event)) is not None:
+                        self._note(event)
+                    elif (message := self._find(router, event)) is not None:
                         tx.ack(message)
+                        del self._pending[event.destination][event.message_id]
+        return len(by_store) > 1
 
-    def _find(self, event: UsageEvent) -> Message | None:
+    def _note(self, event: UsageEvent) -> None:
+        self._pending.setdefault(event.destination, {})[event.message_id] = None
+        self._sent.setdefault(event.destination, deque()).append(event.message_id)
+
+    def _find(self, router: Router, event: UsageEvent) -> Message | None:
         """Receive up to the message that is acked; None for one that the trace never sent."""
         key = (event.destination, event.message_id)
-        queue, sent = self._router.queue(event.destination), self._sent.get(event.destination, deque())
+        queue, sent = router.queue(event.destination), self._sent.get(event.destination, deque())
         while key not in self._received and event.message_id in sent:
             message = queue.receive()
             if message is None:
@@ -82,33 +127,14 @@ def _body(event: UsageEvent) -> bytes:
     return bytes(event.body_size if event.body_size is not None else max(event.size, 0))
 
 
-def replay(router: Router, events: Iterable[UsageEvent], progress: Callable[[int, int], None] | None = None) -> DiskUse:
-    """Replay queue events in order and watch the disk. The router should hold nothing before.
+def disk_of(router: Router) -> tuple[int, int]:
+    """Journal files of all its stores, and their bytes, once what can go has gone."""
+    router.reclaim()
+    stores = router.stats().stores.values()
+    files = sum(store.segments["active"] + store.segments["retained"] for store in stores)
+    return files, sum(store.capacity_bytes for store in stores)
 
-    Space is reclaimed before each look, so that the figures do not depend on how quick this machine's background
-    threads are. Raises TraceError for topic events, which this version's stores cannot hold.
-    """
-    events = list(events)
-    last = {event.tx: position for position, event in enumerate(events) if event.tx is not None}
-    open_transactions: dict[str, list[UsageEvent]] = {}
-    replayer = _Replayer(router)
-    peak_files = peak_bytes = files = size = 0
-    for position, event in enumerate(events):
-        if not event.destination.startswith("queue://"):
-            raise TraceError(f"event {event.seq} is of {event.destination}; only queues can be replayed")
-        if event.tx is None:
-            replayer.run([event])
-        else:
-            group = open_transactions.setdefault(event.tx, [])
-            group.append(event)
-            if last[event.tx] == position:
-                replayer.run(open_transactions.pop(event.tx))
-        if position % LOOK_EVERY == 0 or position == len(events) - 1:
-            router.reclaim()
-            stores = router.stats().stores.values()
-            files = sum(store.segments["active"] + store.segments["retained"] for store in stores)
-            size = sum(store.capacity_bytes for store in stores)
-            peak_files, peak_bytes = max(peak_files, files), max(peak_bytes, size)
-            if progress is not None:
-                progress(position + 1, len(events))
-    return DiskUse(peak_files, peak_bytes, files, size, len(events), replayer.split)
+
+def replay(router: Router, events: Iterable[UsageEvent], progress: Callable[[int, int], None] | None = None) -> DiskUse:
+    """Replay events through a router that holds nothing before: see `Replay.run`."""
+    return Replay().run(router, events, progress)
