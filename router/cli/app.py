@@ -18,8 +18,15 @@ from ...policies.errors import (
 )
 from .signals import describe, exit_code
 
-COMMANDS = ("init", "check", "route", "schema", "stats", "transactions", "explain", "recommend", "demo")
-"""Each is the name of a module here that holds a click command called `command`. The order is that of `--help`."""
+COMMANDS = (
+    "init", "check", "route", "schema", "stats", "transactions", "explain", "trace", "recommend", "repartition",
+    "import", "mkahadb", "demo",
+)  # fmt: skip
+"""Each is the name of a module here (or see _MODULES) that holds a click command called `command`. The order is that of
+`--help`."""
+
+_MODULES = {"import": "importing"}
+"""Of the commands whose names are words of Python."""
 
 BAD_INPUT = (DestinationError, NoRouteError, PlacementError, TraceError)
 """With ConfigError, the errors that users mend in what they gave: exit code 2. All others exit with 1."""
@@ -47,7 +54,7 @@ class App(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f".{cmd_name}", __package__).command
+        command: click.Command = import_module(f".{_MODULES.get(cmd_name, cmd_name)}", __package__).command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

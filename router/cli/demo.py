@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from ...policies.errors import ConfigError
-from ...policies.outputs import scratch_directory
+from ...policies.outputs import scratch_directory, write_new_file
+from .demo_loop import FILE, run_loop
 from .output import LocalPath, echo_json, json_option, warnings_shown, working
 
 if TYPE_CHECKING:
-    from ...policies.partitioning import Recommendation, UsageEvent
+    from ...policies.config import Config
+    from ...policies.partitioning import CurrentConfig, Recommendation, UsageEvent
     from ..replay import DiskUse
 
 SEGMENT_BYTES: Final = 512 * 1024
 ARCHIVE: Final = Path("examples") / "toymaker" / "toymaker-kahadb.tar.xz"
-APART: Final = {"custom": ("queue://orders.custom",), "dlq": ("queue://dlq",), "others": (">",)}
+Stores = Mapping[str, tuple[str, ...]]
+"""Names, and the patterns of each."""
+
+APART: Final[Stores] = {"custom": ("queue://orders.custom",), "dlq": ("queue://dlq",), "others": (">",)}
 """The split that was measured on the broker which wrote the archive."""
 BROKER_TOGETHER: Final = (44, 23_100_000)
 BROKER_APART: Final = (6, 3_100_000)
@@ -66,7 +71,8 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
     """Explain a real broker's journal, recommend what to split, and measure it.
 
     The journal is that of an ActiveMQ broker in a toy factory: 46,771 operations on six queues. What is recommended is
-    put to the test: the same operations go through Anabranch's own router, all in one store and as recommended.
+    put to the test: the same operations go through Anabranch's own router, all in one store and as recommended. At last
+    a router in one store records how it is used, is advised from that, and its messages move.
 
     \b
     Example:
@@ -83,19 +89,20 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
         events = list(usage)
     trace = from_events(events)
     with warnings_shown(), working("Recommending") as progress:
-        options = RecommendOptions(segment_bytes=SEGMENT_BYTES, clock="seq")
+        options = RecommendOptions(segment_bytes=SEGMENT_BYTES, clock="seq", engine="spark")
         answer = recommend(trace, options, progress.stage)
     paths = answer.write(out, overwrite=True)  # those of an earlier demo; `_unpack` has looked whose they are
     best = {store.name: store.filters for store in answer.recommended.stores}
     local = replace(options, engine="local")
-    apart = recommend(trace, replace(local, current=APART))
+    apart = recommend(trace, replace(local, current=_in_force(APART)))
     broker_apart, broker_best = (
-        recommend(trace, replace(local, model="kahadb", current=current)) for current in (APART, best)
+        recommend(trace, replace(local, model="kahadb", current=_in_force(stores))) for stores in (APART, best)
     )
     measured = {
         name: _measure(out / "replayed" / name, stores, events)
         for name, stores in (("together", {"all": (">",)}), ("apart", APART), ("recommended", best))
     }
+    loop = run_loop(_one_store(out / "replayed" / "loop"), events)
     rows = [
         Row("ActiveMQ", "measured", BROKER_TOGETHER, BROKER_APART, None),
         Row(
@@ -115,6 +122,7 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
                 "recommendation": answer.to_json(),
                 "table": [row._asdict() for row in rows],
                 "measured": {name: asdict(use) for name, use in measured.items()},
+                "loop": asdict(loop),
             }
         )
         return
@@ -129,7 +137,11 @@ def command(out: Path, archive: Path | None, as_json: bool) -> None:
     click.echo(_table(rows))
     click.echo()
     _say(_WHY_IT_DIFFERS, width, "   ")
-    _say(f"The report: {paths[2]}", width, "   ")
+    click.echo("\n4. The same for a router of your own: record, recommend, move, go on\n")
+    for line in loop.lines():
+        _say(line, width, "   ")
+    click.echo()
+    _say(f"The report, for a browser: {paths[3]}", width, "   ")
     _say(f"The configuration: {paths[1]}", width, "   ")
 
 
@@ -206,15 +218,35 @@ def _peak(answer: Recommendation, name: str) -> Peak:
     return peak // SEGMENT_BYTES, peak
 
 
-def _measure(directory: Path, stores: Mapping[str, tuple[str, ...]], events: list[UsageEvent]) -> DiskUse:
-    """Replay the events through a router of these stores."""
+def _config(directory: Path, stores: Stores) -> Config:
     from ...policies.config import Config, JournalOptions, StoreConfig
     from ...policies.durability import Sync
+
+    options = JournalOptions(sync=Sync.NEVER, segment_size=SEGMENT_BYTES, pool_files=0)
+    return Config(directory, [StoreConfig(name, match, journal=options) for name, match in stores.items()])
+
+
+def _one_store(directory: Path) -> Config:
+    """A store for all, whose use is recorded, and the file that says so."""
+    from ...policies.config import UsageOptions, dump_yaml, load
+
+    config = _config(directory / "data", {"all": (">",)})
+    write_new_file(directory / FILE, dump_yaml(config.model_copy(update={"usage": UsageOptions()})))
+    return load(directory / FILE)
+
+
+def _in_force(stores: Stores) -> CurrentConfig:
+    from ...policies.partitioning import CurrentConfig
+
+    return CurrentConfig(_config(Path("data"), stores))
+
+
+def _measure(directory: Path, stores: Stores, events: list[UsageEvent]) -> DiskUse:
+    """Replay the events through a router of these stores."""
     from ..replay import replay
     from ..router import open as open_router
 
-    options = JournalOptions(sync=Sync.NEVER, segment_size=SEGMENT_BYTES, pool_files=0)
-    config = Config(directory, [StoreConfig(name, match, journal=options) for name, match in stores.items()])
+    config = _config(directory, stores)
     with working(f"Replaying, {directory.name}") as progress, open_router(config) as router:
         return replay(router, events, progress)
 

@@ -18,6 +18,8 @@ directory: data                          # relative to this file; stores live in
 # create_directory: false                # once it is there: a disk that is not mounted is an error then, no empty queue
 # file_mode: 0640                        # who may read the files; 0600 where nothing is said: this user alone
 
+# usage: {}                              # records who is sent what and when it is acked, for `anabranch recommend`
+
 # Options for all stores that do not give them themselves:
 # defaults:
 #   journal: {segment_size: 32MiB}

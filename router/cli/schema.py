@@ -53,6 +53,20 @@ def config_schema(as_json: bool) -> None:
     echo_json(json_schema())
 
 
+@command.command("recommendation")
+@json_option
+def recommendation(as_json: bool) -> None:
+    """Print the JSON Schema of the recommendation.json that `anabranch recommend` writes.
+
+    \b
+    Example:
+      anabranch schema recommendation > recommendation.schema.json
+    """
+    from ...policies.partitioning.recommendation_schema import recommendation_schema
+
+    echo_json(recommendation_schema())
+
+
 def _which(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say which tables are meant."""
     for option in (

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.policies.config import json_schema, loads
+from anabranch.policies.config import json_schema, load, loads
 from anabranch.router.cli.app import COMMANDS, app
 from anabranch.router.cli.init import TEMPLATE
 
@@ -109,7 +109,8 @@ def test_check_says_every_error_with_file_and_line() -> None:
     assert result.stderr == (
         "bad.yaml:3: store 'a': jurnal: neither a key of a store nor an installed kind of store; "
         "did you mean 'journal'?\n"
-        "bad.yaml:4: x: unknown key; allowed: directory, stores, transactions, create_directory, file_mode, defaults\n"
+        "bad.yaml:4: x: unknown key; allowed: directory, stores, transactions, usage, create_directory, file_mode, "
+        "defaults\n"
     )
     as_json = run("check", "--json", "bad.yaml")
     found = json.loads(as_json.stdout)
@@ -226,6 +227,8 @@ def test_the_trace_of_the_docs() -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("Leave these 3 destinations in one store")
     assert "The trace left nothing open." in result.stdout
+    assert result.stdout.endswith("The report, for a browser: advice/report.html\n")
+    assert "Leave these 3 destinations in one store" in Path("advice/report.html").read_text()
     assert run("check", "advice/stores.yaml").exit_code == 0
     written = Path("advice/stores.yaml").read_text()
     again = run(*good)
@@ -242,13 +245,17 @@ def test_the_trace_of_the_docs() -> None:
     wrong = run(*good, "--segment-size", "0", "--disk-gib", "-1")
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     assert "(--segment-size)" in wrong.stderr and "(--disk-gib)" in wrong.stderr
+    Path("stores.yaml").write_text("directory: data\nstores: [{name: a, match: ['>'], journal: {sync: never}}]\n")
+    beside = run(*good, "--current", "stores.yaml", "--pin", "orders,audit", "--durability", "audit=never", "--force")
+    assert (beside.exit_code, beside.stderr) == (0, "")
+    assert "as configured now" in beside.stdout
+    assert load("advice/stores.yaml") == load("stores.yaml")
 
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
         (("recommend", "--workload", "w", "--out", "s3a://bucket/advice"), "--out s3a://bucket/advice"),
-        (("recommend", "--trace", "hdfs://nn:8020/t.parquet", "--out", "o"), "--trace hdfs://nn:8020/t.parquet"),
         (("recommend", "--workload", "s3://b/w.yaml", "--out", "o"), "--workload s3://b/w.yaml"),
         (("recommend", "--from-kahadb", "gs://b/k", "--out", "o"), "--from-kahadb gs://b/k"),
         (("init", "s3a://bucket/stores.yaml"), "PATH s3a://bucket/stores.yaml"),
@@ -263,6 +270,13 @@ def test_another_file_system_is_refused_and_nothing_is_made(arguments: tuple[str
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: {what}: files are read and written on this machine alone, and ")
     assert result.stderr.count("\n") == 1
+    assert not list(Path().iterdir())
+
+
+def test_a_trace_elsewhere_needs_spark() -> None:
+    result = run("recommend", "--trace", "hdfs://nn:8020/t.parquet", "--out", "o", "--engine", "local")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: hdfs://nn:8020/t.parquet is read by Spark alone; leave --engine local out")
     assert not list(Path().iterdir())
 
 
@@ -290,6 +304,35 @@ def test_explain(tmp_path: Path) -> None:
     assert text.exit_code == 0
     assert text.stdout.endswith("\n") and not text.stdout.endswith("\n\n")
     assert json.loads(run("explain", "--json", str(directory)).stdout)["stores"]
+
+
+def test_explain_our_own() -> None:
+    Path("s.yaml").write_text("{directory: d, stores: [{name: a, match: ['>'], journal: {}}]}")
+    with anabranch.open("s.yaml") as router:
+        router.queue("q").send(b"1")
+        held = run("explain", "d")
+        assert (held.exit_code, held.stdout) == (1, "")
+        assert held.stderr.startswith("Error: the router in d is open, by this process")
+    told = run("explain", "d")
+    assert (told.exit_code, told.stderr) == (0, "")
+    assert "queue://q" in told.stdout and told.stdout.endswith("\n")
+    (store,) = json.loads(run("explain", "d", "--config", "s.yaml", "--json").stdout)["stores"]
+    assert store["segments"][0]["reasons"][0]["destination"] == "queue://q"
+    segment = Path(store["segments"][0]["path"])
+    segment.write_bytes(b"\xff" * 4096 + segment.read_bytes()[4096:])
+    damaged = run("explain", "d")
+    assert (damaged.exit_code, damaged.stderr) == (1, "")
+    assert f"{segment} at offset 0: not a journal segment" in " ".join(damaged.stdout.split())
+
+
+def test_explain_of_what_is_neither() -> None:
+    Path("empty").mkdir()
+    Path("other").mkdir()
+    Path("other/file").write_text("")
+    for name, says in (("empty", "is empty"), ("other", "holds no stores of Anabranch's and no KahaDB journal")):
+        result = run("explain", name)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"Error: {name} {says}; give a data directory")
 
 
 def test_explain_of_what_is_no_journal(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.policies.errors import ConfigError
-from anabranch.router.cli.demo import MARKER, _unpack
+from anabranch.policies.partitioning import UsageEvent
+from anabranch.router.cli.demo import MARKER, _one_store, _unpack
+from anabranch.router.cli.demo_loop import run_loop
 
 
 def archive(path: Path, *names: str) -> Path:
@@ -29,6 +31,25 @@ def test_what_it_did_not_make_it_does_not_delete(tmp_path: Path, kept: str) -> N
         _unpack(archive(tmp_path / "a.tar", "kaha/db-1.log"), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert mine.read_text() == "mine"
+
+
+def test_the_loop_takes_less_disk_and_loses_nothing(tmp_path: Path) -> None:
+    """Among what is quick, one of `slow` each 40: in one store they keep every file."""
+    events = [
+        UsageEvent(seq, float(seq), op, f"queue://{name}", f"{name}{number}", 0, None, 1, None, 2000)  # type: ignore[arg-type]
+        for seq, (op, name, number) in enumerate(
+            (op, name, number)
+            for number in range(4000)
+            for op, name in (("send", "quick"), ("ack", "quick"), ("send", "slow"))
+            if name == "quick" or number % 40 == 0
+        )
+    ]
+    loop = run_loop(_one_store(tmp_path / "loop"), events)
+    assert (loop.pending, loop.expected) == (100, 100)
+    assert (loop.stores, loop.moved_destinations, loop.moved_messages) == (2, 1, 50)
+    assert loop.bytes_moved < loop.bytes_before / 2
+    assert sum(loop.operations) == len(events)
+    assert "100 messages of 100 that were not acked" in loop.lines()[-1]
 
 
 def test_a_bad_archive_costs_nothing(tmp_path: Path) -> None:

@@ -128,7 +128,10 @@ def test_terminated_at_work_it_leaves_no_copy_of_the_trace(tmp_path: Path) -> No
     (scratch / ".anabranch.0123456789abcdef.tmp" / "trace.parquet").touch()
     number = str(int(signal.SIGTERM))
     result = subprocess.run(
-        [sys.executable, "-c", _AT_A_STAGE, "recommend", "--trace", "t.csv", "--out", "advice", number],
+        [
+            sys.executable, "-c", _AT_A_STAGE,
+            "recommend", "--trace", "t.csv", "--out", "advice", "--engine", "spark", number,
+        ],
         cwd=tmp_path, env=os.environ | {"TMPDIR": str(scratch)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (143, "Terminated.\n")
