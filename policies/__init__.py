@@ -17,6 +17,7 @@
 - `units`: sizes and durations as people write them.
 - `errors`: every error that Anabranch raises on purpose.
 - `partitioning`: the advisor.
+- `activemq`: ActiveMQ's configuration, in and out.
 
 It keeps nothing on disk. All values are immutable and may be used by any thread and after a fork.
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from . import config_yaml
 from .config_checks import Outline, disagreements, doubts
@@ -30,7 +30,7 @@ from .config_schema import json_schema
 from .config_yaml import Document
 from .errors import ConfigError, Problem
 from .kinds import DEFAULT_KIND, known_kinds
-from .options import JournalOptions, MemoryOptions, SqlOptions, StoreOptions, TransactionOptions
+from .options import JournalOptions, MemoryOptions, SqlOptions, StoreOptions, TransactionOptions, UsageOptions
 
 __all__ = [
     "Config",
@@ -44,6 +44,8 @@ __all__ = [
     "StoreConfig",
     "StoreOptions",
     "TransactionOptions",
+    "UsageOptions",
+    "as_plain_data",
     "dump_yaml",
     "json_schema",
     "load",
@@ -83,6 +85,27 @@ def _read(path: Path) -> str:
         raise ConfigError([Problem("not UTF-8; save the file as UTF-8", line)], str(path)) from None
 
 
+def as_plain_data(path: str | Path) -> dict[str, Any]:
+    """What a file says that `load` takes: `defaults` in each store, directories absolute, secrets as the names of their
+    environment variables. Raises ConfigError."""
+    path = Path(path)
+    config, document = load(path), config_yaml.parse(_read(path))
+    data: dict[str, Any] = _with_defaults(document.data, _defaults(document, [], Base(path.parent.absolute())))
+    stores = []
+    for given, store in zip(data["stores"], config.stores, strict=True):
+        options = {store.kind: _absolute(given[store.kind], store.options)} if given.get(store.kind) else {}
+        stores.append({**_absolute(given, store), **options})
+    plain = {**_absolute(data, config), "stores": stores}
+    if config.usage is not None:
+        plain["usage"] = _absolute(data["usage"], config.usage)
+    return plain
+
+
+def _absolute(data: Mapping[str, Any], model: BaseModel) -> dict[str, Any]:
+    """What the model has as paths, as the model has it."""
+    return {key: str(value) if isinstance(value := getattr(model, key, None), Path) else data[key] for key in data}
+
+
 def loads(text: str, base: str | Path) -> Config:
     """The configuration in a text. Relative directories start from `base`. Raises ConfigError."""
     return _loads(text, Path(base), None)
@@ -114,6 +137,8 @@ def dump_yaml(config: Config) -> str:
     transactions = config.transactions.model_dump(mode="json", exclude_defaults=True)
     if transactions:
         data["transactions"] = transactions
+    if config.usage is not None:
+        data["usage"] = config.usage.model_dump(mode="json", exclude_defaults=True)
     if not config.create_directory:
         data["create_directory"] = False
     if config.file_mode != FILE_MODE:

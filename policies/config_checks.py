@@ -19,7 +19,7 @@ from .errors import DestinationError
 from .options import dead_letter_name
 from .wildcard import Pattern
 
-RESERVED = ("decisions", "placement.records", "router.lock")
+RESERVED = ("decisions", "placement.records", "router.lock", "usage")
 """What the data directory itself holds, beside `stores`."""
 
 

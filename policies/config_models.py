@@ -36,7 +36,7 @@ from .config_options import (
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .destination import Destination
 from .kinds import DEFAULT_KIND, known_kinds, options_model
-from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, dead_letter_name
+from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
 from .wildcard import Pattern, RouteTable
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -183,6 +183,8 @@ class Config(Model):
     """The stores. Their order means nothing."""
     transactions: TransactionOptions = TransactionOptions()
     """What holds for all transactions."""
+    usage: UsageOptions | None = None
+    """The usage log, which is on if this is given: `usage: {}`."""
     create_directory: Annotated[bool, Field(strict=True)] = True
     """Whether the data directory, and the directories that stores name, are made if they are not there. With `false` a
     missing one is an error: a disk that is not mounted looks just like that, and like an empty queue if it is made."""
@@ -195,11 +197,14 @@ class Config(Model):
         stores: Iterable[StoreConfig],
         transactions: TransactionOptions | Mapping[str, Any] | None = None,
         *,
+        usage: UsageOptions | Mapping[str, Any] | None = None,
         create_directory: bool = True,
         file_mode: int | str = FILE_MODE,
     ) -> None:
         """Relative directories start from the working directory. Raises ConfigError."""
-        given = {} if transactions is None else {"transactions": transactions}
+        given: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
+        if usage is not None:
+            given["usage"] = usage
         super().__init__(
             directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **given
         )
@@ -221,6 +226,18 @@ class Config(Model):
         """Where this store keeps its files."""
         return store.directory or self.directory / "stores" / store.name
 
+    def usage_conflict(self, usage: UsageOptions) -> str:
+        """What is wrong with where a usage log would keep its files; empty if nothing is."""
+        path = usage.directory
+        if path is None:
+            return ""
+        named = [(self.directory_of(store), f"store {store.name!r}") for store in self.stores]
+        named += [(self.directory / name, "the router") for name in ("stores", "decisions", "placement.records")]
+        for taken, whose in named:
+            if path == taken or taken in path.parents or path in taken.parents:
+                return f"{path} and {taken}, where {whose} keeps files, lie in one another; choose another directory"
+        return ""
+
     def may_create(self, store: StoreConfig) -> bool:
         """Whether this store's directory is made if it is not there. One in the data directory always is."""
         if store.directory is None or store.create_directory is not None:
@@ -230,6 +247,20 @@ class Config(Model):
     def routes(self) -> RouteTable[StoreConfig]:
         """The table that routes destinations to these stores."""
         return RouteTable((pattern, store) for store in self.stores for pattern in store.match)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usage_is_given(cls, data: Any, info: ValidationInfo) -> Any:
+        if isinstance(info.context, Base) and isinstance(data, Mapping) and data.get("usage", "") is None:
+            return {**data, "usage": ""}  # of a file's `usage:` alone nobody can tell whether it is to be on
+        return data
+
+    @field_validator("usage", mode="before")
+    @classmethod
+    def _usage_says_something(cls, value: Any) -> Any:
+        if value == "":
+            raise ValueError("expected options, or `{}` to switch the usage log on; leave the key out for none")
+        return value
 
     @model_validator(mode="after")
     def _stores_agree(self, info: ValidationInfo) -> Config:
@@ -250,6 +281,8 @@ class Config(Model):
             if problems:
                 raise fold(problems)
         problems = [*_shared_tables(self.stores), *_leased_dead_letters(self)]
+        if self.usage is not None and (text := self.usage_conflict(self.usage)):
+            problems.append(Located(("usage", "directory"), text))
         if problems:
             raise fold(problems)
         return self

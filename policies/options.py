@@ -16,6 +16,7 @@ from .config_problems import Located, fold
 from .destination import Destination, Kind
 from .durability import Sync
 from .units import GIB, KIB, MIB
+from .wildcard import Pattern
 
 
 def _dead_letter(pattern: str) -> str:
@@ -226,6 +227,40 @@ class MemoryOptions(StoreOptions):
     max_stored_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds, swapped ones included; a send beyond it fails. None: until the
     disk is full."""
+
+
+# Usage log -----------------------------------------------------------------------------------------------------------
+
+
+def _pattern(text: str) -> str:
+    Pattern.parse(text)
+    return text
+
+
+def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    if not patterns:
+        raise ValueError("expected at least one pattern; `>` is all destinations")
+    return patterns
+
+
+_PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
+_AT_LEAST_ONE = Field(json_schema_extra={"minItems": 1})
+
+
+class UsageOptions(Options):
+    """The usage log, which records who is sent what and when it is acked, for `anabranch recommend`. It holds no
+    bodies."""
+
+    directory: Directory | None = None
+    """Where it keeps its files, if not in usage/ in the data directory."""
+    destinations: Annotated[tuple[_PatternText, ...], AfterValidator(_some), _AT_LEAST_ONE] = (">",)
+    """Patterns of the destinations that are recorded."""
+    sample: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 1.0
+    """The part of the messages that is recorded: each with its send and all its acks, or not at all."""
+    max_bytes: Annotated[int, Size(MIB)] = 256 * MIB
+    """The most bytes that its files take together; the oldest are removed."""
+    flush_interval: Annotated[float, Duration(0.05, 60.0)] = 1.0
+    """Seconds between two writes: what a crash loses at most."""
 
 
 class TransactionOptions(Options):

@@ -13,15 +13,16 @@ into the dead-letter queues, `requeue` moves it back, `copies` of a message once
 `store_registry` routes, and finds or makes the store of a destination; `open_stores` keeps open stores and closes idle
 ones; `destinations_table` is the durable record of which store holds which destination (`placement.records`);
 `reconcile` compares it with configuration and disk, so that nothing is lost sight of (invariant 6); `store_directories`
-says where directories lie. `addresses` reads what users call a destination. `replay` does a usage trace again, `cli` is
-the command line.
+says where directories lie. `repartition` moves destinations to other stores, `repartition_plan` says which,
+`repartition_progress` is how far it has come. `addresses` reads what users call a destination. `replay` does a usage
+trace again, `cli` is the command line.
 
 `transactions` makes what goes into several stores one: its `__init__` is the guide. What is decided lies in
 `decision_log`; `xid` names those that a transaction manager decides. `data_manager` is for managers of the
 `transaction` package, `dbapi` for Python's DB-API.
 
-On disk, in the configuration's directory: `router.lock`, `placement.records`, `stores/<name>/`, and `decisions/` once a
-transaction has needed it. What survives a crash is each store's affair, and
-for a transaction over several the decision log's (docs/transactions.md); the placement record is synced before a
-store's first use.
+On disk, in the configuration's directory: `router.lock`, `placement.records`, `stores/<name>/`, `decisions/` once a
+transaction has needed it, `repartition.records` while stores are being moved. What survives a crash is each store's
+affair, and for a transaction over several the decision log's (docs/transactions.md); the placement record is synced
+before a store's first use.
 """

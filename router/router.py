@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ..adapters.background import shared
+from ..adapters.core import Store
 from ..adapters.files import FULL, disk_errors, make_directory, refused
 from ..adapters.locking import DirectoryLock
 from ..adapters.messages import REJECTED, Headers, Message, Receipt
 from ..adapters.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
-from ..policies.config import Config, load
+from ..policies.config import Config, UsageOptions, load
 from ..policies.destination import Destination
 from ..policies.errors import (
     AnabranchError,
@@ -45,6 +46,7 @@ from .transactions.coordinator import Coordinator
 from .transactions.outcomes import Heuristic, InDoubt, Outcomes
 from .transactions.states import COMMIT, ROLLBACK, Outcome
 from .transactions.transaction import Transaction
+from .usage import UsageLog, UsageStats
 from .xid import Xid, as_xid
 
 if TYPE_CHECKING:
@@ -94,7 +96,8 @@ class Router:
             config.directory / "decisions", config.transactions, self.registry, config.file_mode
         )
         """Of transactions over several stores; likewise."""
-        self.registry.on_open(self.coordinator.resolver.recover)
+        self._usage: UsageLog | None = None
+        self.registry.on_open(self._opened)
         self._outcomes = Outcomes(self.coordinator, self.registry)
         self.sweeper = DeadLetterSweeper(self.registry, self._unlimited)
         """Of messages that are not delivered any more; likewise."""
@@ -130,12 +133,22 @@ class Router:
                     self.coordinator.require_participants(self.registry.table.stores)
                 self._directory_lock.require()
                 self.registry.opened = True
+                in_use = not self.registry.moving and not self.registry.importing
+                if in_use:
+                    self._start_configured_usage_log()
                 self.coordinator.resolver.resolve_all()
-                self.sweeper.open()
+                if in_use:
+                    self.sweeper.open()
             except BaseException:
                 self._close()
                 raise
         return self
+
+    def _opened(self, store: Store) -> None:
+        """A store was opened, and nobody has it yet."""
+        if self._usage is not None:
+            self._usage.attach(store)  # first: what it commits now is recorded
+        self.coordinator.resolver.recover(store)
 
     def _lose(self, error: StoreFailedError) -> None:
         """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
@@ -159,6 +172,7 @@ class Router:
             self.coordinator.close()
             try:
                 self.registry.close_stores(self.sweeper.finish)
+                self._close_usage_log()
                 self.coordinator.log.close()
             except (AnabranchError, OSError):
                 self._let_go()
@@ -167,6 +181,7 @@ class Router:
 
     def _let_go(self) -> None:
         try:
+            self._close_usage_log()
             self.coordinator.log.close()
         finally:
             self.registry.let_go()
@@ -451,6 +466,58 @@ class Router:
             if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle
                 raise error
         return sum(freed or 0 for _, freed, _ in freed)
+
+    # Recording usage
+
+    def start_usage_log(self, options: UsageOptions | None = None) -> None:
+        """Record from now on who is sent what and when it is acked, for the advisor (usage/). Without options as the
+        configuration says, or by default. One that is under way ends first.
+
+        Nothing that fails later disturbs who sends and acks: `usage_stats` says it, and it is logged. Raises
+        StoreLockedError, ConfigError, StoreFullError, CorruptionError; then nothing is recorded.
+        """
+        self.registry.require_open()
+        refuse_in_handler("start_usage_log")
+        with self._lock:
+            self._close_usage_log()
+            self._start_usage_log(options or self.config.usage or UsageOptions())
+
+    def stop_usage_log(self) -> None:
+        """Record no more; what was is on disk on return. Does nothing if nothing is recorded."""
+        self.registry.require_open()
+        refuse_in_handler("stop_usage_log")
+        with self._lock:
+            self._close_usage_log()
+
+    def usage_stats(self) -> UsageStats | None:
+        """What the usage log has recorded; None if there is none."""
+        self.registry.require_open()
+        usage = self._usage
+        return None if usage is None else usage.stats()
+
+    def _start_usage_log(self, options: UsageOptions) -> None:
+        if conflict := self.config.usage_conflict(options):
+            raise ConfigError([f"the usage log's directory: {conflict}"])
+        path = options.directory or self.config.directory / "usage"
+        self._usage = usage = UsageLog(path, options, self.registry.open_stores, self.config.file_mode)
+        try:
+            usage.open()
+        except BaseException:
+            self._usage = None
+            raise
+
+    def _start_configured_usage_log(self) -> None:
+        """It is an observation: that it cannot be opened keeps nobody from the messages."""
+        if self.config.usage is not None:
+            try:
+                self._start_usage_log(self.config.usage)
+            except AnabranchError as error:
+                log.warning("nothing is recorded: %s", error)
+
+    def _close_usage_log(self) -> None:
+        if self._usage is not None:
+            self._usage.close()
+            self._usage = None
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""

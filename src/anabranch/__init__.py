@@ -26,6 +26,7 @@ from .policies.config import (
     SqlOptions,
     StoreConfig,
     TransactionOptions,
+    UsageOptions,
 )
 from .policies.destination import Destination, Kind
 from .policies.durability import Sync
@@ -65,6 +66,7 @@ from .router.topic import Subscriber, Topic
 from .router.transactions.outcomes import Heuristic, InDoubt
 from .router.transactions.states import Outcome, TransactionState
 from .router.transactions.transaction import Savepoint, Transaction
+from .router.usage import UsageStats
 from .router.xid import Xid
 
 if TYPE_CHECKING:
@@ -137,6 +139,8 @@ __all__ = [
     "TransactionState",
     "UnknownMessageError",
     "UnknownSubscriptionError",
+    "UsageOptions",
+    "UsageStats",
     "Xid",
     "accelerated",
     "open",

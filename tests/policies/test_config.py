@@ -267,7 +267,11 @@ def test_all_errors_of_a_file_at_once() -> None:
             "store 'X': index_directory: /srv/app/data is where the stores without a directory of their own are; "
             "choose another",
         ),
-        (19, "extra: unknown key; allowed: directory, stores, transactions, create_directory, file_mode, defaults"),
+        (
+            19,
+            "extra: unknown key; allowed: directory, stores, transactions, usage, create_directory, file_mode, "
+            "defaults",
+        ),
     ]
 
 
@@ -537,3 +541,27 @@ stores:
     loads(text % "dead", Path("/"))
     with pytest.raises(ConfigError, match=r"line 4: .*'dead' lives in store 'b'.*give it a `match`"):
         loads(text % "other", Path("/"))
+
+
+def test_the_usage_log_is_on_if_it_is_asked_for(tmp_path: Path) -> None:
+    text = "directory: d\nstores: [{name: a, match: [a]}]\n"
+    assert loads(text, tmp_path).usage is None
+    for more in ("usage: {}", "usage: {max_bytes: 1GiB, destinations: ['queue://a.>'], sample: 0.5, directory: x}"):
+        config = loads(f"{text}{more}\n", tmp_path)
+        assert config.usage is not None
+        assert loads(dump_yaml(config), tmp_path) == config
+    for more, says in (
+        ("usage:", "usage: expected options, or `{}` to switch the usage log on"),
+        ("usage: {sample: 0}", "usage.sample: "),
+        ("usage: {sample: 1.5}", "usage.sample: "),
+        ("usage: {max_bytes: 1KiB}", "usage.max_bytes: expected at least 1MiB"),
+        ("usage: {destinations: []}", "usage.destinations: "),
+        ("usage: {destinations: ['ftp://a']}", "usage.destinations[0]: "),
+        ("usage: {directory: d/stores/a}", "usage.directory: "),
+        ("usage: {enabled: 1}", "usage.enabled: "),
+        ("usage: {sample: true}", "usage.sample: "),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            loads(f"{text}{more}\n", tmp_path)
+        assert [problem.line for problem in caught.value.problems] == [3]
+        assert says in str(caught.value)
