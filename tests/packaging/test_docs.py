@@ -88,7 +88,7 @@ def test_the_programs_of_the_page_on_configuration_run() -> None:
 def test_the_configurations_of_the_pages_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEDGER_PASSWORD", "s3cret")
     found = blocks("configuration.md", "yaml")
-    assert len(found) == 3
+    assert len(found) == 4
     ledger = re.search(r"^    stores:\n(?:    .*\n)+", (ROOT / "docs" / "sql.md").read_text(), re.MULTILINE)
     assert ledger is not None
     for text in (*found, f"    directory: data\n{ledger[0]}"):
@@ -104,8 +104,8 @@ def test_a_page_of_bytes_and_rules_fits_the_screen(name: str) -> None:
 def test_the_page_of_formats_tells_the_version_of_each_file() -> None:
     rows = re.findall(r"^\| (`.*?) \| (\d+) \|", (ROOT / "docs" / "format.md").read_text(), re.MULTILINE)
     assert dict(rows) == {
-        "`*.seg`, also of decisions": str(segments.VERSION),
-        "`watermark`, also of decisions": str(segments.VERSION),
+        "`*.seg`, also of decisions and usage": str(segments.VERSION),
+        "`watermark`, also of decisions and usage": str(segments.VERSION),
         "`index.mdb`": str(index.VERSION),
         "`index.sums`": str(checksums.MAGIC[-1]),
         "`placement.records`": str(placement.VERSION),

@@ -24,7 +24,9 @@ def problems(wheel: Path, pure: bool) -> list[str]:
     strangers = {str(name) for name in modules if str(name.parent) not in expected}
     wrong = [f"misses the package {package}" for package in sorted(expected - packages)]
     wrong += [f"holds {name}, which is in no package of ours" for name in sorted(strangers)]
-    wrong += [f"misses {name}" for name in ("anabranch/py.typed", f"{metadata}/licenses/LICENSE") if name not in names]
+    declared = project["tool"]["setuptools"]["package-data"]
+    data = {f"{package.replace('.', '/')}/{name}" for package, files in declared.items() for name in files}
+    wrong += [f"misses {name}" for name in sorted({*data, f"{metadata}/licenses/LICENSE"}) if name not in names]
     for package in sorted(expected & packages):
         source = source_folder(project, package)
         missing = {path.name for path in source.glob("*.py")} - {
@@ -35,7 +37,7 @@ def problems(wheel: Path, pure: bool) -> list[str]:
     libraries = {str(name).partition(".")[0] for name in modules if name.suffix == ".so"}
     if libraries != (set() if pure else compiled):
         wrong.append(f"has compiled {sorted(libraries) or 'nothing'}")
-    wrong += [f"holds {name}" for name in modules if name.suffix not in (".py", ".so", ".typed")]
+    wrong += [f"holds {name}" for name in modules if name.suffix not in (".py", ".so") and str(name) not in data]
     if "anabranch = anabranch.router.cli:main" not in entry_points:
         wrong.append("has no command `anabranch`")
     return wrong
