@@ -75,10 +75,18 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
 
 @contextmanager
 def spark_errors(what: str = "Spark did not finish its work") -> Iterator[None]:
-    """Makes a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it."""
+    """Makes a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it.
+
+    An interruption stays one: a call to Java that Ctrl-C meets fails while it is cleaned up, and so does the next.
+    """
     try:
         yield
     except kinds_of_spark_errors() as error:
+        met = error.__context__
+        while met is not None and not isinstance(met, KeyboardInterrupt):
+            met = met.__context__
+        if met is not None:
+            raise met from None
         raise SparkError(
             f"{what}: {reason_of(error)}; mend that, or use --engine local, which needs no Spark"
         ) from error

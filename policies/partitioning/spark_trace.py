@@ -11,7 +11,6 @@ trace cannot be used the errors are those of `trace` and `operations`, but rows 
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from ..errors import TraceError
 from ..text import count_of
 from . import ranges
 from .operations import SEQ_SPAN_MAX, Clock, DestinationTotals, TransactionSet, life_findings, size_findings
-from .session import kinds_of_spark_errors
 from .sizes import SIZE_BYTES_MAX, JournalSizes, Model, OperationSizes
 from .trace import (
     REQUIRED,
@@ -70,7 +68,8 @@ class SparkTrace:
 
     def close(self) -> None:
         """Gives back the disk that the rows take."""
-        _give_back(self.matched, self.rows)
+        self.matched.unpersist()
+        self.rows.unpersist()
 
 
 def prepare(
@@ -147,15 +146,8 @@ def prepare(
             source, names, first, facts, per_second, transactions, totals, rule, tuple(findings), rows, matched
         )
     except BaseException:
-        _give_back(rows)
+        rows.unpersist()
         raise
-
-
-def _give_back(*kept: DataFrame) -> None:
-    """Where Spark cannot, as when Ctrl-C met a call to it, they go with its Java; why it ended is told, not this."""
-    for rows in kept:
-        with suppress(*kinds_of_spark_errors()):
-            rows.unpersist()
 
 
 def by_value(module: ModuleType) -> None:

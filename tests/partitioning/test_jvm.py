@@ -102,8 +102,8 @@ def test_interrupted_at_work_it_ends_quietly_with_its_owner() -> None:
     eventually(lambda: not is_alive(pid))  # the kernel takes its time
 
 
-def test_interrupted_it_is_so_even_if_java_cannot_give_back_what_it_keeps() -> None:
-    """Ctrl-C in the middle of a call to it leaves a connection on which the next one fails."""
+def test_interrupted_it_is_so_even_if_what_cleans_up_fails() -> None:
+    """Ctrl-C in the middle of a call to Java leaves a connection on which the next one fails."""
     process = subprocess.run([sys.executable, "-c", _RECOMMEND, "without java"], capture_output=True, text=True)
     # PySpark's own thread tells of it too, on the terminal.
     assert (process.stdout.splitlines()[-1], process.returncode) == ("interrupted", 0), process.stderr
