@@ -283,11 +283,10 @@ class _Repartition:
     def _left(self, row: StoreRow) -> list[str]:
         """Remove it if it has left the configuration, or was one destination's own; else have it give back what space
         it can. Returns its name if it is gone."""
-        if self._table.destinations_in(row.store_id):
-            return []
+        used = bool(self._table.destinations_in(row.store_id))
         needed = self._directories.config_at(self._directories.path(row)) is not None and ":" not in row.name
         named = any(row.store_id in transaction.participants for transaction in self._router.coordinator.table.all())
-        if needed or named or self._registry.with_row(row, _holds_anything):
+        if used or needed or named or self._registry.with_row(row, _holds_anything):
             self._registry.with_row(row, lambda store: store.reclaim())
             return []
         self._write(None, (row.path, row.store_id))
