@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import os, signal, sys
+import sys
 from pathlib import Path
 
 import pytest
