@@ -303,9 +303,10 @@ class DecisionLog:
         self._write(DECISION, _encode(decision), decision, still=still)
         return self.decisions.get(decision.transaction, decision)
 
-    def hold(self, external: External, still: Callable[[], bool]) -> None:
-        """An external transaction is prepared in all its participants. `still` and errors are as those of `decide`."""
-        self._write(XA_PREPARED, _encode(external), still=still)
+    def hold(self, external: External, still: Callable[[], bool], sync: bool = False) -> None:
+        """An external transaction is prepared in all its participants. `still` and errors are as those of `decide`.
+        `sync`: durable on return, whatever the policy."""
+        self._write(XA_PREPARED, _encode(external), sync=sync, still=still)
 
     def flush(self) -> None:
         """On return all that was handed over before is written and counts, whoever handed it over."""

@@ -11,6 +11,9 @@ For each destination, one after the other:
 4. its row in the placement record says the new store: from here on that copy counts
 5. it is deleted in the old store, and that is synced
 
+What prepared transactions do to it goes along: into the new store before 4, and out of the old one before 5, as
+repartition_branches.py says.
+
 A store that holds nothing any more and has left the configuration is removed then, with its directory.
 """
 
@@ -23,7 +26,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from ..adapters.core import Store, copying
+import msgspec
+
+from ..adapters.core import Store, copying, moved_branches
+from ..adapters.core.branches import Branch
 from ..adapters.core.copying import Amount
 from ..adapters.files import disk_errors, remove_directory, sweep_unfinished, sync_directory
 from ..policies.config import Config, StoreConfig
@@ -32,6 +38,7 @@ from ..policies.errors import CorruptionError, StoreFullError
 from ..policies.kinds import load_adapter
 from ..policies.wildcard import Match
 from .destinations_table import DestinationRow, StoreRow
+from .repartition_branches import MovedBranches
 from .repartition_plan import (
     Move,
     digest_of,
@@ -43,7 +50,7 @@ from .repartition_plan import (
     refuse,
     require_directory,
 )
-from .repartition_progress import Moving, Progress, ProgressFile
+from .repartition_progress import Moving, Progress, ProgressFile, Wanted
 from .router import Router
 
 log = logging.getLogger(__name__)
@@ -98,6 +105,7 @@ class _Repartition:
         self._restart, self._path, self._told = restart, path, told
         self._file = ProgressFile(self._config.directory, self._config.file_mode)
         self._progress = Progress(digest_of(self._config), path)
+        self._branches = MovedBranches(self._registry, router.coordinator, self._write_wanted)
         self._done = self._total = 0
 
     def run(self) -> Repartitioned:
@@ -133,6 +141,10 @@ class _Repartition:
         self._progress = Progress(self._progress.configuration, self._path, moving, removing)
         self._file.write(self._progress)
 
+    def _write_wanted(self, wanted: tuple[Wanted, ...]) -> None:
+        self._progress = msgspec.structs.replace(self._progress, wanted=wanted)
+        self._file.write(self._progress)
+
     # What an interrupted run has left
 
     def _resume(self, found: Progress | None) -> None:
@@ -146,16 +158,19 @@ class _Repartition:
         moving = found.moving
         if moving is None:
             return
+        mine, self._progress = self._progress, found  # it stays in force until what it says is done, or undone
+        self._branches.put(found.wanted)
         destination, row = moving.destination, self._table.destinations.get(moving.destination)
-        if row is not None and row.store_id == moving.target:
-            self._undo(moving.source, destination)
-        elif found.configuration == self._progress.configuration:
-            self._progress = found  # its copy is gone on with
-        else:
-            self._undo(moving.target, destination)
+        moved = row is not None and row.store_id == moving.target
+        void = moving.source if moved else moving.target
+        if void in self._table.stores:
+            self._branches.drop(self._table.stores[void], destination)
+        if moved or found.configuration != mine.configuration:
+            self._progress = mine
+            self._undo(void, destination)  # else its copy is gone on with
 
     def _undo(self, store_id: bytes, destination: Destination) -> None:
-        """The copy in this store does not count."""
+        """The copy in this store does not count; its branches are gone."""
         row = self._table.stores.get(store_id)
         if row is not None:
             self._delete(row, destination)
@@ -178,16 +193,11 @@ class _Repartition:
             amount, prepared = self._registry.with_row(row, partial(_looked_at, destination=destination))
             if destination not in self._table.destinations:
                 continue  # its store was opened for the first time, and knew nothing of it
-            if prepared:
-                ids = ", ".join(transaction.hex() for transaction in prepared)
-                wrong.append(
-                    f"{destination}: transaction {ids} is prepared in store {row.name!r} and would change it; give its "
-                    "outcome first, with `anabranch transactions` and the configuration that was used until now"
-                )
-                continue
-            problems = problems_of(self._directories, self._table, row, destination, match, amount)
+            routed = match is not None and not is_volatile(match)
+            problems = self._branches.problems(row, destination, prepared, routed)
+            problems += problems_of(self._directories, self._table, row, destination, match, amount)
             wrong += problems
-            if match is None or is_volatile(match):
+            if match is None or not routed:
                 nothing.append(destination)
             elif not problems:
                 wrong += self._in_the_way(destination, match)
@@ -224,9 +234,12 @@ class _Repartition:
         if self._progress.moving != moving:
             self._delete(target, destination)  # only its name can be there, and ids
             self._write(moving)
-        self._copy(*self._both(source, target), destination, amount)
+        stores = self._both(source, target)
+        self._copy(*stores, destination, amount)
+        self._branches.bring(*stores, destination)
         row = DestinationRow(destination.kind.value, destination.name, target.store_id, match.pattern.text)
         self._table.record_destinations([row])
+        self._branches.drop(source, destination)
         self._delete(source, destination)
         log.info("%s: %d messages moved from store %s to %s", destination, amount.messages, source.name, target.name)
 
@@ -318,9 +331,8 @@ class _Repartition:
         sync_directory(path)
 
 
-def _looked_at(store: Store, destination: Destination) -> tuple[Amount, list[bytes]]:
-    prepared = [one.transaction for one in copying.prepared_for(store, destination)]
-    return copying.amount(store, destination), prepared
+def _looked_at(store: Store, destination: Destination) -> tuple[Amount, list[Branch]]:
+    return copying.amount(store, destination), moved_branches.concerning(store, destination)
 
 
 def _holds_anything(store: Store) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..adapters.core import Store, copying
+from ..adapters.core import Store, copying, moved_branches
 from ..adapters.core.copying import Amount
 from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors
@@ -91,13 +91,14 @@ def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -
                 for _, destination, match in (one for one in misplaced if one[0] is row):
                     amount = copying.amount(store, destination)
                     wrong += problems_of(directories, table, row, destination, match, amount)
-                    if prepared := copying.prepared_for(store, destination):
+                    if prepared := moved_branches.concerning(store, destination):
                         log.warning(
-                            "%s: %d transaction(s) prepared in store %s would change it; a run settles those that are "
-                            "decided, and refuses while others are left (`anabranch transactions`)",
+                            "%s: %d transaction(s) prepared in store %s change it; those that wait for a transaction "
+                            "manager move along. A run settles those that are decided, and refuses while others are "
+                            "left (`anabranch transactions`)",
                             destination, len(prepared), row.name,
                         )  # fmt: skip
-                    if amount.known and match is not None:
+                    if (amount.known or prepared) and match is not None:
                         target = directories.name(match.target, destination)
                         moves.append(move_of(destination, row, target, amount))
     finally:

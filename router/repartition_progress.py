@@ -35,6 +35,15 @@ class Moving(msgspec.Struct, frozen=True, array_like=True):
         return Destination(Kind(self.kind), self.name)
 
 
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """What is to be prepared in a store under a transaction, and nothing else."""
+
+    store_id: bytes
+    transaction: bytes
+    payload: bytes
+    """As adapters/core/branches.py makes it; empty: nothing."""
+
+
 class Progress(msgspec.Struct, frozen=True, array_like=True):
     """The record, in msgpack."""
 
@@ -45,6 +54,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     moving: Moving | None = None
     removing: tuple[str, bytes] | None = None
     """The path, and the id, of a store that is empty and about to be removed."""
+    wanted: tuple[Wanted, ...] = ()
+    """Prepared transactions of `moving` that are being rewritten."""
 
 
 _decode: Final = msgspec.msgpack.Decoder(Progress).decode

@@ -218,6 +218,11 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
     return branch
 
 
+def destinations_of(payload: bytes) -> list[Destination]:
+    """Those that a branch concerns."""
+    return [Destination(Kind(kind), name) for kind, name in _decode(payload).destinations]
+
+
 def send_of(state: DestinationState, record: bytes, priorities: bool) -> Send:
     """The send of a record that is read back."""
     priority, expires_at_ms = order_and_expiry(record)

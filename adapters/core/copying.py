@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Final
 
 from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
-from ..store_types import Prepared, Subscription, SubscriptionKey
+from ..store_types import Subscription, SubscriptionKey
 from .branches import send_of
-from .changes import Ack, Change, Returned, Send, VolatileChange
+from .changes import Ack, Change, Returned, Send
 from .place import DELIVERIES, SEQ, Place
 from .records import HEAD
 from .states import DestinationState, SubscriptionState
@@ -95,6 +95,14 @@ def read(store: Store, destination: Destination) -> Iterator[Item]:
         yield Seen(name)
 
 
+def seqs(store: Store, destination: Destination) -> Iterator[int]:
+    """Of the messages that `read` tells of, in the same order."""
+    state = store._engine.catalog.destinations.get(destination)
+    if state is not None:
+        for page, waiting in _pages(store, state):
+            yield from (place[SEQ] for place in page if not state.is_topic or waiting.get(place[SEQ]))
+
+
 def messages(items: Iterable[Item]) -> Iterator[Stored]:
     """Those that are messages."""
     return (item for item in items if isinstance(item, Stored))
@@ -157,19 +165,6 @@ def amount(store: Store, destination: Destination) -> Amount:
         return Amount(state.count, state.bytes, subscriptions, state.declared)
 
     return engine.asked(asked)
-
-
-def prepared_for(store: Store, destination: Destination) -> list[Prepared]:
-    """What is prepared in a store and would change this destination."""
-
-    def concerns(change: Change) -> bool:
-        inner = change.change if type(change) is VolatileChange else change
-        return any(state.destination == destination for state in (getattr(inner, "state", None),) if state is not None)
-
-    engine = store._engine
-    return engine.asked(
-        lambda: [branch.summary for branch in engine.sequencer.prepared.values() if any(map(concerns, branch.changes))]
-    )
 
 
 # Comparing

@@ -134,21 +134,40 @@ class Transactions:
     def load(self, prepared: Sequence[tuple[bytes, bytes]]) -> None:
         """At open: branches that wait for their outcome, by transaction and payload. What they ack is claimed before
         anybody can receive. Raises CorruptionError."""
-        sequencer = self._engine.sequencer
         for transaction, payload in prepared:
             try:
-                branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
+                branch = self._restored(transaction, payload)
             except msgspec.DecodeError as error:
                 reason = f"the prepared transaction {transaction.hex()} does not read: {error}"
                 where = f"store {self._engine.name!r}"
                 raise CorruptionError(where, 0, reason, "restore it from a backup") from None
-            self._claim_again(branch)
-            if self._sending.room.limited:
-                count, size = sequencer.amount(branch.sends)
-                acked = sum(not ack.state.is_topic or not ack.number for ack in branch.acks)
-                branch.reservation = self._sending.room.hold((max(0, count - acked), size))
-            branch.promise = self._promise(branch)
-            sequencer.prepared[transaction] = branch
+            self._engine.sequencer.prepared[transaction] = branch
+
+    def put(self, transaction: bytes, payload: bytes) -> None:
+        """What is prepared under this transaction is this from now on; without a payload, nothing. Durable on return.
+        Between the two there is neither: as copying.py has it, nobody else uses the store. Idempotent."""
+        branch = self._engine.sequencer.prepared.get(transaction)
+        if branch is not None:
+            if payload_of(branch.participants, branch.changes) == payload:  # a backend may have let go of its bytes
+                return
+            self._backend.before_outcome(branch, False)  # `returned` is empty: no delivery counts
+            self._step(Rollback(branch), bool, unsynced=True).wait()
+        if payload:
+            branch = self._engine.asked(lambda: self._restored(transaction, payload))
+            self._backend.stage(branch)
+            self._step(Prepare(branch), bool).wait()
+        self._store.sync()
+
+    def _restored(self, transaction: bytes, payload: bytes) -> Branch:
+        """Raises msgspec.DecodeError."""
+        branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
+        self._claim_again(branch)
+        if self._sending.room.limited:
+            count, size = self._engine.sequencer.amount(branch.sends)
+            acked = sum(not ack.state.is_topic or not ack.number for ack in branch.acks)
+            branch.reservation = self._sending.room.hold((max(0, count - acked), size))
+        branch.promise = self._promise(branch)
+        return branch
 
     def _claim_again(self, branch: Branch) -> None:
         """What it acks is claimed before anybody can receive (rule T10)."""

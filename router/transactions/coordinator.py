@@ -93,6 +93,20 @@ class Coordinator:
                     "mount its disk or restore it from a backup: without it the transaction cannot be finished"
                 )
 
+    def change_participants(self, transaction_id: bytes, more: set[bytes], fewer: set[bytes]) -> None:
+        """A transaction that waits for its manager is prepared in other stores than it was, by their ids. Durable on
+        return; changes nothing if it is so already, or it does not wait."""
+        external, transaction = self.log.externals.get(transaction_id), self.table.by_id.get(transaction_id)
+        if external is None or transaction is None:
+            return
+        store_ids = sorted({*external.participants, *more} - fewer)
+        if store_ids != sorted(external.participants):
+            self.log.hold(External(transaction_id, store_ids, external.xid), lambda: True, sync=True)
+            with self.table.lock:
+                transaction.remembering = store_ids
+                before = transaction.participants
+                transaction.participants = {one: before.get(one) or Participant(one) for one in store_ids}
+
     def close(self) -> None:
         """Forget what can be forgotten. Idempotent."""
         if not self.table.closed:

@@ -37,6 +37,10 @@ JOURNAL: Final = anabranch.JournalOptions(segment_size=64 * 1024)
 PAGE: Final = 4
 """Messages that are copied at once, so that each destination takes several pages."""
 Facts = dict[str, list[Any]]
+XID: Final = anabranch.Xid(1, "moving", "b")
+"""Prepared before, committed in the end."""
+ACKED: Final = {"queue://a": b"1", "queue://b": b"1", "topic://t second": b"4"}
+SENT: Final = {"queue://a": b"x", "topic://t": b"x", "queue://new": b"x"}
 
 
 def _config(directory: Path, *stores: tuple[str, str]) -> anabranch.Config:
@@ -82,6 +86,14 @@ def fill(directory: Path) -> Facts:
             assert message is not None
             message.ack()
         router.topic("idle").subscribe("nothing")
+        transaction = router.transaction(XID)
+        for receiver in (router.queue("a"), router.queue("b"), second):
+            message = receiver.receive()
+            assert message is not None
+            transaction.ack(message)
+        for name in SENT:
+            transaction.send(name, b"x", message_id="prepared")
+        transaction.prepare()
         return facts_of(router)
 
 
@@ -94,7 +106,23 @@ def facts_of(router: anabranch.Router) -> Facts:
     found: Facts = {str(d): of(router.queue(d).browse()) for d in router.destinations() if str(d)[0] == "q"}
     for known in router.subscriptions():
         store = router.registry.store_for(known.topic)
-        found[str(known)] = of(store.browse(known.topic, subscription=known.key))
+        found[f"{known.topic} {known.name}"] = of(store.browse(known.topic, subscription=known.key))
+    return found
+
+
+def bodies(facts: Facts) -> Facts:
+    return {name: [fact[0] for fact in found] for name, found in facts.items() if found}
+
+
+def committed(expected: Facts) -> Facts:
+    """What the outcome of the prepared transaction makes of them."""
+    found = bodies(expected) | {"queue://new": []}
+    for name, body in ACKED.items():
+        found[name] = [one for one in found[name] if one != body]
+    for name, body in SENT.items():
+        for key in found:
+            if key == name or key.startswith(f"{name} "):
+                found[key] = [*found[key], body]
     return found
 
 
@@ -125,6 +153,9 @@ def done(directory: Path, expected: Facts) -> list[str]:
         for name, identity in ("a", "a-0"), ("a", "a-9"), ("b", "b-0"):
             if not router.queue(name).send(b"", message_id=identity).duplicate:
                 wrong.append(f"the duplicate window of {name} has lost {identity}")
+        router.commit(XID)
+        if (found := bodies(facts_of(router))) != (due := committed(expected)):
+            wrong.append(f"committed: found {found}, not {due}")
         wrong += violations(router)
     left = {path.name for path in directory.iterdir() if path.name != "decisions"}
     if left != {"placement.records", "router.lock", "stores"}:
