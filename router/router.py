@@ -469,42 +469,53 @@ class Router:
 
     # Recording usage
 
-    def start_usage_log(self, options: UsageOptions | None = None) -> None:
-        """Record from now on who is sent what and when it is acked, for the advisor (usage/). Without options as the
-        configuration says, or by default. One that is under way ends first.
+    def start_usage_log(self, options: UsageOptions | Mapping[str, Any] | None = None) -> None:
+        """Record from now on who is sent what and when it is acked, for the advisor (usage/). `options` may be a
+        mapping, as in stores.yaml; without them it is as the configuration says, or by default. One that is under way
+        ends first.
 
         Nothing that fails later disturbs who sends and acks: `usage_stats` says it, and it is logged. Raises
-        StoreLockedError, ConfigError, StoreFullError, CorruptionError; then nothing is recorded.
+        StoreLockedError, ConfigError, StoreFullError, CorruptionError; then nothing is recorded. For options that
+        cannot be it raises ConfigError, or TypeError, and has done nothing.
         """
         self.registry.require_open()
         refuse_in_handler("start_usage_log")
+        options = self._usage_options(options)
         with self._lock:
             self._close_usage_log()
-            self._start_usage_log(options or self.config.usage or UsageOptions())
+            self._start_usage_log(options)
+
+    def _usage_options(self, given: UsageOptions | Mapping[str, Any] | None) -> UsageOptions:
+        if given is None:
+            given = self.config.usage or UsageOptions()
+        elif isinstance(given, Mapping):
+            given = UsageOptions(**{str(key): value for key, value in given.items()})
+        elif not isinstance(given, UsageOptions):
+            raise TypeError(
+                f"the usage log takes UsageOptions or a mapping of them, not {type(given).__name__}: {given!r}"
+            )
+        if conflict := self.config.usage_conflict(given):
+            raise ConfigError([f"the usage log's directory: {conflict}"])
+        return given
 
     def stop_usage_log(self) -> None:
-        """Record no more; what was is on disk on return. Does nothing if nothing is recorded."""
+        """Record no more; what was is on disk on return, unless the disk has not answered for 10 seconds, which is
+        logged. Does nothing if nothing is recorded."""
         self.registry.require_open()
         refuse_in_handler("stop_usage_log")
         with self._lock:
             self._close_usage_log()
 
     def usage_stats(self) -> UsageStats | None:
-        """What the usage log has recorded; None if there is none."""
+        """What the usage log has recorded, or why it could not be started; None if there is none."""
         self.registry.require_open()
         usage = self._usage
         return None if usage is None else usage.stats()
 
     def _start_usage_log(self, options: UsageOptions) -> None:
-        if conflict := self.config.usage_conflict(options):
-            raise ConfigError([f"the usage log's directory: {conflict}"])
         path = options.directory or self.config.directory / "usage"
-        self._usage = usage = UsageLog(path, options, self.registry.open_stores, self.config.file_mode)
-        try:
-            usage.open()
-        except BaseException:
-            self._usage = None
-            raise
+        self._usage = UsageLog(path, options, self.registry.open_stores, self.config.file_mode)
+        self._usage.open()
 
     def _start_configured_usage_log(self) -> None:
         """It is an observation: that it cannot be opened keeps nobody from the messages."""

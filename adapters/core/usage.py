@@ -7,7 +7,7 @@ no lock, no file, no other thread is woken. Rows hold numbers instead of names; 
 Whoever empties the buffer takes the rows first and what was declared after them, so that no row comes without.
 
 U4  An operation is told of in the order in which it took effect in its store, once, or is counted as lost.
-U5  What is buffered is bounded, in bytes. Beyond it operations are lost, and counted; nobody waits.
+U5  What is buffered, rows and names, is bounded, in bytes. Beyond it operations are lost, and counted; nobody waits.
 U6  Nothing that goes wrong here is the caller's affair: the buffer is `broken` then, and takes nothing more.
 """
 
@@ -64,6 +64,12 @@ AMOUNT_MAX: Final = (1 << 32) - 1
 NAMES_MAX: Final = 100_000
 """Destinations and sets of subscriptions that are known by number between two emptyings; beyond it they are declared
 anew (invariant 10)."""
+NAMES_BYTES_MAX: Final = 64 << 20
+"""Memory, about, of what was declared and not taken yet."""
+NAME_BYTES: Final = 400
+"""Memory, about, of one declaration beside its text: a number, two tuples, two lists, and its place."""
+SUBSCRIBER_BYTES: Final = 150
+"""Likewise of each subscription that it names."""
 
 _MASK: Final = (1 << 64) - 1
 
@@ -144,6 +150,8 @@ class Buffer:
         self.rows = Rows(room, threshold)
         self.threshold, self.takes = threshold, takes
         self.declared: deque[Declared] = deque()
+        self.declared_bytes = 0
+        """Memory that these take, about."""
         self.sets: dict[tuple[int, ...], int] = {}
         """Numbers of sets of subscriptions."""
         self._next = itertools.count(1)
@@ -152,11 +160,19 @@ class Buffer:
         """The rows that wait, and all that was declared for them and not taken before. By one thread at a time."""
         self.rows.numbers, self.sets = {}, {}  # first: what comes now is declared anew, so that each file has its names
         rows = self.rows.take()
-        return rows, [self.declared.popleft() for _ in range(len(self.declared))]
+        declared = [self.declared.popleft() for _ in range(len(self.declared))]
+        self.declared_bytes = 0
+        return rows, declared
 
-    def next_number(self) -> int:
-        """Of what is declared next."""
-        return next(self._next) & AMOUNT_MAX or next(self._next)
+    def declare(self, name: Any, size: int) -> int:
+        """The number by which rows know it from now on; 0 if there is no room for it. `size`: bytes of its text and of
+        its subscriptions."""
+        if self.declared_bytes > NAMES_BYTES_MAX:
+            return 0
+        number = next(self._next) & AMOUNT_MAX or next(self._next)
+        self.declared_bytes += NAME_BYTES + size
+        self.declared.append((number, name))
+        return number
 
 
 class Recorder(Source):
@@ -170,30 +186,35 @@ class Recorder(Source):
         self.buffer = buffer
         self.store, self.token, self.volatile = store, token, volatile
 
-    def number(self, state: DestinationState) -> int:
-        """Of a destination, which is declared if need be; 0 if it is not recorded."""
+    def number(self, state: DestinationState) -> int | None:
+        """Of a destination, which is declared if need be; 0 if it is not recorded, None if there is no room for its
+        name."""
         buffer = self.buffer
         numbers = buffer.rows.numbers
         number = numbers.get(state)
         if number is None:
             number = 0
             if buffer.takes(state.destination):
-                number = buffer.next_number()
-                subscribers = [(one.number, _text(one)) for one in list(state.subscriptions.values())]
-                name = (self.store, self.token, self.volatile, str(state.destination), subscribers)
-                buffer.declared.append((number, name))  # first: who finds the number shall find the name
+                text, subscribers = str(state.destination), _named(state.subscriptions.values())
+                name = (self.store, self.token, self.volatile, text, subscribers)
+                # Not after it is remembered: who finds the number shall find the name.
+                number = buffer.declare(name, len(text) + _size(subscribers))
+                if not number:
+                    return None
             number += TOPIC if state.is_topic else 0
             _remember(numbers, state, number)
         return number & AMOUNT_MAX
 
-    def set_number(self, entitled: Sequence[SubscriptionState]) -> int:
-        """Of the subscriptions that a message is for."""
+    def set_number(self, entitled: Sequence[SubscriptionState]) -> int | None:
+        """Of the subscriptions that a message is for; None if there is no room for their names."""
         buffer = self.buffer
         sets, key = buffer.sets, tuple([one.number for one in entitled])
         number = sets.get(key)
         if number is None:
-            number = buffer.next_number()
-            buffer.declared.append((number, [(one.number, _text(one)) for one in entitled]))
+            named = _named(entitled)
+            number = buffer.declare(named, _size(named))
+            if not number:
+                return None
             _remember(sets, key, number)
         return number
 
@@ -204,8 +225,12 @@ def _remember(numbers: dict[Any, int], key: Any, number: int) -> None:
     numbers[key] = number
 
 
-def _text(subscriber: SubscriptionState) -> str:
-    return ":".join(subscriber.subscription.key)
+def _named(subscribers: Iterable[SubscriptionState]) -> list[tuple[int, str]]:
+    return [(one.number, ":".join(one.subscription.key)) for one in list(subscribers)]
+
+
+def _size(named: list[tuple[int, str]]) -> int:
+    return sum([SUBSCRIBER_BYTES + len(text) for _, text in named])
 
 
 @inner_loop
@@ -249,6 +274,9 @@ def _rows_of(
     if kind is Unsubscribe and not outcome[1]:
         return
     number = recorder.number(change.state)
+    if number is None:
+        recorder.rows.lost += len(change.bodies) if isinstance(change, SendMany) else 1
+        return
     if not number:
         return
     if isinstance(change, Send):
@@ -256,7 +284,11 @@ def _rows_of(
             needed, who = 1, 0
             if change.state.is_topic:
                 needed = min(len(change.entitled), NEEDED_MAX)
-                who = recorder.set_number(change.entitled)
+                entitled = recorder.set_number(change.entitled)
+                if entitled is None:
+                    recorder.rows.lost += 1
+                    return
+                who = entitled
             amount = min(change.record_bytes, AMOUNT_MAX)
             yield ROW.pack(now, change.seq, number, amount, transaction, who, needed, SENT, flags)
     elif isinstance(change, Ack):

@@ -2,6 +2,8 @@
 
 U7  No store's thread ever waits for it, nor hears of its errors: whatever fails here ends the recording, not a call.
 U8  One thread at a time empties the buffer and writes, under `_lock`; which guards opening and closing too.
+U9  `close` waits for the disk for CLOSE_SECONDS. What a disk that hangs has not taken by then is written by the thread
+    that waits for it, if it comes back; that thread alone frees the directory, which nobody else can open before.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...adapters import locking
-from ...adapters.background import CoalescedJob
+from ...adapters.background import CoalescedJob, shared
 from ...adapters.clock import now_us
 from ...adapters.core import Store
 from ...adapters.core.usage import ROW, WHOLE, Buffer, Recorder
@@ -39,7 +42,7 @@ from ...adapters.wal import (
 )  # fmt: skip
 from ...adapters.wal.segment import Segment
 from ...policies.durability import Sync
-from ...policies.errors import AnabranchError, ConfigError, StoreFailedError
+from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreLockedError
 from ...policies.options import UsageOptions
 from ...policies.wildcard import Pattern
 from .blocks import BLOCK, encode_block
@@ -58,6 +61,8 @@ VERSION_FILE: Final = "usage.version"
 VERSION: Final = b"1\n"
 BUFFER_BYTES: Final = 32 << 20
 """Of rows that wait to be written, for all stores together: some 900,000 operations. What does not fit is lost."""
+CLOSE_SECONDS: Final = 10.0
+"""So long at most a router that closes waits for the disk."""
 NAMES_REPEATED: Final = 10_000
 """So many names at most stand in each block that one flush writes; more only in the first."""
 
@@ -71,7 +76,7 @@ class UsageStats:
     lost: int
     """Operations that were not, about: the disk did not keep up, or the log had failed."""
     failed: str | None
-    """Why it has stopped by itself, if it has."""
+    """Why it has stopped by itself, or could not be started; None where neither is so."""
 
 
 class _Directory(StoreDirectory):
@@ -116,13 +121,26 @@ class UsageLog:
         self._incarnations = itertools.count(1)
         self.active = False
         """Stores are told to record."""
-        self.failed: BaseException | None = None
+        self.failed: str | None = None
+        """Why nothing is recorded any more, or never was; None where that has not failed."""
 
     # Opening and closing
 
     def open(self) -> None:
         """Make the directory if need be, go on behind what is there, and let the stores record. Raises what a store's
-        opening raises; then nothing is recorded."""
+        opening raises; then nothing is recorded, and `stats` says why."""
+        try:
+            self._open()
+        except BaseException as error:
+            self.failed = _reason(error)
+            raise
+        self._session = now_us()
+        self.active = True
+        for store in self._stores():
+            self.attach(store)
+        self._job.schedule(self.options.flush_interval)
+
+    def _open(self) -> None:
         with self._lock, disk_errors(f"the usage log in {self.path} cannot be opened"):
             if self.path.parent.exists():
                 sweep_unfinished(self.path.parent, self.path.name)
@@ -130,17 +148,17 @@ class UsageLog:
                 file_mode = self._directory.file_mode
                 self._directory.create(partial(_empty_log, segment_bytes=self._segment_bytes, file_mode=file_mode))
             self._require_version()  # before anything is written: it may be a store's
-            log_id = self._directory.lock()
+            try:
+                log_id = self._directory.lock()
+            except StoreLockedError as error:
+                raise StoreLockedError(
+                    f"{error}. One that was closed while its disk did not answer is free once the disk does"
+                ) from None
             try:
                 self._start(log_id)
             except BaseException:
                 self._directory.unlock()
                 raise
-        self._session = now_us()
-        self.active = True
-        for store in self._stores():
-            self.attach(store)
-        self._job.schedule(self.options.flush_interval)
 
     def _require_version(self) -> None:
         path = self.path / VERSION_FILE
@@ -177,14 +195,42 @@ class UsageLog:
             store.usage = None
 
     def close(self) -> None:
-        """Write what waits, and let go of the directory. Idempotent. Raises nothing: what goes wrong is logged."""
+        """Write what waits, and let go of the directory; within CLOSE_SECONDS, or else later and elsewhere (rule U9).
+        Idempotent. What goes wrong with the disk is logged, and not raised."""
         if self._generation != locking.generation:
             self.active = False  # all of it belongs to the parent
             return
+        self._detach()
+        self._stores = tuple  # who waits for a disk keeps no store alive
+        if sys.is_finalizing():  # no other thread runs any more
+            self._close()
+            return
+        closed, last = threading.Event(), self._last_file()
+
+        def close() -> None:
+            try:
+                self._close()
+            finally:
+                closed.set()
+
+        shared().lead(close)
+        if not closed.wait(CLOSE_SECONDS):
+            log.warning(
+                "the usage log in %s is not closed: for %g s the disk has not answered at %s. The directory stays "
+                "locked until it does; what waits is written first, unless the process ends before",
+                self.path, CLOSE_SECONDS, last,
+            )  # fmt: skip
+
+    def _close(self) -> None:
         with self._lock:
-            self._detach()
             self.flush()
             self._let_go()
+
+    def _last_file(self) -> Path:
+        """Where it writes, or its directory."""
+        opened = self._log
+        segments = () if opened is None else opened.table.segments
+        return segments[-1].path if segments else self.path
 
     def _let_go(self) -> None:
         opened, self._log = self._log, None
@@ -208,7 +254,7 @@ class UsageLog:
     def _fail(self, error: BaseException) -> None:
         """Record no more (rule U7)."""
         if self.failed is None:
-            self.failed = error
+            self.failed = _reason(error)
             log.warning(
                 "the usage log in %s has stopped: %s. Messages go on and are not recorded; start_usage_log() begins "
                 "again", self.path, error,
@@ -287,8 +333,12 @@ class UsageLog:
 
     def stats(self) -> UsageStats:
         """As it stands: what waits to be written is in neither count."""
-        failed = None if self.failed is None else str(self.failed)
-        return UsageStats(self._recorded, self.lost() + (self._unwritten if failed is not None else 0), failed)
+        unwritten = 0 if self.failed is None else self._unwritten
+        return UsageStats(self._recorded, self.lost() + unwritten, self.failed)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _snapshot_record(payload: bytes) -> object:

@@ -187,6 +187,56 @@ def test_a_store_loses_what_finds_no_room() -> None:
     assert (buffer.rows.size, buffer.rows.lost) == (2 * ROW.size, 3)
 
 
+@pytest.mark.parametrize("loop", [usage.record_usage, PURE["record_usage"]])
+def test_names_that_wait_are_bounded_and_what_has_none_is_counted(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule U5: nobody empties the buffer, since its disk hangs."""
+    monkeypatch.setattr(usage, "NAMES_MAX", 10)
+    monkeypatch.setattr(usage, "NAMES_BYTES_MAX", 20 * usage.NAME_BYTES)
+    buffer = Buffer(1 << 20)
+    recorder = Recorder(buffer, "s", "ab12")
+
+    def told(*changes: Change) -> None:
+        made = plan(ticket(*changes))
+        loop(recorder, made.changes, made)
+
+    states = [DestinationState(number, Destination.parse(f"queue://q{number}")) for number in range(1, 101)]
+    for state in states:
+        told(send(state, 1))
+    known = len(buffer.declared)
+    assert 15 <= known <= 21
+    assert buffer.rows.lost == 100 - known
+    told(send(states[known - 1], 2))  # that is known by its number
+    assert buffer.rows.lost == 100 - known
+    made = many(2, b"a", b"b")
+    made.state = states[-1]
+    told(made)
+    assert buffer.rows.lost == 102 - known
+    assert len(buffer.declared) == known
+    rows, declared = buffer.empty()
+    assert [row[2] for row in ROW.iter_unpack(rows)] == [*dict(declared), known]
+    told(send(states[-1], 3))  # there is room again
+    assert buffer.rows.lost == 102 - known
+    assert [name[3] for _, name in buffer.empty()[1]] == ["queue://q100"]
+
+
+def test_sets_of_subscriptions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule U5."""
+    monkeypatch.setattr(usage, "NAMES_BYTES_MAX", 5 * usage.NAME_BYTES)
+    buffer = Buffer(1 << 20)
+    recorder = Recorder(buffer, "s", "ab12")
+    desks = [SubscriptionState(n, PRICES, Subscription(PRICES.destination, f"d{n}", "c", None, False), 0)
+             for n in range(1, 51)]  # fmt: skip
+    for desk in desks:
+        change = send(PRICES, 1)
+        change.entitled = [desk]
+        made = plan(ticket(change))
+        usage.record_usage(recorder, made.changes, made)
+    sets = [name for _, name in buffer.declared if not isinstance(name, tuple)]
+    assert 2 <= len(sets) <= 5
+    assert buffer.rows.size == len(sets) * ROW.size
+    assert buffer.rows.lost == 50 - len(sets)
+
+
 def test_a_fault_of_ours_is_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
     """Rule U6."""
     buffer = Buffer(1 << 20, takes=lambda destination: 1 // 0 > 0)

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import random
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -261,6 +262,51 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
+@pytest.mark.parametrize("where", ["pwrite of close", "fdatasync of close", "pwrite before close"])
+def test_a_disk_that_hangs_does_not_hang_close(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rule U9."""
+    call, _, when = where.partition(" ")
+    real, hangs, goes_on = getattr(os, call), threading.Event(), threading.Event()
+
+    def hanging(fd: int, *arguments: Any) -> Any:
+        if "/usage/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            hangs.set()
+            goes_on.wait()
+        return real(fd, *arguments)
+
+    monkeypatch.setattr(log, "CLOSE_SECONDS", 0.05)
+    usage = {"flush_interval": 60}
+    router = anabranch.open(config(tmp_path, usage))
+    monkeypatch.setattr(os, call, hanging)
+    try:
+        router.queue("j.a").send(b"1")
+        if when == "before close":
+            threading.Thread(target=log_of(router).flush).start()
+            hangs.wait()
+        router.queue("j.a").send(b"22")
+        (file,) = (tmp_path / "usage" / "journal").glob("*.seg")
+        router.close()
+        (told,) = [record.getMessage() for record in caplog.records if "is not closed" in record.getMessage()]
+        assert f"has not answered at {file}" in told
+        with anabranch.open(config(tmp_path, usage)) as other:
+            stats = other.usage_stats()
+            assert stats is not None
+            assert "is free once the disk does" in (stats.failed or "")
+            assert other.queue("j.a").depth() == 2
+            goes_on.set()
+            while not log_of(other).active:
+                with contextlib.suppress(anabranch.StoreLockedError):
+                    other.start_usage_log()
+            other.queue("j.a").send(b"333")
+    finally:
+        goes_on.set()
+    trace = usage_trace([tmp_path])
+    assert shown(trace) == [("send", 1), ("send", 2), ("send", 3)]
+    assert trace.warnings == ()
+
+
 def test_a_forked_child_leaves_it_alone(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         queue = router.queue("j.a")
@@ -287,9 +333,13 @@ def test_a_log_that_cannot_be_opened_keeps_nobody_from_messages(
     segment.write_bytes(b"x" * 10_000)
     with anabranch.open(config(tmp_path)) as router:
         assert router.queue("j.a").receive().body == b"1"
-        assert router.usage_stats() is None
-        with pytest.raises(anabranch.CorruptionError):
+        stats = router.usage_stats()
+        assert stats is not None
+        assert (stats.recorded, stats.lost) == (0, 0)
+        assert str(segment) in (stats.failed or "")
+        with pytest.raises(anabranch.CorruptionError) as raised:
             router.start_usage_log()
+        assert router.usage_stats() == anabranch.UsageStats(0, 0, str(raised.value))
         shutil.move(tmp_path / "usage", tmp_path / "damaged")
         router.start_usage_log()
         router.queue("j.a").send(b"22")
@@ -316,7 +366,10 @@ def test_it_writes_into_nothing_but_a_usage_log(tmp_path: Path, caplog: pytest.L
     (tmp_path / "empty").mkdir()
     with anabranch.open(config(tmp_path / "data", usage={"directory": other})) as router:
         router.queue("j.a").send(b"1")
-        assert router.usage_stats() is None
+        stats = router.usage_stats()
+        assert stats is not None
+        assert stats.failed is not None
+        assert stats.failed in caplog.text
         assert "holds something else than a usage log, and was left as it is" in caplog.text
         router.start_usage_log(anabranch.UsageOptions(directory=tmp_path / "empty"))
         (tmp_path / "empty" / "usage.version").write_text("2\n")
@@ -324,6 +377,38 @@ def test_it_writes_into_nothing_but_a_usage_log(tmp_path: Path, caplog: pytest.L
             router.start_usage_log(anabranch.UsageOptions(directory=tmp_path / "empty"))
         router.queue("j.a").send(b"1")
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"smaple": 0.5}, "smaple: unknown key; did you mean 'sample'?"),
+        ({"max_bytes": "1 PB", 7: 1}, "max_bytes: expected a size"),
+        ([("sample", 0.5)], "the usage log takes UsageOptions or a mapping of them, not list"),
+        ({"directory": "stores"}, "lie in one another"),
+    ],
+)
+def test_options_that_cannot_be_are_one_error_and_change_nothing(
+    tmp_path: Path, options: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with anabranch.open(config(tmp_path)) as router:
+        with pytest.raises((anabranch.ConfigError, TypeError), match=re.escape(says)):
+            router.start_usage_log(options)
+        router.queue("j.a").send(b"1")
+    assert shown(usage_trace([tmp_path])) == [("send", 1)]
+
+
+def test_options_may_be_a_mapping(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path, {"destinations": ["queue://s.>"]})) as router:
+        router.start_usage_log({})  # by default, and not as the configuration says
+        router.queue("j.a").send(b"1")
+        router.start_usage_log({"destinations": ["queue://m.>"], "flush_interval": "2s"})
+        router.queue("j.a").send(b"22")
+        router.queue("m.a").send(b"333")
+        router.stop_usage_log()
+        assert router.usage_stats() is None
+    assert [size for op, size in shown(usage_trace([tmp_path])) if op == "send"] == [1, 3]
 
 
 def test_two_routers_do_not_share_one(tmp_path: Path) -> None:
