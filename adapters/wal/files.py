@@ -65,7 +65,7 @@ class SegmentFiles:
         self._pool_numbers = itertools.count(1)
 
     def path(self, number: int) -> Path:
-        return self.directory / f"{number:012d}{SEGMENT_SUFFIX}"
+        return segment_path(self.directory, number)
 
     def _named(self, start: str, end: str) -> list[Path]:
         """The files whose names begin and end so, in no order; none if there is no directory. Path.glob would find none
@@ -250,6 +250,11 @@ def _fill_up(path: Path, size: int) -> bool:
         log.debug("%s is not used again: %s", path, error)
         return False
     return True
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    """Where a segment of the log in a directory lies."""
+    return directory / f"{number:012d}{SEGMENT_SUFFIX}"
 
 
 def read_header(path: Path) -> SegmentHeader:

@@ -13,7 +13,7 @@ from ...policies.options import JournalOptions
 from ...policies.outputs import is_elsewhere
 from ...policies.units import parse_size
 from .output import LocalPath, echo_json, json_option, warnings_shown, working
-from .trace import usage_option, usage_table
+from .trace import require_outside, usage_option, usage_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,6 +150,7 @@ def command(
     )
     options.check()
     # Before the work, which may take minutes; what appears meanwhile is found when the files are written.
+    require_outside(out, usage_directories)
     check_place(out, overwrite=force)
     warnings: tuple[str, ...] = ()
     trace: Path | str | pa.Table | Workload

@@ -44,6 +44,7 @@ def command(usage_directories: tuple[Path, ...], out: Path, force: bool, as_json
         raise ConfigError(["give at least one --usage, the directory usage/ of a data directory"])
     if not out.name.lower().endswith(SUFFIXES):
         raise ConfigError([f"--out {out} has no suffix of a trace; .parquet, .arrow, .feather and .csv are written"])
+    require_outside(out, usage_directories)
     check_files(out.parent, [out.name], overwrite=force)  # before the work, which may take minutes
     from ...policies.partitioning.trace import write_trace
 
@@ -57,6 +58,19 @@ def command(usage_directories: tuple[Path, ...], out: Path, force: bool, as_json
         click.echo(f"Written: {out}, {table.num_rows:,} operation{'' if table.num_rows == 1 else 's'}")
 
 
+def require_outside(out: Path, usage_directories: tuple[Path, ...]) -> None:
+    """Raise ConfigError for an --out within a usage log, where its router keeps files; TraceError where there is no
+    log."""
+    from ..usage.reading import directory_of, find_logs
+
+    place = out.resolve()
+    for directory in usage_directories:
+        for journal in find_logs(directory):
+            log = directory_of(journal)
+            if log.resolve() in (place, *place.parents):
+                raise ConfigError([f"--out {out} lies in the usage log {log}, which is only read; give another place"])
+
+
 def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, tuple[str, ...]]:
     """The trace of usage logs, and what one should know of it. Raises TraceError, also for one that holds nothing."""
     from ...policies.partitioning import from_events
@@ -67,8 +81,7 @@ def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, tuple[str, ...
         table = from_events(usage)
     if not table.num_rows:
         named = " and ".join(str(directory) for directory in directories)
-        why = f" ({'; '.join(usage.warnings)})" if usage.warnings else ""
-        raise TraceError(
-            f"{named}: nothing is recorded there yet{why}; let the router run for some days of ordinary use"
-        )
+        if usage.warnings:
+            raise TraceError(f"{named}: no operation can be read there: {'; '.join(usage.warnings)}")
+        raise TraceError(f"{named}: nothing is recorded there yet; let the router run for some days of ordinary use")
     return table, usage.warnings

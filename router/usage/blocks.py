@@ -13,6 +13,8 @@ from ...adapters.core.usage import ROW, DestinationName
 
 BLOCK: Final = 48
 """The kind of its record, beside wal's SNAPSHOT; no store's journal nor the decision log has it."""
+VERSION_FILE: Final = "usage.version"
+"""Beside the log's journal: which version its blocks have."""
 LEVEL: Final = 1
 """Of zlib: rows are so alike that more takes time and saves little."""
 

@@ -45,7 +45,7 @@ from ...policies.durability import Sync
 from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreLockedError
 from ...policies.options import UsageOptions
 from ...policies.wildcard import Pattern
-from .blocks import BLOCK, encode_block
+from .blocks import BLOCK, VERSION_FILE, encode_block
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,6 @@ SEGMENT_BYTES_MAX: Final = 16 << 20
 SYNC_SECONDS: Final = 5.0
 BLOCK_BYTES_MAX: Final = 1 << 20
 """Of rows, before they are deflated; less in a log of small segments."""
-VERSION_FILE: Final = "usage.version"
 VERSION: Final = b"1\n"
 BUFFER_BYTES: Final = 32 << 20
 """Of rows that wait to be written, for all stores together: some 900,000 operations. What does not fit is lost."""

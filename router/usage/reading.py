@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -23,13 +24,14 @@ from typing import Final
 from ...adapters.core.records import HEAD
 from ...adapters.core.usage import ACKED, ACKED_RANGE, ACROSS, ENDED, REMOVED, SENT, WHOLE
 from ...adapters.wal import SNAPSHOT
-from ...adapters.wal.files import SEGMENT_SUFFIX, read_header
-from ...adapters.wal.format import HEADER_BYTES, RECORD_HEADER, SegmentHeader
-from ...adapters.wal.reader import BatchReader, records_of
+from ...adapters.wal.files import SEGMENT_SUFFIX, read_header, segment_path
+from ...adapters.wal.format import BATCH_HEADER, BATCH_MAGIC, HEADER_BYTES, RECORD_HEADER, SegmentHeader
+from ...adapters.wal.reader import BatchReader, read_at, records_of
 from ...adapters.wal.segment import Segment
+from ...adapters.wal.watermark import Watermark, WatermarkFile
 from ...policies.errors import CorruptionError, TraceError
 from ...policies.partitioning.events import UsageEvent
-from .blocks import BLOCK, Block, decode_block
+from .blocks import BLOCK, VERSION_FILE, Block, decode_block
 
 Progress = Callable[[int, int], None]
 
@@ -59,6 +61,11 @@ def find_logs(directory: Path) -> list[Path]:
     )
 
 
+def directory_of(journal: Path) -> Path:
+    """The usage log that a journal belongs to; itself, where it is a copy without the rest."""
+    return journal.parent if (journal.parent / VERSION_FILE).exists() else journal
+
+
 def _below(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
 
@@ -71,9 +78,12 @@ def usage_trace(directories: Iterable[str | Path], progress: Progress | None = N
     """The trace of usage logs. `progress` is called with (bytes read, bytes in all). Raises TraceError where there is
     none to read; what is damaged or missing in one is among the warnings. Nothing is written."""
     segments: dict[bytes, dict[int, _File]] = {}
+    marks: dict[bytes, list[tuple[Watermark, Path]]] = {}
     warnings: list[str] = []
     for directory in directories:
         for journal in find_logs(Path(directory)):
+            for log_id, mark in _marks(journal):
+                marks.setdefault(log_id, []).append((mark, journal))
             for path in sorted(journal.glob(f"*{SEGMENT_SUFFIX}")):
                 try:
                     header = read_header(path)
@@ -84,10 +94,29 @@ def usage_trace(directories: Iterable[str | Path], progress: Progress | None = N
                     warnings.append(f"{path} was not read: {error.reason}")
                     continue
                 segments.setdefault(header.log_id, {}).setdefault(header.number, _File(path, header, size))
-    logs = [_in_order(files) for files in segments.values()]
+    logs = []
+    for log_id, files in segments.items():
+        newest = files[max(files)]
+        for mark, journal in marks.get(log_id, []):
+            if mark.segment > newest.header.number and not (path := segment_path(journal, mark.segment)).exists():
+                warnings.append(f"{path}, the newest file, is missing: what it held is not in the trace")
+            if (mark.segment, mark.nonce) == (newest.header.number, newest.header.nonce):
+                newest = files[mark.segment] = replace(newest, durable_lsn=max(mark.lsn, newest.durable_lsn))
+        logs.append(_in_order(files))
     if not logs:
         raise TraceError(f"no file of the usage log can be read: {warnings[0]}" if warnings else "no log was given")
     return UsageTrace(logs, warnings, progress)
+
+
+def _marks(journal: Path) -> list[tuple[bytes, Watermark]]:
+    """Which file of the log in a directory is the newest, and up to where all is on disk. To be asked before the files
+    are looked for: a router may be at it, which goes on to a new file and removes the oldest."""
+    for path in sorted(journal.glob(f"*{SEGMENT_SUFFIX}"), reverse=True):
+        with suppress(OSError, CorruptionError):
+            log_id = read_header(path).log_id
+            mark = WatermarkFile(journal, log_id).read()
+            return [] if mark is None else [(log_id, mark)]
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +130,8 @@ class _File:
     """Where its records end, if the one after it says so."""
     gap: bool = False
     """The one before it is missing, and is not the first."""
+    durable_lsn: int = 0
+    """All up to it is on disk, as is known from elsewhere, and if it is the newest file in this one or before it."""
 
 
 def _in_order(files: dict[int, _File]) -> list[_File]:
@@ -111,13 +142,13 @@ def _in_order(files: dict[int, _File]) -> list[_File]:
         header = ordered[-1].header
         before = files.get(header.prev_number)
         if before is not None:
-            ordered.append(_File(before.path, before.header, before.size, header.prev_end))
+            ordered.append(replace(before, end=header.prev_end))
             continue
         older = [number for number in files if number < header.prev_number]
         if not older:
             return ordered[::-1]
         last = ordered.pop()
-        ordered += [_File(last.path, last.header, last.size, last.end, gap=True), files[max(older)]]
+        ordered += [replace(last, gap=True), files[max(older)]]
 
 
 class UsageTrace:
@@ -226,6 +257,8 @@ class _LogReader:
                             f"{file.path} is a journal of another kind, not a usage log; give the directory usage/ of "
                             "a data directory"
                         )
+            if file.end is None and _is_damaged(segment, reader, file.durable_lsn):
+                self._damage.append(f"{file.path} is damaged at offset {reader.offset}: what follows there is lost")
         except FileNotFoundError:
             self._damage.append(f"{file.path} was removed while the log was read: the trace begins behind it")
             return
@@ -334,6 +367,18 @@ class _LogReader:
             for number in sorted(waits) if not who else [who] if who in waits else []:
                 yield self._ack(destination, seq, number, tx, 0)
                 _discard(pending, seq, number)
+
+
+def _is_damaged(segment: Segment, reader: BatchReader, durable_lsn: int) -> bool:
+    """Whether the newest file, of which no other says where it ends, held more than was read: no crash does that."""
+    if reader.lsn < durable_lsn:
+        return True
+    if any(reader.lsn < header.watermark for header in reader.headers_beyond()):
+        # It was on disk before that was written: it reads now, if a router has written both meanwhile.
+        return next(iter(BatchReader(segment, reader.offset, reader.lsn)), None) is None
+    start = read_at(segment.reading(), reader.offset, BATCH_HEADER.size)
+    # Where a used file's first batch began another begins; elsewhere anything may be left of what it held before.
+    return reader.offset == HEADER_BYTES and any(start) and not start.startswith(BATCH_MAGIC)
 
 
 def _discard(pending: dict[int, set[int]], seq: int, who: int) -> None:

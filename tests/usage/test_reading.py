@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,89 @@ def test_what_is_damaged_or_missing_is_told_and_the_rest_is_read(tmp_path: Path)
     assert not any("missing" in line for line in trace.warnings)  # as the log removes them itself
 
 
+@pytest.mark.parametrize("first", [4096, 6000])
+@pytest.mark.parametrize("content", [b"\xa5", b"\0"])
+@pytest.mark.parametrize("several", [False, True])
+def test_damage_of_the_newest_file_is_told(tmp_path: Path, first: int, content: bytes, several: bool) -> None:
+    *_, newest = several_files(tmp_path) if several else [*_one_file(tmp_path)]
+    whole = shown(usage_trace([tmp_path]))
+    kept = newest.read_bytes()
+    newest.write_bytes(kept[:first] + content * (len(kept) - first))
+    trace = usage_trace([tmp_path])
+    found = shown(trace)
+    assert found == whole[: len(found)]
+    assert len(found) < len(whole)
+    told = f"{newest} is damaged at offset "
+    assert [told in line for line in trace.warnings if "destination's name" not in line] == [True]
+    if not found:
+        result = run("recommend", "--usage", tmp_path, "--out", tmp_path.parent / "advice")
+        assert result.exit_code == 2
+        assert f"{tmp_path}: no operation can be read there: {told}" in result.stderr
+    newest.unlink()
+    if several:
+        trace = usage_trace([tmp_path])
+        assert len(shown(trace)) < len(whole)
+        assert any(f"{newest}, the newest file, is missing" in line for line in trace.warnings)
+
+
+def _one_file(directory: Path) -> list[Path]:
+    with anabranch.open(config(directory)) as router:
+        for size in range(200):
+            router.queue("j.a").send(bytes(size))
+            assert router._usage is not None
+            router._usage.flush()
+    return [*(directory / "usage" / "journal").glob("*.seg")]
+
+
+def test_damage_is_told_from_what_the_log_says_itself(tmp_path: Path) -> None:
+    """Of a router that was killed, when nothing but its batches says what was on disk."""
+    with anabranch.open(config(tmp_path / "data")) as router:
+        assert router._usage is not None
+        assert router._usage._log is not None
+        for size in range(3):
+            router.queue("j.a").send(bytes(size))
+            router._usage.flush()
+            router._usage._log.sync()
+        shutil.copytree(tmp_path / "data" / "usage" / "journal", tmp_path / "killed")
+    (newest,) = (tmp_path / "killed").glob("*.seg")
+    trace = usage_trace([tmp_path / "killed"])
+    assert shown(trace) == [("send", size) for size in range(3)]
+    assert trace.warnings == ()
+    kept = newest.read_bytes()
+    for damaged in (kept[:4200] + b"damaged" + kept[4207:], kept[:4096] + b"damaged" * 2000):
+        newest.write_bytes(damaged)
+        trace = usage_trace([tmp_path / "killed"])
+        assert shown(trace) == []
+        assert trace.warnings == (f"{newest} is damaged at offset 4096: what follows there is lost",)
+
+
+def test_a_log_that_is_written_meanwhile_is_not_damaged(tmp_path: Path) -> None:
+    count = 0
+    with anabranch.open(config(tmp_path, usage={"max_bytes": 1 << 20})) as router:
+        usage, stop = router._usage, threading.Event()
+        assert usage is not None
+
+        def write() -> None:
+            while not stop.is_set():
+                router.queue("j.a").send(b"1")
+                usage.flush()
+                if usage._log is not None:
+                    usage._log.sync()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            while count < 300:
+                trace = usage_trace([tmp_path])
+                found = len(shown(trace))
+                assert trace.warnings == ()
+                assert found >= count
+                count = found
+        finally:
+            stop.set()
+            writer.join()
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [
@@ -204,6 +288,11 @@ def test_mistyped_options(tmp_path: Path) -> None:
         (["trace", "--usage", "s3://bucket/usage", "--out", out], "--usage s3://bucket/usage: files are read"),
         (["recommend", "--usage", usage, "--trace", out, "--out", tmp_path / "advice"], "give one of --usage"),
         (["recommend", "--out", tmp_path / "advice"], "0 were given"),
+        (["trace", "--usage", usage, "--out", usage / "out.csv"], f"lies in the usage log {usage}, which is only read"),
+        (["trace", "--usage", tmp_path, "--out", usage / "journal" / "a" / "out.csv"], "which is only read"),
+        (["recommend", "--usage", usage.parent, "--out", usage / "advice"], "which is only read"),
+        (["recommend", "--usage", usage.parent, "--out", usage], "which is only read"),
+        (["trace", "--usage", tmp_path / "no", "--out", out], "there is no usage log at"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2
