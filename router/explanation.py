@@ -22,9 +22,13 @@ from ..adapters.journal.explanation import Files, StoreExplanation, explain_stor
 from ..adapters.reading_lock import kept_closed
 from ..adapters.store_types import Progress
 from ..policies.config import Config, StoreConfig
-from ..policies.errors import AnabranchError, CorruptionError, PlacementError, StoreLockedError
+from ..policies.errors import AnabranchError, ConfigError, CorruptionError, PlacementError, StoreLockedError
 from .destinations_table import DestinationsTable, StoreRow
-from .store_directories import StoreDirectories, children
+from .repartition_progress import NAME as PROGRESS
+from .repartition_progress import Progress as Repartition
+from .repartition_progress import advice, read_progress
+from .store_directories import children
+from .usage.blocks import VERSION_FILE as USAGE
 
 RECORD = "placement.records"
 LOCK = "router.lock"
@@ -53,6 +57,17 @@ class UnreadableStore:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfinishedCopy:
+    """What an interrupted repartition has left of a destination in a store beside the messages that count."""
+
+    destination: str
+    store: str
+    """Its name."""
+    original: str
+    """The store that holds what counts."""
+
+
+@dataclass(frozen=True, slots=True)
 class DirectoryExplanation:
     """A data directory, or one store's."""
 
@@ -62,6 +77,10 @@ class DirectoryExplanation:
     unreadable: tuple[UnreadableStore, ...]
     decisions: Files | None
     """The segments of the decision log; None where there is none."""
+    usage: Files | None
+    """Those of the usage log."""
+    copy: UnfinishedCopy | None
+    """What does not count though it lies in a store."""
     notes: tuple[str, ...]
     """What is to be said of the directory itself."""
     at_ms: int
@@ -98,25 +117,57 @@ def explain(
     """Why each segment in a data directory, or in one journal store's directory, is kept.
 
     `config` says where indexes and archives lie that are elsewhere. A store that cannot be read is told of among the
-    others. Raises PlacementError where nothing of ours is there, StoreLockedError while somebody has it open, OSError.
+    others. Raises PlacementError where nothing of ours is there, ConfigError for the configuration of another
+    directory, StoreLockedError while somebody has it open, OSError.
     """
     at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     with tempfile.TemporaryDirectory(prefix="anabranch-explain-") as scratch, ExitStack() as locks:
         reading = _Reading(directory, config, Path(scratch), at_ms, locks, progress)
+        if (usage := _usage_log(directory)) is not None:
+            what = "a usage log" if usage == directory else f"a part of the usage log {usage}"
+            raise PlacementError(
+                f"{directory} is {what}, and no store: `anabranch recommend --usage {usage} --out DIR` reads it, and "
+                f"`anabranch trace --usage {usage} --out FILE` makes a trace of it"
+            )
         if (directory / "store.id").exists():
             if directory.name == "decisions":
                 raise PlacementError(
                     f"{directory} is a decision log, and no store; give the data directory it lies in, or see "
                     "`anabranch transactions`"
                 )
+            if config is not None and _config_at(config, directory) is None:
+                places = ", ".join(str(config.directory_of(store)) for store in config.stores)
+                raise ConfigError([f"the configuration has no store in {directory}; it has those in {places}"])
             is_journal = (directory / "journal").is_dir() or (directory / "index.mdb").exists()
             reading.store(directory.name, "journal" if is_journal else "other", directory, ())
+            reading.repartition_above(directory)
         elif _is_part(directory):
             owner = directory.parent
             raise PlacementError(f"{directory} is a part of {owner}, or a copy of one; give {owner}")
         else:
+            if config is not None and config.directory.resolve() != directory.resolve():
+                raise ConfigError(
+                    [
+                        f"the configuration has the data directory {config.directory}, and not {directory.absolute()}, "
+                        "which is to be explained; give the one that is used with that"
+                    ]
+                )
             reading.data_directory()
         return reading.explained()
+
+
+def _usage_log(directory: Path) -> Path | None:
+    """The usage log that this is, or a part of."""
+    return next((one for one in (directory, directory.parent) if (one / USAGE).exists()), None)
+
+
+def _config_at(config: Config, path: Path) -> StoreConfig | None:
+    """The store that has this directory, or whose stores of one destination each have it among theirs."""
+    place = path.resolve()
+    for store in config.stores:
+        if config.directory_of(store).resolve() == (place.parent if store.per_destination else place):
+            return store
+    return None
 
 
 class _Reading:
@@ -138,11 +189,13 @@ class _Reading:
         self._unreadable: list[UnreadableStore] = []
         self._notes: list[str] = []
         self._decisions: Files | None = None
+        self._usage: Files | None = None
+        self._copy: UnfinishedCopy | None = None
 
     def explained(self) -> DirectoryExplanation:
         return DirectoryExplanation(
             str(self._directory), tuple(self._stores), tuple(self._others), tuple(self._unreadable), self._decisions,
-            tuple(self._notes), self._at_ms,
+            self._usage, self._copy, tuple(self._notes), self._at_ms,
         )  # fmt: skip
 
     def data_directory(self) -> None:
@@ -157,6 +210,39 @@ class _Reading:
         decisions = self._directory / "decisions" / "journal"
         if decisions.is_dir():
             self._decisions = _files(decisions, "*.seg")
+        usage = self._directory / "usage"
+        if self._config is not None and self._config.usage is not None:
+            usage = self._config.usage.directory or usage
+        if (usage / USAGE).exists():
+            self._usage = _files(usage / "journal", "*.seg")
+
+    def repartition_above(self, directory: Path) -> None:
+        """Of one store in a data directory."""
+        for above in list(directory.absolute().parents)[:3]:
+            if (above / PROGRESS).exists():
+                self._notes.append(
+                    f"{above} is being repartitioned, and that was interrupted: what is here may be an unfinished "
+                    f"copy; `anabranch explain {above}` tells of what."
+                )
+
+    def _unfinished_copy(self, table: DestinationsTable) -> None:
+        """Tell of a repartition that was interrupted."""
+        if not (self._directory / PROGRESS).exists():
+            return
+        shutil.copyfile(self._directory / PROGRESS, self._scratch / PROGRESS)
+        try:
+            found = read_progress(self._scratch)
+        except (CorruptionError, PlacementError) as error:
+            self._notes.append(str(error).replace(str(self._scratch), str(self._directory)))
+            return
+        self._notes.append(f"{self._directory} is being repartitioned{advice(self._directory, found)}.")
+        self._copy = _copy_of(found, table)
+        if self._copy is not None:
+            one = self._copy
+            self._notes.append(
+                f"What store {one.store} holds of {one.destination} is an unfinished copy, or what is left of it once "
+                f"it has moved, and does not count: store {one.original} holds its messages."
+            )
 
     def _rows(self) -> list[tuple[StoreRow, tuple[str, ...]]]:
         """The stores as the placement record has them, each with its destinations; else those that lie here."""
@@ -170,6 +256,7 @@ class _Reading:
             except (CorruptionError, PlacementError) as error:
                 self._notes.append(str(error).replace(str(copy), str(record)))
             else:
+                self._unfinished_copy(table)
                 rows = sorted(table.stores.values(), key=lambda row: row.name)
                 found = [(row, tuple(map(str, table.destinations_in(row.store_id)))) for row in rows]
                 table.close()
@@ -217,9 +304,20 @@ class _Reading:
     def _options(self, name: str, path: Path) -> StoreConfig | None:
         if self._config is None:
             return None
-        at = StoreDirectories(self._config).config_at(path)
         named = (store for store in self._config.stores if store.name == name.partition(":")[0])
-        return at or next(named, None)
+        return _config_at(self._config, path) or next(named, None)
+
+
+def _copy_of(progress: Repartition | None, table: DestinationsTable) -> UnfinishedCopy | None:
+    moving = None if progress is None else progress.moving
+    if moving is None:
+        return None
+    row = table.destinations.get(moving.destination)
+    has_moved = row is not None and row.store_id == moving.target
+    original, copy = (moving.target, moving.source) if has_moved else (moving.source, moving.target)
+    if original not in table.stores or copy not in table.stores:
+        return None  # not made yet, or removed already
+    return UnfinishedCopy(str(moving.destination), table.stores[copy].name, table.stores[original].name)
 
 
 def _files(directory: Path, pattern: str = "**/*") -> Files:

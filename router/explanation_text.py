@@ -39,7 +39,9 @@ def render_text(explanation: DirectoryExplanation, width: int = 120) -> str:
     for store in explanation.stores:
         if several:
             lines.append(f"== {store.name}")
-        lines += _store(store, explanation.at_ms, width)
+        copy = explanation.copy
+        unfinished = copy.destination if copy is not None and copy.store == store.name else None
+        lines += _store(store, explanation.at_ms, width, unfinished)
     for other in explanation.others:
         lines += wrapped(_other(other), width)
     for broken in explanation.unreadable:
@@ -49,6 +51,11 @@ def render_text(explanation: DirectoryExplanation, width: int = 120) -> str:
         lines.append(
             f"decision log: {count_of(files.count, 'segment')}, {human_bytes(files.bytes)}; "
             "`anabranch transactions` lists what waits"
+        )
+    if explanation.usage is not None:
+        files = explanation.usage
+        lines.append(
+            f"usage log: {count_of(files.count, 'segment')}, {human_bytes(files.bytes)}; `anabranch recommend` reads it"
         )
     if not lines:
         lines.append(f"{explanation.directory} holds no stores yet.")
@@ -94,11 +101,15 @@ def summary(store: StoreExplanation) -> str:
     return "; ".join(parts) + "."
 
 
-def _store(store: StoreExplanation, at_ms: int, width: int) -> list[str]:
+def _store(store: StoreExplanation, at_ms: int, width: int, unfinished: str | None) -> list[str]:
+    """`unfinished`: the destination of which what is here does not count."""
     lines = [*wrapped(summary(store), width), ""]
     if store.pinning:
         rows = [["destination", "messages", "bytes", "oldest", "segments", "pins", "frees"]]
-        rows += [[one.destination, *_figures(one, at_ms)] for one in store.pinning[:ROWS_MAX]]
+        rows += [
+            [f"{one.destination}{' (unfinished copy)' * (one.destination == unfinished)}", *_figures(one, at_ms)]
+            for one in store.pinning[:ROWS_MAX]
+        ]
         note = (
             "oldest: age of the oldest message; segments: those that its messages lie in; frees: what could go if it "
             "were emptied."

@@ -116,10 +116,31 @@ class ProgressFile:
         self._file.close()
 
 
+def read_progress(directory: Path) -> Progress | None:
+    """What it says in a directory that nobody else has open; None if there is none, or none yet. Raises as
+    ProgressFile.open."""
+    file = ProgressFile(directory)
+    try:
+        return file.open()
+    finally:
+        file.close()
+
+
 def require_none(directory: Path) -> None:
-    """Raise PlacementError if the directory is being repartitioned."""
+    """Raise PlacementError if the directory is being repartitioned, and CorruptionError where that cannot be read."""
     if (directory / NAME).exists():
-        raise PlacementError(
-            f"{directory} is being repartitioned, and that was interrupted; run `anabranch repartition --config FILE "
-            f"{directory}` again with the same configuration: it goes on where it was"
-        )
+        found = read_progress(directory)
+        raise PlacementError(f"{directory} is being repartitioned{advice(directory, found)}")
+
+
+def advice(directory: Path, found: Progress | None) -> str:
+    """Where to an interrupted repartition of a directory was moving, and what to do about it: the rest of a sentence
+    that says that it is being repartitioned."""
+    known = found is not None and found.path != ""
+    path = found.path if found is not None and known else "FILE"
+    target, same = (f" to the configuration {path}", "") if known else ("", " with the same configuration")
+    return (
+        f"{target}, and that was interrupted; run `anabranch repartition --config {path} {directory}` again{same}: it "
+        "goes on where it was. To move to another configuration, or back to the one before, run it with that one and "
+        "--restart"
+    )

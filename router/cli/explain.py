@@ -28,6 +28,8 @@ def command(ctx: click.Context, directory: Path, config_path: Path | None, as_js
     read. For each file: which destination's and which subscription's pending messages, which prepared transaction; in
     KahaDB also which chain of acks.
 
+    What an interrupted repartition has copied and does not count yet is marked.
+
     No process may have a directory of Anabranch's open meanwhile. Of a store's journal as much is read as its next
     opening would read. Exit code 1 also where a store cannot be read, or is damaged.
 
@@ -43,7 +45,7 @@ def command(ctx: click.Context, directory: Path, config_path: Path | None, as_js
         if is_ours(directory):
             text, found, is_whole = _ours(directory, config_path, progress)
         else:
-            text, found, is_whole = _kahadb(directory, progress)
+            text, found, is_whole = _kahadb(directory, config_path, progress)
     if as_json:
         echo_json(found)
     else:
@@ -71,10 +73,10 @@ def _ours(directory: Path, config_path: Path | None, progress: Work) -> Explaine
     return render_text(found, _columns()), found.to_json(), is_whole
 
 
-def _kahadb(directory: Path, progress: Work) -> Explained:
+def _kahadb(directory: Path, config_path: Path | None, progress: Work) -> Explained:
     from ...adapters import kahadb
     from ...adapters.kahadb.files import find_stores
-    from ...policies.errors import TraceError
+    from ...policies.errors import ConfigError, TraceError
 
     try:
         find_stores(directory)
@@ -86,5 +88,9 @@ def _kahadb(directory: Path, progress: Work) -> Explained:
             f"{directory} {what}; give a data directory of Anabranch's (with placement.records in it), one of its "
             "stores (store.id), or the directory that activemq.xml names in <kahaDB directory=...> (db-<number>.log)"
         ) from error
+    if config_path is not None:
+        raise ConfigError(
+            [f"--config {config_path} says where our own stores keep files, and {directory} is a KahaDB; leave it out"]
+        )
     found = kahadb.explain(directory, progress)
     return kahadb.render_text(found, _columns()), found.to_json(), True

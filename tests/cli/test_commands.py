@@ -304,6 +304,10 @@ def test_explain(tmp_path: Path) -> None:
     assert text.exit_code == 0
     assert text.stdout.endswith("\n") and not text.stdout.endswith("\n\n")
     assert json.loads(run("explain", "--json", str(directory)).stdout)["stores"]
+    Path("s.yaml").write_text("{directory: d, stores: [{name: a, match: ['>']}]}")
+    refused = run("explain", "--config", "s.yaml", str(directory))
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"and {directory} is a KahaDB; leave it out" in refused.stderr
 
 
 def test_explain_our_own() -> None:

@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.adapters.core import copying
+from anabranch.adapters.core import Store, copying
 from anabranch.policies.errors import StoreFullError
 from anabranch.router.cli.app import app
 
@@ -26,6 +27,12 @@ stores:
 - {name: orders, match: ["queue://orders.>"], journal: {segment_size: 64KiB}}
 - {name: rest, match: [">"], sql: {}}
 """
+NEXT = """
+directory: data
+stores:
+- {name: orders, match: ["queue://orders.>"], journal: {segment_size: 64KiB}}
+- {name: all, match: [">"], journal: {segment_size: 64KiB}}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +40,7 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     Path("old.yaml").write_text(OLD)
     Path("new.yaml").write_text(NEW)
+    Path("next.yaml").write_text(NEXT)
 
 
 def run(*arguments: str) -> Result:
@@ -46,7 +54,7 @@ def fill() -> None:
         router.topic("prices").subscribe("desk")
 
 
-def full(bringing: copying.Bringing) -> None:
+def full(_: object) -> NoReturn:
     raise StoreFullError("the disk is full; free some space and try again")
 
 
@@ -176,6 +184,66 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--config", "new.yaml", "data").exit_code == 0
     with anabranch.open("new.yaml") as router:
         assert router.queue("orders.eu").depth() == 1000
+
+
+def explained(*arguments: str) -> tuple[str, Any]:
+    """As text, on one line, and as data."""
+    text, found = (CliRunner().invoke(app, ["explain", *arguments, *more]) for more in ([], ["--json"]))
+    assert (text.exit_code, found.exit_code) == (0, 0)
+    return " ".join(text.stdout.split()), json.loads(found.stdout)
+
+
+def test_while_it_is_interrupted_nobody_takes_its_copy_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill()
+    with monkeypatch.context() as patched:
+        patched.setattr(copying.Bringing, "end", full)
+        assert run("--config", "next.yaml", "data").exit_code == 1
+    here = Path.cwd()
+    for config in ("old.yaml", "next.yaml"):
+        with pytest.raises(anabranch.PlacementError) as raised:
+            anabranch.open(config)
+        assert str(raised.value) == (
+            f"{here}/data is being repartitioned to the configuration next.yaml, and that was interrupted; run "
+            f"`anabranch repartition --config next.yaml {here}/data` again: it goes on where it was. To move to "
+            "another configuration, or back to the one before, run it with that one and --restart"
+        )
+    before = {path: path.read_bytes() for path in Path("data").rglob("*") if path.is_file()}
+    text, found = explained("data")
+    assert "data is being repartitioned to the configuration next.yaml, and that was interrupted" in text
+    assert "What store orders holds of queue://orders.eu is an unfinished copy" in text
+    assert "store all holds its messages" in text
+    assert found["copy"] == {"destination": "queue://orders.eu", "store": "orders", "original": "all"}
+    of_all, of_orders = text.split("== ")[1:3]
+    assert ("queue://orders.eu (unfinished copy)" in of_all, "(unfinished copy)" in of_orders) == (False, True)
+    text, _ = explained("data/stores/orders")
+    assert f"`anabranch explain {here}/data` tells of what" in text
+    assert {path: path.read_bytes() for path in Path("data").rglob("*") if path.is_file()} == before
+    assert run("--config", "next.yaml", "data").exit_code == 0
+    text, found = explained("data")
+    assert (found["copy"], found["notes"], "copy" in text) == (None, [], False)
+
+
+def test_what_is_left_once_it_has_moved_does_not_count_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill()
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "delete", lambda store, destination: full(None) if store.name == "all" else 0)
+        assert run("--config", "next.yaml", "data").exit_code == 1
+    text, found = explained("data")
+    assert found["copy"] == {"destination": "queue://orders.eu", "store": "all", "original": "orders"}
+    assert "(unfinished copy)" in text.split("== ")[1]
+
+
+def test_damaged_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill()
+    with monkeypatch.context() as patched:
+        patched.setattr(copying.Bringing, "end", full)
+        assert run("--config", "next.yaml", "data").exit_code == 1
+    Path("data/repartition.records").write_bytes(b"x" * 2000)
+    with pytest.raises(anabranch.CorruptionError, match="the progress of a repartition is damaged"):
+        anabranch.open("old.yaml")
+    text, found = explained("data")
+    assert "data/repartition.records" in text
+    assert "the progress of a repartition is damaged" in found["notes"][0]
 
 
 def test_undone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import anabranch
 from anabranch import Config, JournalOptions, StoreConfig, Sync, Xid
 from anabranch.adapters.journal.explanation import MESSAGES, TRANSACTION, WRITTEN, StoreExplanation
 from anabranch.policies.config import MemoryOptions, SqlOptions
-from anabranch.policies.errors import PlacementError, StoreLockedError
+from anabranch.policies.errors import ConfigError, PlacementError, StoreLockedError
 from anabranch.router.consumer import Consumer
 from anabranch.router.explanation import explain
 from anabranch.router.explanation_text import render_text, summary
@@ -278,6 +278,53 @@ def test_a_part_of_a_directory_names_the_whole(tmp_path: Path, part: str) -> Non
         transaction.prepare()
     with pytest.raises(PlacementError, match="give"):
         explain(tmp_path / part)
+
+
+def test_a_usage_log_is_told_from_a_store(tmp_path: Path) -> None:
+    recording = config(tmp_path / "data").model_copy(update={"usage": anabranch.UsageOptions()})
+    with anabranch.open(recording) as router:
+        router.queue("slow").send(BODY)
+    usage = tmp_path / "data" / "usage"
+    for directory, what in ((usage, "a usage log"), (usage / "journal", f"a part of the usage log {usage}")):
+        with pytest.raises(PlacementError) as raised:
+            explain(directory)
+        assert str(raised.value) == (
+            f"{directory} is {what}, and no store: `anabranch recommend --usage {usage} --out DIR` reads it, and "
+            f"`anabranch trace --usage {usage} --out FILE` makes a trace of it"
+        )
+    found = explain(tmp_path / "data")
+    assert found.usage is not None
+    assert (found.usage.count, found.usage.bytes) == (1, next(usage.glob("journal/*.seg")).stat().st_size)
+    assert "usage log: 1 segment, " in render_text(found)
+    usage.rename(tmp_path / "recorded")
+    assert explain(tmp_path / "data").usage is None
+    elsewhere = recording.model_copy(update={"usage": anabranch.UsageOptions(directory=tmp_path / "recorded")})
+    assert explain(tmp_path / "data", elsewhere).usage == found.usage
+
+
+def test_the_configuration_of_another_directory(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with anabranch.open(config(tmp_path / name)) as router:
+            router.queue("slow").send(BODY)
+    (tmp_path / "link").symlink_to("one")
+    assert explain(tmp_path / "link", config(tmp_path / "one")).stores
+    with pytest.raises(ConfigError, match=r"the configuration has the data directory .*/two, and not .*/one, which is"):
+        explain(tmp_path / "one", config(tmp_path / "two"))
+    assert explain(tmp_path / "link" / "stores" / "all", config(tmp_path / "one")).stores
+    with pytest.raises(ConfigError, match=r"has no store in .*/one/stores/all; it has those in .*/two/stores/all"):
+        explain(tmp_path / "one" / "stores" / "all", config(tmp_path / "two"))
+
+
+def test_a_store_of_one_destination_is_the_configuration_s(tmp_path: Path) -> None:
+    store = StoreConfig("own", [">"], per_destination=True, directory=tmp_path / "own", index_directory=tmp_path / "i")
+    configured = Config(directory=tmp_path / "data", stores=[store])
+    with anabranch.open(configured) as router:
+        router.queue("a").send(BODY)
+    (directory,) = (tmp_path / "own").iterdir()
+    (alone,) = explain(directory, configured).stores
+    assert alone.segments == explain(tmp_path / "data", configured).stores[0].segments
+    with pytest.raises(ConfigError, match="has no store in"):
+        explain(directory, config(tmp_path / "data"))
 
 
 def test_an_archive_and_an_index_elsewhere(tmp_path: Path) -> None:

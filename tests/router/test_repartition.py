@@ -419,7 +419,7 @@ class TestInterrupted:
         with pytest.raises(StoreFullError):
             repartition(after, path="new.yaml")
         for settings in (before, after):
-            with pytest.raises(PlacementError, match=r"was interrupted; run `anabranch repartition --config FILE"):
+            with pytest.raises(PlacementError, match=r"was interrupted; run `anabranch repartition --config new.yaml"):
                 anabranch.open(settings)
         with pytest.raises(PlacementError, match=r"to another configuration \(new\.yaml\), .* or with --restart"):
             repartition(before)
