@@ -125,7 +125,7 @@ def write_files(directory: Path, texts: Mapping[str, str], *, overwrite: bool) -
             try:
                 _move(scratch, directory, list(texts), overwrite=overwrite)
             except FileExistsError as error:
-                raise _taken(Path(error.filename)) from None
+                raise _taken(Path(error.filename), _DIRECTORY) from None
     _sync(directory if there else directory.parent)
     return [directory / name for name in texts]
 
@@ -133,7 +133,7 @@ def write_files(directory: Path, texts: Mapping[str, str], *, overwrite: bool) -
 def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool) -> None:
     """Let `write` write one file, whose directory is made where it is missing. It appears whole, synced, or not at all.
     Raises as `write_files`."""
-    check_files(path.parent, [path.name], overwrite=overwrite)
+    check_file(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_directory(path.parent, "anabranch") as scratch:
         written = scratch / path.name
@@ -146,7 +146,7 @@ def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool) 
         try:
             _move(scratch, path.parent, [path.name], overwrite=overwrite)
         except FileExistsError:
-            raise _taken(path) from None
+            raise _taken(path, _FILE) from None
     _sync(path.parent)
 
 
@@ -171,23 +171,37 @@ def _write(path: Path, text: str) -> None:
 
 def check_files(directory: Path, names: Iterable[str], *, overwrite: bool) -> None:
     """Raises ConfigError where `write_files` would refuse to write these files. Touches nothing."""
+    _check(directory, names, _DIRECTORY, overwrite)
+
+
+def check_file(path: Path, *, overwrite: bool) -> None:
+    """Raises ConfigError where `write_file` would refuse to write this one. Touches nothing."""
+    _check(path.parent, [path.name], _FILE, overwrite)
+
+
+_DIRECTORY = "another directory"
+_FILE = "another file"
+"""What its user gives, and is to give instead."""
+
+
+def _check(directory: Path, names: Iterable[str], instead: str, overwrite: bool) -> None:
     for above in (directory, *directory.parents):
         if above.exists() or above.is_symlink():
             if not above.is_dir():
-                raise ConfigError([f"{above} is in the way: a directory is needed there; give another one"])
+                raise ConfigError([f"{above} is in the way: a directory is needed there; give {instead}"])
             if not os.access(above, os.W_OK | os.X_OK):
-                raise ConfigError([f"{above} cannot be written to by this user; give another directory"])
+                raise ConfigError([f"{above} cannot be written to by this user; give {instead}"])
             break
     for name in names:
         path = directory / name
         if path.is_dir():
-            raise ConfigError([f"{path} is in the way: a file of that name is to be written; give another directory"])
+            raise ConfigError([f"{path} is in the way: a file of that name is to be written; give {instead}"])
         if not overwrite and (path.is_symlink() or path.exists()):
-            raise _taken(path)
+            raise _taken(path, instead)
 
 
-def _taken(path: Path) -> ConfigError:
-    step = "give another directory, or replace it (--force; from Python: overwrite=True)"
+def _taken(path: Path, instead: str) -> ConfigError:
+    step = f"give {instead}, or replace it (--force; from Python: overwrite=True)"
     return ConfigError([f"{path} exists already and was left as it is; {step}"])
 
 

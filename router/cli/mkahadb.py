@@ -94,6 +94,6 @@ def _to_activemq(path: Path, directory: str | None) -> tuple[str, Notes]:
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    from ...policies.outputs import write_files
+    from ...policies.outputs import write_file
 
-    write_files(path.parent, {path.name: text}, overwrite=force)
+    write_file(path, lambda written: written.write_text(text, encoding="utf-8"), overwrite=force)

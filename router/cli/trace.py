@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...policies.errors import ConfigError, TraceError
-from ...policies.outputs import check_files, write_file
+from ...policies.outputs import check_file, write_file
 from .output import LocalPath, echo_json, json_option, working
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def command(usage_directories: tuple[Path, ...], out: Path, force: bool, as_json
     if not out.name.lower().endswith(SUFFIXES):
         raise ConfigError([f"--out {out} has no suffix of a trace; .parquet, .arrow, .feather and .csv are written"])
     require_outside(out, usage_directories)
-    check_files(out.parent, [out.name], overwrite=force)  # before the work, which may take minutes
+    check_file(out, overwrite=force)  # before the work, which may take minutes
     from ...policies.partitioning.trace import write_trace
 
     table, warnings = usage_table(usage_directories)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.outputs import local_path, scratch_directory, write_files, write_new_file
+from anabranch.policies.outputs import (
+    check_file,
+    local_path,
+    scratch_directory,
+    write_file,
+    write_files,
+    write_new_file,
+)
 
 TEXTS = {"one": "1\n", "two": "ü" * 3000, "three": ""}
 
@@ -68,6 +76,27 @@ def test_what_is_there_is_left_as_it_is_unless_it_may_go(tmp_path: Path) -> None
     (tmp_path / "dangling" / "two").symlink_to("nowhere")
     with pytest.raises(ConfigError, match="two exists already"):
         write_files(tmp_path / "dangling", TEXTS, overwrite=False)
+
+
+def test_one_file_that_cannot_be_written_asks_for_another_file(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("mine")
+    (tmp_path / "directory").mkdir()
+    for path, overwrite, says in (
+        (tmp_path / "there", False, "there exists already and was left as it is; give another file, or replace it"),
+        (tmp_path / "directory", True, "directory is in the way: a file of that name is to be written; give another f"),
+        (tmp_path / "there" / "out", True, "there is in the way: a directory is needed there; give another file"),
+    ):
+        for attempt in (
+            lambda: check_file(path, overwrite=overwrite),  # noqa: B023  called here
+            lambda: write_file(path, lambda written: written.write_text("ours"), overwrite=overwrite),  # noqa: B023
+        ):
+            with pytest.raises(ConfigError, match=re.escape(says)):
+                attempt()
+    new = tmp_path / "new"
+    with pytest.raises(ConfigError, match=r"new exists already .* give another file"):  # it has come meanwhile
+        write_file(new, lambda written: written.write_text("ours") and new.write_text("there"), overwrite=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "directory", "new"}
+    assert [(tmp_path / name).read_text() for name in ("there", "new")] == ["mine", "there"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
