@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from .text import count_of
+
 HELD_SHOWN: Final = 10
 """Destinations that an error names; of others it says how many there are."""
 
@@ -86,7 +88,8 @@ def shown_held(held: Mapping[str, int | None], where: str) -> str:
     if len(counts) < len(held):
         rest = f" and {len(others)} more" if others else ""
         return f"destinations in {where}: {', '.join(shown)}{rest}"
-    rest = f" and {sum(held[name] or 0 for name in others)} in {len(others)} more destination(s)" if others else ""
+    more = f" and {sum(held[name] or 0 for name in others)} in {count_of(len(others), 'more destination')}"
+    rest = more if others else ""
     return f"messages in {where}: {', '.join(f'{held[name]} of {name}' for name in shown)}{rest}"
 
 

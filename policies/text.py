@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def human_bytes(count: float) -> str:
-    """`9.2 KB`, `23.1 MB`: powers of a thousand, as disks are sold."""
+    """`9.2 KB`, `23.1 MB`: powers of a thousand, as disks are sold. For all that was measured or counted; what is
+    configured is told as it may be written in a file, by units.format_size."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if abs(count) < 1000:
             return count_of(round(count), "byte") if unit == "bytes" else f"{count:.1f} {unit}"

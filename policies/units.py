@@ -66,7 +66,8 @@ def parse_duration(value: object) -> float:
 
 
 def format_size(size: int) -> str:
-    """The shortest text that `parse_size` reads back as exactly `size`: 33554432 is `32MiB`, 1000 is `1kB`."""
+    """The shortest text that `parse_size` reads back as exactly `size`: 33554432 is `32MiB`, 1000 is `1kB`. For what is
+    configured; what was measured is told by text.human_bytes."""
     for unit, factor in sorted(_SIZES.items(), key=lambda item: -item[1]):
         if size and factor > 1 and size % factor == 0:
             return f"{size // factor}{unit}"

@@ -37,6 +37,7 @@ from ..policies.destination import Destination
 from ..policies.errors import ConfigError, DestinationError, PlacementError, StoreFailedError, TraceError
 from ..policies.kinds import load_adapter
 from ..policies.outputs import write_files
+from ..policies.text import count_of
 from ..policies.wildcard import Match
 from .import_marker import MARKER
 from .router import Router
@@ -126,8 +127,8 @@ def survey(config: Config, pending: Pending, progress: Progress = _untold) -> Re
         if match is None:
             near = ", ".join(routes.nearest(destination))
             problems.append(
-                f"no pattern matches {destination}, which has {source.count} messages; the closest are {near}. Add "
-                'one, or a store that matches ">"'
+                f"no pattern matches {destination}, which has {count_of(source.count, 'message')}; the closest are "
+                f'{near}. Add one, or a store that matches ">"'
             )
             continue
         problems += _unsuitable(destination, match.target)
@@ -340,8 +341,8 @@ def _bring(router: Router, one: PlannedDestination, counted: _Counter) -> None:
     found = router.registry.for_store(one.destination, write)
     if found != one.messages:
         raise StoreFailedError(
-            f"store {one.store!r} holds {found} messages of {one.destination}, and {one.messages} were imported: run "
-            "the same command again; it goes on, or says what is wrong"
+            f"store {one.store!r} holds {count_of(found, 'message')} of {one.destination}, not the {one.messages:,} "
+            "that were to be imported: run the same command again; it goes on, or says what is wrong"
         )
 
 

@@ -21,6 +21,7 @@ from ..policies.config import StoreConfig
 from ..policies.destination import Destination
 from ..policies.errors import PlacementError, StoreLockedError, shown_held
 from ..policies.kinds import DEFAULT_KIND
+from ..policies.text import count_of
 from ..policies.wildcard import Match, RouteTable, escape
 from .destinations_table import DestinationRow, DestinationsTable, StoreRow
 from .open_stores import OpenStores
@@ -183,8 +184,8 @@ class Reconciler:
         if (rows or prepared) and not strays:
             self._table.record_store(StoreRow(row.store_id, row.path, row.kind, name), rows)
             log.warning(
-                "store %s in %s was not in the placement record; it is recorded again, with %d destination(s)",
-                name, self._directories.path(row), len(rows),
+                "store %s in %s was not in the placement record; it is recorded again, with %s",
+                name, self._directories.path(row), count_of(len(rows), "destination"),
             )  # fmt: skip
         return strays
 
@@ -236,22 +237,22 @@ class Reconciler:
 # What the refusals say -----------------------------------------------------------------------------------------------
 
 _MISPLACED: Final = (
-    "the configuration would hide messages of {count} destination(s); nothing was changed. To move them to where it "
-    "routes them, run `anabranch repartition --config FILE {directory}` (--dry-run shows what would move). Or do as "
+    "the configuration would hide messages of {destinations}; nothing was changed. To move them to where it routes "
+    "them, run `anabranch repartition --config FILE {directory}` (--dry-run shows what would move). Or do as "
     "the lines below say, or empty these destinations under the old configuration first:"
 )
 _UNKNOWN: Final = (
-    "placement.records does not know some of the stores, and the configuration would hide messages of {count} "
-    "destination(s) in them; nothing was changed. Restore placement.records from a backup. If there is none, open once "
+    "placement.records does not know some of the stores, and the configuration would hide messages of "
+    "{destinations} in them; nothing was changed. Restore placement.records from a backup. If there is none, open once "
     "with a configuration that routes each destination to where it lies: stores are then recorded again by themselves. "
     "What does not fit:"
 )
 
 
 def _refusal(text: str, found: Sequence[Misplaced], directories: StoreDirectories) -> PlacementError:
-    return PlacementError(
-        "\n".join([text.format(count=len(found), directory=directories.config.directory), *_lines(found, directories)])
-    )
+    destinations = count_of(len(found), "destination")
+    first = text.format(destinations=destinations, directory=directories.config.directory)
+    return PlacementError("\n".join([first, *_lines(found, directories)]))
 
 
 def _missing(row: StoreRow, path: Path, found: bytes | None) -> str:
@@ -275,11 +276,11 @@ def _lines(found: Sequence[Misplaced], directories: StoreDirectories) -> list[st
     for item in found[:SHOWN_MAX]:
         config = directories.config_at(directories.path(item.row))
         target = f"store {item.match.target.name!r}" if item.match is not None else "no store"
-        held = f"{item.messages} message(s)"
+        held = count_of(item.messages, "message")
         if item.subscriptions:
-            held += f", {item.subscriptions} durable subscription(s)"
+            held += f", {count_of(item.subscriptions, 'durable subscription')}"
         if item.prepared:
-            held += f" and {item.prepared} prepared transaction(s)"
+            held += f" and {count_of(item.prepared, 'prepared transaction')}"
         line = f"  {item.destination}: {held} in store {item.row.name!r}, routed to {target}"
         if item.other is not None:
             line += f", and recorded in store {item.other.name!r}, {directories.path(item.other)}"

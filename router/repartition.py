@@ -36,12 +36,14 @@ from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
 from ..policies.errors import CorruptionError, StoreFullError
 from ..policies.kinds import load_adapter
+from ..policies.text import count_of
 from ..policies.wildcard import Match
 from .destinations_table import DestinationRow, StoreRow
 from .repartition_branches import MovedBranches
 from .repartition_plan import (
     Move,
     digest_of,
+    held_of,
     interrupted,
     is_volatile,
     kinds_changed,
@@ -220,9 +222,9 @@ class _Repartition:
         if not found.messages and not found.subscriptions:
             return []
         return [
-            f"{destination}: store {row.name!r} holds {found.messages} message(s) and {len(found.subscriptions)} "
-            "subscription(s) of it too, of which the placement record knows nothing; was that restored from a backup? "
-            "Restore the right one, or have the configuration route it to a store of another name"
+            f"{destination}: store {row.name!r} holds {held_of(found)} of it too, of which the placement "
+            "record knows nothing; was that restored from a backup? Restore the right one, or have the configuration "
+            "route it to a store of another name"
         ]
 
     # One destination
@@ -273,8 +275,8 @@ class _Repartition:
         if (found.count, found.hex(), set(subscribed)) != (expected.count, expected.hex(), set(amount.subscriptions)):
             raise CorruptionError(
                 str(target.directory), 0,
-                f"the copy of {destination} in store {target.name!r}, {found.count} message(s), is not what store "
-                f"{source.name!r} holds, {expected.count}",
+                f"the copy of {destination} in store {target.name!r}, {count_of(found.count, 'message')}, is not what "
+                f"store {source.name!r} holds, {expected.count}",
                 "what was there is untouched; see to the disk, and run it again: the copy is begun anew",
             )  # fmt: skip
         self._done += expected.count

@@ -22,7 +22,7 @@ from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
 from ..policies.errors import ConfigError, PlacementError, StoreFullError
 from ..policies.kinds import load_adapter
-from ..policies.units import format_size
+from ..policies.text import count_of, human_bytes
 from ..policies.wildcard import Match
 from .destinations_table import DestinationsTable, StoreRow
 from .open_stores import OpenStores
@@ -93,10 +93,10 @@ def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -
                     wrong += problems_of(directories, table, row, destination, match, amount)
                     if prepared := moved_branches.concerning(store, destination):
                         log.warning(
-                            "%s: %d transaction(s) prepared in store %s change it; those that wait for a transaction "
+                            "%s: %s prepared in store %s would change it; those that wait for a transaction "
                             "manager move along. A run settles those that are decided, and refuses while others are "
                             "left (`anabranch transactions`)",
-                            destination, len(prepared), row.name,
+                            destination, count_of(len(prepared), "transaction"), row.name,
                         )  # fmt: skip
                     if (amount.known or prepared) and match is not None:
                         target = directories.name(match.target, destination)
@@ -115,8 +115,8 @@ def _copied(directories: StoreDirectories, row: StoreRow, copy: Path, stores: Op
     free = shutil.disk_usage(copy.parent).free
     if needed > free:
         raise StoreFullError(
-            f"a copy of store {row.name!r}, {format_size(needed)}, has no room in {copy.parent}, where "
-            f"{format_size(free)} are free; set TMPDIR to a directory on a larger disk and try again"
+            f"a copy of store {row.name!r}, {human_bytes(needed)}, has no room in {copy.parent}, where "
+            f"{human_bytes(free)} are free; set TMPDIR to a directory on a larger disk and try again"
         )
     try:
         shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.lock"))
@@ -177,7 +177,7 @@ def problems_of(
     amount: Amount,
 ) -> list[str]:
     """What keeps a destination from being moved."""
-    held = f"{destination}: {amount.messages} message(s), {len(amount.subscriptions)} durable subscription(s)"
+    held = f"{destination}: {held_of(amount)}"
     if not amount.messages and not amount.subscriptions:
         return []
     if match is None:
@@ -193,6 +193,12 @@ def problems_of(
     if is_new and load_adapter(match.target.kind).identify(path) is None:
         return [f"{held} would go to store {name!r}, and {path} exists and is no store; give it another directory"]
     return []
+
+
+def held_of(amount: Amount) -> str:
+    """What a store holds of a destination."""
+    messages, subscriptions = count_of(amount.messages, "message"), len(amount.subscriptions)
+    return f"{messages}, {count_of(subscriptions, 'durable subscription')}" if subscriptions else messages
 
 
 def is_volatile(match: Match[StoreConfig]) -> bool:

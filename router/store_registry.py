@@ -26,6 +26,7 @@ from ..policies.errors import (
     StoreFailedError,
     UnknownMessageError,
 )
+from ..policies.text import count_of
 from ..policies.wildcard import Match
 from .deferred_sends import DeferredSends
 from .destinations_table import DestinationRow, DestinationsTable, StoreRow
@@ -110,7 +111,8 @@ class StoreRegistry:
             if (name in subscribed or store.depth(name)) and self._routes.route(name) is not None
         ]
         if lost:
-            log.warning("store %s: %d destination(s) had no row in the placement record", store.name, len(lost))
+            what = count_of(len(lost), "destination")
+            log.warning("store %s: %s had no row in the placement record", store.name, what)
             self._record(lost, row)
 
     # Opening and closing, by the router
@@ -172,7 +174,7 @@ class StoreRegistry:
                 swept = sweep_unfinished(directory) if config.per_destination else 0
                 swept += sweep_unfinished(directory.parent, directory.name)
                 if swept:
-                    log.info("removed %d unfinished store(s) of %s", swept, config.name)
+                    log.info("removed %s of %s", count_of(swept, "unfinished store"), config.name)
         except OSError as error:
             log.warning("an unfinished store cannot be removed: %s", error)
 

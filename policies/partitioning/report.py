@@ -21,6 +21,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from ..text import count_of, human_bytes
+from ..units import format_size
 from . import svg
 from .figures import ALONE, DestinationFigures, Figures, Picture
 from .history import Bars
@@ -220,7 +221,7 @@ def _parameters(recommendation: Recommendation, scale: _Scale) -> list[tuple[str
         ("clock", "order alone (seq)" if scale.timeless else "the trace's own (ts)"),
         ("operations in the trace", f"{given['operations']:,}"),
         ("length of the trace", scale.time(scale.duration)),
-        ("journal file", human_bytes(given["segment_bytes"])),
+        ("journal file", format_size(given["segment_bytes"])),
         ("disk", f"{given['disk_gib']:g} GiB, {given['sync_rate']:g} syncs a second"),
     ]
     if figures and not scale.timeless and figures.begin >= _EPOCH_FROM:

@@ -18,6 +18,7 @@ import click
 
 from ...policies.errors import ConfigError
 from ...policies.outputs import scratch_directory, write_new_file
+from ...policies.text import count_of, human_bytes
 from .demo_loop import FILE, run_loop
 from .output import LocalPath, echo_json, json_option, warnings_shown, working
 
@@ -255,6 +256,6 @@ def _table(rows: list[Row]) -> str:
     heads = ("all in one store", "custom, dlq apart", "as recommended")
     lines = [" " * 22 + "".join(f"{head:>19}" for head in heads)]
     for row in rows:
-        cells = [f"{peak[0]} files, {peak[1] / 1e6:.1f} MB" if peak else "not measured" for peak in row[2:]]
+        cells = [f"{count_of(peak[0], 'file')}, {human_bytes(peak[1])}" if peak else "not measured" for peak in row[2:]]
         lines.append(f"   {row.journal:<10}{row.how:<9}" + "".join(f"{cell:>19}" for cell in cells))
     return "\n".join(lines)

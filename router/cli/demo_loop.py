@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ...policies.text import count_of, human_bytes
 from .output import working
 
 if TYPE_CHECKING:
@@ -50,16 +51,16 @@ class Loop:
             f"anabranch recommend --usage {usage} --current {self.directory}/{FILE} --out {advice}",
             f"It recommends {self.stores} stores.",
             f"anabranch repartition --config {advice}/{FILE} {self.directory}/data",
-            f"{self.moved_messages} messages of {self.moved_destinations} destinations moved: "
+            f"{count_of(self.moved_messages, 'message')} of {count_of(self.moved_destinations, 'destination')} moved: "
             f"{_disk(self.files_moved, self.bytes_moved)} of journals.",
             f"The other {second:,} operations went through these stores: at the peak "
-            f"{_disk(self.peak_files, self.peak_bytes)}, and at the end {self.pending} messages of {self.expected} "
-            "that were not acked.",
+            f"{_disk(self.peak_files, self.peak_bytes)}, and at the end {count_of(self.pending, 'message')} of "
+            f"{self.expected:,} that were not acked.",
         ]
 
 
 def _disk(files: int, size: int) -> str:
-    return f"{files} file{'' if files == 1 else 's'}, {size / 1e6:.1f} MB"
+    return f"{count_of(files, 'file')}, {human_bytes(size)}"
 
 
 def run_loop(config: Config, events: Sequence[UsageEvent]) -> Loop:

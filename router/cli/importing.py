@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...policies.text import count_of, human_bytes
 from .output import LocalPath, config_option, echo_json, json_option, working
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def command(source: Path, config_path: Path, dry_run: bool, force: bool, as_json
 def _print(report: Report, dry_run: bool) -> None:
     rows = [("destination", "messages", "bytes", "subscriptions", "store")]
     rows += [
-        (str(one.destination), f"{one.messages:,}", f"{one.bytes:,}", str(len(one.subscriptions)), one.store)
+        (str(one.destination), f"{one.messages:,}", human_bytes(one.bytes), str(len(one.subscriptions)), one.store)
         for one in report.destinations
     ]
     if report.destinations:
@@ -79,5 +80,5 @@ def _print(report: Report, dry_run: bool) -> None:
                 f"{name:<{widths[0]}}  {messages:>{widths[1]}}  {size:>{widths[2]}}  "
                 f"{subscriptions:>{widths[3]}}  {store}"
             )
-    verb = "would be imported" if dry_run else "were imported, and counted in their stores"
-    click.echo(f"{report.messages:,} messages of {len(report.destinations)} destinations {verb}.")
+    what = f"{count_of(report.messages, 'message')} of {count_of(len(report.destinations), 'destination')}"
+    click.echo(f"{what} {'would be imported' if dry_run else 'imported, and counted in their stores'}.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...policies.units import format_size
+from ...policies.text import count_of, human_bytes
 from .output import LocalPath, echo_json, json_option, warnings_shown, working
 
 if TYPE_CHECKING:
@@ -85,11 +85,12 @@ def _print(moves: Sequence[Move], dry_run: bool) -> None:
     rows = [("destination", "from", "to", "messages", "bytes", "subscriptions")]
     for move in moves:
         shown = str(move.destination), move.source, move.target
-        rows.append((*shown, f"{move.messages:,}", format_size(move.bytes), f"{move.subscriptions:,}"))
+        rows.append((*shown, f"{move.messages:,}", human_bytes(move.bytes), f"{move.subscriptions:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = (cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
         click.echo("  ".join(cells))
     count, size = sum(move.messages for move in moves), sum(move.bytes for move in moves)
     verb = "would move" if dry_run else "moved"
-    click.echo(f"{len(moves):,} destination(s), {count:,} message(s), {format_size(size)} {verb}.")
+    what = f"{count_of(len(moves), 'destination')}, {count_of(count, 'message')}, {human_bytes(size)}"
+    click.echo(f"{what} {verb}.")

@@ -12,6 +12,7 @@ import click
 from ...policies.config import json_schema, load
 from ...policies.errors import ConfigError
 from ...policies.options import SqlOptions
+from ...policies.text import count_of
 from .output import LocalPath, echo_json, json_option
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def drop(
         held = _script().held(connection, tables)
         connection.rollback()
         where = _shown(connection)
-        lost = f"{held.messages:,} messages and {held.prepared:,} prepared transactions"
+        lost = f"{count_of(held.messages, 'message')} and {count_of(held.prepared, 'prepared transaction')}"
         if held.owner is not None and not force:
             raise ConfigError([f"the tables of {where} are in use by {held.owner}; close it there, or give --force"])
         if (held.messages or held.prepared) and not force:

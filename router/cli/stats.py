@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ...policies.units import format_size
+from ...policies.text import human_bytes
 from .output import config_option, echo_json, json_option, opened, warnings_shown
 
 
@@ -47,7 +47,7 @@ def command(config_path: Path, as_json: bool) -> None:
         rows.append(
             (
                 name, store.kind, f"{store.messages:,}", f"{len(store.destinations):,}", f"{files:,}",
-                format_size(store.journal_bytes), f"{store.live_percent:.0f} %", format_size(store.pool_bytes),
+                human_bytes(store.journal_bytes), f"{store.live_percent:.0f} %", human_bytes(store.pool_bytes),
             )
         )  # fmt: skip
     for name in stats.unresponsive:

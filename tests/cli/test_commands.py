@@ -288,8 +288,8 @@ def test_what_is_in_the_way_of_a_recommendation_is_told_before_the_work() -> Non
             "blocked",
             "blocked/stores.yaml is in the way: a file of that name is to be written; give another directory\n",
         ),
-        ("file", "file is in the way: a directory is needed there; give another one\n"),
-        ("file/deeper", "file is in the way: a directory is needed there; give another one\n"),
+        ("file", "file is in the way: a directory is needed there; give another directory\n"),
+        ("file/deeper", "file is in the way: a directory is needed there; give another directory\n"),
     ):
         result = run("recommend", "--trace", "missing.csv", "--out", out)
         assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {says}")

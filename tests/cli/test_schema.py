@@ -119,8 +119,8 @@ def test_create_and_drop(postgres_url: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        (MESSAGE.format(""), "hold 1 messages and 0 prepared transactions"),
-        ("INSERT INTO xalog (id, xid) VALUES (1, 'x')", "hold 0 messages and 1 prepared transactions"),
+        (MESSAGE.format(""), "hold 1 message and 0 prepared transactions"),
+        ("INSERT INTO xalog (id, xid) VALUES (1, 'x')", "hold 0 messages and 1 prepared transaction"),
         ("INSERT INTO lease VALUES ('s', 'process 1 on elsewhere', 9999999999999)", "in use by process 1 on elsewhere"),
     ],
 )

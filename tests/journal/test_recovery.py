@@ -120,7 +120,7 @@ class TestGaps:
             for name in shown[:10]:
                 assert f"{held[name]} of {name}" in str(caught.value)
             rest = sum(held[name] for name in shown[10:])
-            assert f" and {rest} in 4 more destination(s)" in str(caught.value)
+            assert f" and {rest} in 4 more destinations" in str(caught.value)
             assert "messages in this segment by the index's last checkpoint" in str(caught.value)
 
     def test_what_lay_in_all_of_them_is_named(self, disk: JournalDisk) -> None:

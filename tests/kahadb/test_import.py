@@ -117,7 +117,7 @@ def _fact(message: anabranch.Message) -> tuple[Any, ...]:
 def test_a_small_one(small: Path, to: Callable[..., Path], kind: str) -> None:
     before = {path: path.read_bytes() for path in small.iterdir()}
     result = imported(small, to(kind))
-    assert result.stdout.splitlines()[-1].startswith("5 messages of 3 destinations were imported")
+    assert result.stdout.splitlines()[-1].startswith("5 messages of 3 destinations imported")
     assert facts(to(kind)) == SMALL
     with anabranch.open(to(kind)) as router:
         assert [(s.name, s.selector) for s in router.subscriptions()] == [
@@ -205,10 +205,10 @@ def test_an_mkahadb_comes_whole(tmp_path: Path, to: Callable[..., Path]) -> None
 def test_a_dry_run_writes_nothing(small: Path, to: Callable[..., Path]) -> None:
     result = imported(small, to(), "--dry-run")
     assert result.stdout.splitlines() == [
-        "destination   messages  bytes  subscriptions  store",
-        "queue://q            2    162              0  all",
-        "topic://idle         0      0              1  all",
-        "topic://t            3    243              2  all",
+        "destination   messages      bytes  subscriptions  store",
+        "queue://q            2  162 bytes              0  all",
+        "topic://idle         0    0 bytes              1  all",
+        "topic://t            3  243 bytes              2  all",
         "5 messages of 3 destinations would be imported.",
     ]
     assert not (to().parent / "data").exists()
@@ -335,7 +335,7 @@ def test_what_has_expired_comes_as_it_is(tmp_path: Path, to: Callable[..., Path]
     source = tmp_path / "kahadb"
     w.write_file(source / "db-1.log", w.batch(w.add("q", "ID:1", openwire=w.any_message(24, b"old", expiration=5))))
     config = to("journal: {dead_letter: DLQ}")
-    assert "1 messages of 1 destinations were imported" in imported(source, config).stdout
+    assert "1 message of 1 destination imported" in imported(source, config).stdout
     with anabranch.open(config) as router:
         assert router.queue("q").depth() == 1
         assert router.sweep() == 1
@@ -410,7 +410,7 @@ def test_ctrl_c(small: Path, to: Callable[..., Path], kind: str, per_destination
         bring(config, small, progress)
     assert (config.parent / "data" / importing.MARKER).exists() == (place < 2)  # one of three has no message
     if place < 2:
-        assert "5 messages of 3 destinations were" in imported(small, config).stdout
+        assert "5 messages of 3 destinations imported" in imported(small, config).stdout
     assert facts(config) == SMALL
 
 

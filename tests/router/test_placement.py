@@ -152,9 +152,9 @@ class TestReconcile:
             with pytest.raises(PlacementError) as caught:
                 anabranch.open(changed)
             text = str(caught.value)
-            assert "queue://orders.eu: 2 message(s) in store 'rest', routed to store 'orders'" in text
+            assert "queue://orders.eu: 2 messages in store 'rest', routed to store 'orders'" in text
             assert "add \"queue://orders.[*]\" to the match of store 'rest'" in text
-            assert "2 destination(s)" in text
+            assert "2 destinations" in text
             assert "queue://other" not in text
             assert "queue://empty" not in text
         advised = config(
@@ -321,9 +321,9 @@ class TestLostRecord:
                 anabranch.open(changed)
             text = str(caught.value)
             assert "Restore placement.records from a backup" in text
-            assert "3 destination(s)" in text
-            assert "queue://a.1: 1 message(s) in store 'a', routed to store 'rest'" in text
-            assert "queue://e.2: 1 message(s) in store 'queue.e.2', routed to store 'other'" in text
+            assert "3 destinations" in text
+            assert "queue://a.1: 1 message in store 'a', routed to store 'rest'" in text
+            assert "queue://e.2: 1 message in store 'queue.e.2', routed to store 'other'" in text
             assert "queue://r" not in text
         assert not (tmp_path / "stores" / "other").exists()
         with anabranch.open(settings) as router:

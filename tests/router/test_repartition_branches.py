@@ -173,4 +173,4 @@ def test_a_dry_run_counts_what_has_nothing_else(tmp_path: Path, caplog: pytest.L
         transaction.send("queue://a.x", b"prepared")
         transaction.prepare()
     assert [str(move.destination) for move in plan_of(new(tmp_path))] == ["queue://a.x"]
-    assert "1 transaction(s) prepared in store all change it; those that wait for" in caplog.text
+    assert "1 transaction prepared in store all would change it; those that wait for" in caplog.text
