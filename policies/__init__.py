@@ -8,7 +8,7 @@
     print(match.target.name, match.pattern.text, match.reason)     # the store, the pattern, why that one
 
 - `destination`: a queue or a topic with a dotted name; composites.
-- `wildcard`: patterns, their total order of precedence, tables of routes.
+- `wildcard`: patterns, their total order of precedence, tables of routes; `pattern_trie`: how a route is found.
 - `durability`: the three sync policies and what each promises.
 - `options`: of each kind of store of ours, and of transactions; `kinds`: where others come from.
 - `config`: the YAML file and its models; docs/configuration.md is for its users. Beside it `config_models` (Config,

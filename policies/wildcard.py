@@ -26,15 +26,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Generic, TypeVar
 
 from fnmatch2 import fnmatchcase2
 
 from .destination import Destination, Kind, mistyped_scheme
 from .errors import ConfigError, DestinationError
+from .pattern_trie import PatternTrie
 
 T = TypeVar("T")
 
@@ -68,7 +70,7 @@ def _matches(encoded_name: str, encoded_pattern: str, *, prefix: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class Segment:
     """One segment. Equal segments match the same names; the source text does not count (`[ab]` is `[ba]`)."""
 
     rank: int
@@ -79,7 +81,24 @@ class _Segment:
     source: str = field(compare=False)
 
     @property
+    def is_literal(self) -> bool:
+        return self.rank == _LITERAL
+
+    @property
+    def is_glob(self) -> bool:
+        return self.rank == _GLOB
+
+    @property
+    def is_rest(self) -> bool:
+        return self.rank == _REST
+
+    def matches(self, text: str) -> bool:
+        """Whether it matches this one segment of a name; not for `>`, which matches several."""
+        return _matches(text.translate(_ENCODE), self.encoded, prefix=False)
+
+    @property
     def key(self) -> tuple[int, int, str, str]:
+        """Sorts segments in the same place of two patterns: the first is the stronger."""
         return (self.rank, -self.literals if self.rank == _GLOB else 0, self.encoded.translate(_DECODE), self.encoded)
 
 
@@ -89,7 +108,8 @@ class Pattern:
 
     text: str = field(compare=False)
     kinds: frozenset[Kind]
-    _segments: tuple[_Segment, ...] = field(repr=False)
+    _segments: tuple[Segment, ...] = field(repr=False)
+    """Also for `pattern_trie`."""
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
@@ -150,7 +170,8 @@ class Match(Generic[T]):
 
 
 class RouteTable(Generic[T]):
-    """Patterns and what they lead to. Which of them wins does not depend on the order in which they are given."""
+    """Patterns and what they lead to. Which of them wins does not depend on the order in which they are given, and what
+    it takes to find it goes by the name's segments, not by how many patterns there are."""
 
     def __init__(self, pairs: Iterable[tuple[str, T]]) -> None:
         """Raises DestinationError for what is no pattern, and ConfigError for two that are the same."""
@@ -163,7 +184,10 @@ class RouteTable(Generic[T]):
             seen.setdefault(pattern, pattern.text)
         if problems:
             raise ConfigError(problems)
-        self._entries = sorted(parsed, key=lambda entry: entry[0].key)
+        self._texts = [pattern.text for pattern, _ in parsed]
+        self._trie: PatternTrie[T] = PatternTrie()
+        for pattern, target in parsed:
+            self._trie.add(pattern, target)
         self._route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._find)
 
     def route(self, destination: Destination) -> Match[T] | None:
@@ -172,32 +196,37 @@ class RouteTable(Generic[T]):
 
     def matches(self, destination: Destination) -> list[Match[T]]:
         """Every pattern that matches, the winner first, each with a sentence on why it stands where it stands."""
-        found = [(pattern, target) for pattern, target in self._entries if pattern.matches(destination)]
-        result = []
-        for place, (pattern, target) in enumerate(found):
-            if place:
-                above = found[place - 1][0]
-                reason = f"loses to {above.text!r}: {_why(above, pattern)}"
-            elif len(found) > 1:
-                below = found[1][0]
-                reason = f"wins over {below.text!r}: {_why(pattern, below)}"
-            else:
-                reason = "the only pattern that matches"
-            result.append(Match(pattern, target, reason))
-        return result
+        return _explained(list(self._trie.matching(destination)))
 
     def nearest(self, destination: Destination, n: int = 3) -> list[str]:
         """The texts of the n patterns most like the destination, for the error that says that none matches."""
 
-        def likeness(pattern: Pattern) -> float:
-            name = str(destination) if "://" in pattern.text else destination.name
-            return difflib.SequenceMatcher(None, pattern.text, name, autojunk=False).ratio()
+        def likeness(text: str) -> float:
+            name = str(destination) if "://" in text else destination.name
+            return difflib.SequenceMatcher(None, text, name, autojunk=False).ratio()
 
-        ranked = sorted((-likeness(pattern), pattern.text) for pattern, _ in self._entries)
+        ranked = sorted((-likeness(text), text) for text in self._texts)
         return [text for _, text in ranked[:n]]
 
     def _find(self, destination: Destination) -> Match[T] | None:
-        return next(iter(self.matches(destination)), None)
+        # Two: the winner's reason is what it wins over.
+        return next(iter(_explained(list(islice(self._trie.matching(destination), 2)))), None)
+
+
+def _explained(found: Sequence[tuple[Pattern, T]]) -> list[Match[T]]:
+    """The patterns that match a destination, the winner first, with reasons."""
+    result = []
+    for place, (pattern, target) in enumerate(found):
+        if place:
+            above = found[place - 1][0]
+            reason = f"loses to {above.text!r}: {_why(above, pattern)}"
+        elif len(found) > 1:
+            below = found[1][0]
+            reason = f"wins over {below.text!r}: {_why(pattern, below)}"
+        else:
+            reason = "the only pattern that matches"
+        result.append(Match(pattern, target, reason))
+    return result
 
 
 def escape(name: str) -> str:
@@ -266,15 +295,15 @@ def _parse(text: str) -> Pattern:
         raise DestinationError(
             f"pattern {text!r}: > is the rest of a name, so only its last segment; a literal one is [>]"
         )
-    segments = [_segment(source, text) for source in sources]
+    segments = [_parse_segment(source, text) for source in sources]
     if sources[-1] == ">":
-        segments[-1] = _Segment(_REST, "", 0, "", ">")
+        segments[-1] = Segment(_REST, "", 0, "", ">")
     return Pattern(text, kinds, tuple(segments))
 
 
-def _segment(source: str, pattern: str) -> _Segment:
+def _parse_segment(source: str, pattern: str) -> Segment:
     if source == "*":
-        return _Segment(_STAR, "*", 0, "", source)
+        return Segment(_STAR, "*", 0, "", source)
     encoded: list[str] = []
     literals: list[str] = []
     lead: str | None = None
@@ -299,7 +328,7 @@ def _segment(source: str, pattern: str) -> _Segment:
             lead = "".join(literals)
     whole = "".join(literals)
     rank = _LITERAL if lead is None else _GLOB
-    return _Segment(rank, "".join(encoded), len(literals), whole if lead is None else lead, source)
+    return Segment(rank, "".join(encoded), len(literals), whole if lead is None else lead, source)
 
 
 def _bracket(source: str, at: int, pattern: str) -> tuple[str, str | None, int]:
