@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -135,6 +135,10 @@ class Pattern:
         if destination.kind not in self.kinds or not name.startswith(self._lead):
             return False
         return _matches(name.translate(_ENCODE), self._encoded, prefix=self._open_ended)
+
+    def literals(self) -> Iterator[tuple[int, str]]:
+        """Which segments of a name must be which text: places from 0, and texts."""
+        return ((place, segment.lead) for place, segment in enumerate(self._segments) if segment.is_literal)
 
     @cached_property
     def _open_ended(self) -> bool:

@@ -13,16 +13,22 @@ catch-all store's.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ..destination import Destination, Kind
+from ..pattern_trie import PatternTrie
 from ..wildcard import Pattern, RouteTable, escape
 
 CATCH_ALL = ">"
 _NONE = -1
 """What the catch-all takes: no store of the recommendation."""
+
+_Filter = tuple[str, int]
+"""A pattern, and the number of the store that it leads to."""
 
 
 @dataclass(slots=True)
@@ -48,7 +54,7 @@ def filters(stores: Sequence[Sequence[str]]) -> list[list[str]]:
     Destinations are given as text (`queue://a.b`), each in one store.
     """
     store_of = {Destination.parse(name): number for number, names in enumerate(stores) for name in names}
-    found: list[tuple[str, int]] = []
+    found: list[_Filter] = []
     for kind in Kind:
         mine = {d: number for d, number in store_of.items() if d.kind is kind}
         if mine:
@@ -61,7 +67,7 @@ def filters(stores: Sequence[Sequence[str]]) -> list[list[str]]:
     return result
 
 
-def _of_kind(kind: Kind, store_of: Mapping[Destination, int]) -> list[tuple[str, int]]:
+def _of_kind(kind: Kind, store_of: Mapping[Destination, int]) -> list[_Filter]:
     root = _Node(())
     for destination, number in store_of.items():
         node = root
@@ -72,7 +78,7 @@ def _of_kind(kind: Kind, store_of: Mapping[Destination, int]) -> list[tuple[str,
     nodes = _below(root)
     for node in reversed(nodes):
         plans[node.segments] = _plan(node, plans)
-    found: list[tuple[str, int]] = []
+    found: list[_Filter] = []
     pending = [(child, _NONE) for child in root.children.values()]
     while pending:
         node, inherited = pending.pop()
@@ -100,16 +106,18 @@ def _plan(node: _Node, plans: Mapping[tuple[str, ...], _Plan]) -> _Plan:
 
     Only stores that occur below matter. Any other one inherited counts like no store at all, `_NONE`.
     """
-    children = [plans[child.segments] for child in node.children.values()]
-    stores = {store for child in children for store in child.count} | {_NONE}
+    # What the children take where nothing that concerns them is inherited; and by how much it is less where it does.
+    without = sum(plans[child.segments].count[_NONE] for child in node.children.values())
+    less: dict[int, int] = defaultdict(int)
+    for child in node.children.values():
+        below = plans[child.segments].count
+        for store, value in below.items():
+            less[store] += below[_NONE] - value
     if node.store is not None:
-        stores.add(node.store)
-
-    def cost(inherited: int) -> int:
-        own = int(node.store is not None and node.store != inherited)
-        return own + sum(child.count.get(inherited, child.count[_NONE]) for child in children)
-
-    plain = {store: cost(store) for store in sorted(stores)}
+        without += 1
+        less[node.store] += 1
+    less[_NONE] = 0
+    plain = {store: without - less[store] for store in sorted(less)}
     # Where the whole path so far leads nowhere else, a `>` may stand here: it costs one and changes what is inherited.
     best = min((plain[store] + 1, store) for store in plain if store != _NONE)
     count: dict[int, int] = {}
@@ -120,61 +128,108 @@ def _plan(node: _Node, plans: Mapping[tuple[str, ...], _Plan]) -> _Plan:
     return _Plan(count, here)
 
 
-def _merge_stars(found: list[tuple[str, int]], store_of: Mapping[Destination, int]) -> list[tuple[str, int]]:
+def _merge_stars(found: list[_Filter], store_of: Mapping[Destination, int]) -> list[_Filter]:
     """Merge filters of one store that differ in one segment, largest group first, until none can be."""
-    rejected: set[tuple[str, int]] = set()
-    while True:
-        merged = _largest_merge(found, rejected)
-        if merged is None:
-            return found
+    groups = _Groups(found)
+    named = _Named(store_of)
+    table: PatternTrie[int] = PatternTrie()
+    _exchange(table, [], found)
+    astray: dict[str, tuple[Destination]] = {}
+    while (merged := groups.largest()) is not None:
         star, group = merged
-        candidate = [pair for pair in found if pair not in group] + [star]
-        # Only what the new filter matches can change its route: it matches all that the group did.
         pattern = Pattern.parse(star[0])
-        if _routes(candidate, store_of, filter(pattern.matches, store_of)):
-            found = candidate
+        _exchange(table, group, [star])
+        # Only what the new filter matches can change its route: it matches all that the group did. Whom the same text
+        # led astray for another store is asked first: there may be as many stores as names to ask.
+        asked = chain(astray.get(star[0], ()), named.by(pattern))
+        lost = next((d for d in asked if next((to for _, to in table.matching(d)), _NONE) != store_of[d]), None)
+        if lost is None:
+            groups.replace(group, star)
         else:
-            rejected.add(star)
+            astray[star[0]] = (lost,)
+            _exchange(table, [star], group)
+    return groups.filters()
 
 
-def _largest_merge(
-    found: Sequence[tuple[str, int]], rejected: set[tuple[str, int]]
-) -> tuple[tuple[str, int], set[tuple[str, int]]] | None:
-    groups: dict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
-    for text, number in found:
-        scheme, _, name = text.partition("://")
-        segments = name.split(".")
-        for place, segment in enumerate(segments):
-            # A pattern of nothing but wildcards is the catch-all's business.
-            rest = segments[:place] + segments[place + 1 :]
-            if segment in ("*", ">") or all(other in ("*", ">") for other in rest):
-                continue
-            star = f"{scheme}://{'.'.join([*segments[:place], '*', *segments[place + 1 :]])}"
-            groups[star, number].add((text, number))
-    taken = {text for text, _ in found}
-    usable = [
-        (-len(group), star)
-        for star, group in groups.items()
-        if len(group) > 1 and star not in rejected and star[0] not in taken
-    ]
-    if not usable:
+def _exchange(table: PatternTrie[int], gone: Iterable[_Filter], come: Iterable[_Filter]) -> None:
+    for text, _ in gone:
+        table.remove(Pattern.parse(text))
+    for text, number in come:
+        table.add(Pattern.parse(text), number)
+
+
+class _Groups:
+    """Filters, and which of them would become the same one with `*` in place of one segment."""
+
+    def __init__(self, found: Iterable[_Filter]) -> None:
+        self._filters: dict[str, int] = {}
+        self._groups: dict[_Filter, dict[_Filter, None]] = defaultdict(dict)
+        self._heap: list[tuple[int, _Filter]] = []
+        """Of each group its size, negative, and its star; out of date where the group has another size now."""
+        self._tried: set[_Filter] = set()
+        for filter_ in found:
+            self._add(filter_)
+
+    def filters(self) -> list[_Filter]:
+        return list(self._filters.items())
+
+    def largest(self) -> tuple[_Filter, list[_Filter]] | None:
+        """The filter that takes the place of most others, and these; each is given once."""
+        while self._heap:
+            size, star = heapq.heappop(self._heap)
+            group = self._groups[star]
+            if len(group) == -size > 1 and star not in self._tried and star[0] not in self._filters:
+                self._tried.add(star)
+                return star, list(group)
         return None
-    _, best = min(usable)
-    return best, groups[best]
+
+    def replace(self, group: Iterable[_Filter], star: _Filter) -> None:
+        for filter_ in group:
+            del self._filters[filter_[0]]
+            for other in _stars(filter_):
+                del self._groups[other][filter_]
+                self._note(other)
+        self._add(star)
+
+    def _add(self, filter_: _Filter) -> None:
+        self._filters[filter_[0]] = filter_[1]
+        for star in _stars(filter_):
+            self._groups[star][filter_] = None
+            self._note(star)
+
+    def _note(self, star: _Filter) -> None:
+        if len(self._groups[star]) > 1:
+            heapq.heappush(self._heap, (-len(self._groups[star]), star))
 
 
-def _routes(
-    found: Sequence[tuple[str, int]], store_of: Mapping[Destination, int], asked: Iterable[Destination]
-) -> bool:
-    """Whether every one of these goes where it should."""
+def _stars(filter_: _Filter) -> Iterator[_Filter]:
+    """The filter with `*` in place of one segment, for each that this can be said of."""
+    scheme, _, name = filter_[0].partition("://")
+    segments = name.split(".")
+    literal = [place for place, segment in enumerate(segments) if segment not in ("*", ">")]
+    if len(literal) < 2:
+        return  # A pattern of nothing but wildcards is the catch-all's business.
+    for place in literal:
+        yield f"{scheme}://{'.'.join([*segments[:place], '*', *segments[place + 1 :]])}", filter_[1]
+
+
+class _Named:
+    """Destinations by each segment of their names, to find those that a pattern matches without trying all."""
+
+    def __init__(self, destinations: Iterable[Destination]) -> None:
+        self._by_segment: dict[tuple[int, str], list[Destination]] = defaultdict(list)
+        for destination in destinations:
+            for place, segment in enumerate(destination.name.split(".")):
+                self._by_segment[place, segment].append(destination)
+
+    def by(self, pattern: Pattern) -> Iterator[Destination]:
+        """Those that it matches, a pattern with a literal segment."""
+        few = min((self._by_segment[literal] for literal in pattern.literals()), key=len)
+        return (destination for destination in few if pattern.matches(destination))
+
+
+def _verify(found: Sequence[_Filter], store_of: Mapping[Destination, int]) -> None:
     table = RouteTable([*found, (CATCH_ALL, _NONE)])
-    for destination in asked:
+    for destination, number in store_of.items():
         match = table.route(destination)
-        if match is None or match.target != store_of[destination]:
-            return False
-    return True
-
-
-def _verify(found: Sequence[tuple[str, int]], store_of: Mapping[Destination, int]) -> None:
-    routed = _routes(found, store_of, store_of)
-    assert routed, "a filter routes a destination to another store than the one it was made for"
+        assert match is not None and match.target == number, f"{destination} is routed to another store than its own"
