@@ -36,7 +36,7 @@ from .opening import ENGINES, EngineName, Source, open_engine
 from .operations import CLOCKS, Clock
 from .pattern_options import wrong_patterns
 from .patterns import filters
-from .recommendation import Candidate, Recommendation, StorePlan, store_names
+from .recommendation import PEAK_CAP, Candidate, Recommendation, StorePlan, store_names
 from .search import Constraints, keeps, search
 from .sizes import MODELS, JournalSizes, Model
 from .trace import Finding
@@ -142,7 +142,24 @@ def recommend(
     ConfigError where the options contradict each other.
     """
     options = options or RecommendOptions()
-    options.check()
+    return recommend_best(trace, options, [options.segment_bytes], progress)
+
+
+def recommend_best(
+    trace: Source,
+    options: RecommendOptions,
+    segment_sizes: Sequence[int],
+    progress: Progress | None = None,
+) -> Recommendation:
+    """The recommendation of least cost among those for each size of a journal file, in bytes; with several, one that
+    keeps the cap on the peak first. `parameters["segment_sizes"]` has what each came to. Raises as `recommend`.
+
+    The trace is opened once, and what the report alone shows is worked out for the best alone."""
+    if not segment_sizes:
+        raise ConfigError(["segment_sizes is empty; give at least one size of a journal file, in bytes"])
+    sized = [replace(options, segment_bytes=size) for size in dict.fromkeys(segment_sizes)]
+    for each in sized:
+        each.check()
     report = progress or (lambda stage, share: None)
     with open_engine(
         trace,
@@ -154,49 +171,50 @@ def recommend(
         operations_per_second=options.operations_per_second,
         sizes=options.sizes,
     ) as engine:
-        _check_segments(engine, options, str(trace) if isinstance(trace, (str, Path)) else "the trace")
+        for each in sized:
+            _check_segments(engine, each, str(trace) if isinstance(trace, (str, Path)) else "the trace")
         current = None if options.current is None else _current(engine, options.current)
         constraints = _constraints(engine, options)
-        report("summarise", 0.0)
-        set_costs = SetCosts(engine.summary(options.segment_bytes), options.costs)
-        report("summarise", 1.0)
-        partitions, findings = _choose(set_costs, engine, constraints, current, options, report)
-        candidates = _candidates(engine, partitions, options)
-        if current is not None:
-            candidates[0] = _with_savings(candidates[0], engine, partitions, options)
-        return Recommendation(
-            recommended=candidates[0],
-            candidates=tuple(candidates),
-            findings=(*engine.findings, *findings, *_unmatched(engine, options)),
-            parameters=_parameters(options, engine),
-            destinations=destination_usage(set_costs.summary),
-            figures=_figures(set_costs, engine, constraints, partitions, candidates, options, report),
-            revised=_revised(candidates[0], engine, options),
-        )
+        choices = [_choose(engine, constraints, current, each, report) for each in sized]
+        best = min(choices, key=lambda choice: (not choice.cap_kept, choice.recommended.cost))
+        return _answer(engine, constraints, best, choices, report)
 
 
-def recommend_best(
-    trace: Source,
-    options: RecommendOptions,
-    segment_sizes: Sequence[int],
-    progress: Progress | None = None,
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What was found for one size of a journal file."""
+
+    options: RecommendOptions
+    set_costs: SetCosts
+    partitions: dict[str, tuple[Partition, Retention]]
+    """Those to show, by name, the recommended one first."""
+    findings: list[Finding]
+
+    @property
+    def recommended(self) -> Retention:
+        return self.partitions["recommended"][1]
+
+    @property
+    def cap_kept(self) -> bool:
+        return all(finding.code != PEAK_CAP for finding in self.findings)
+
+
+def _answer(
+    engine: Engine, constraints: Constraints, choice: _Choice, tried: Sequence[_Choice], report: Progress
 ) -> Recommendation:
-    """The recommendation of least cost among those for each size of a journal file, in bytes; with several, one that
-    keeps the cap on the peak first. `parameters["segment_sizes"]` has what each came to. Raises as `recommend`."""
-    answers = [
-        recommend(trace, replace(options, segment_bytes=size), progress) for size in dict.fromkeys(segment_sizes)
-    ]
-    tried = [
-        {
-            "segment_bytes": answer.parameters["segment_bytes"],
-            "mean_bytes": answer.recommended.mean_bytes,
-            "peak_bytes": answer.recommended.peak_bytes,
-            "cost": answer.recommended.cost,
-        }
-        for answer in answers
-    ]
-    best = min(answers, key=lambda answer: (not answer.cap_kept, answer.recommended.cost))
-    return replace(best, parameters={**best.parameters, "segment_sizes": tried})
+    options, partitions = choice.options, choice.partitions
+    candidates = _candidates(engine, partitions, options)
+    if options.current is not None:
+        candidates[0] = _with_savings(candidates[0], engine, partitions, options)
+    return Recommendation(
+        recommended=candidates[0],
+        candidates=tuple(candidates),
+        findings=(*engine.findings, *choice.findings, *_unmatched(engine, options)),
+        parameters=_parameters(options, engine, tried),
+        destinations=destination_usage(choice.set_costs.summary),
+        figures=_figures(choice.set_costs, engine, constraints, partitions, candidates, options, report),
+        revised=_revised(candidates[0], engine, options),
+    )
 
 
 def _check_segments(engine: Engine, options: RecommendOptions, source: str) -> None:
@@ -252,14 +270,11 @@ def _unmatched(engine: Engine, options: RecommendOptions) -> list[Finding]:
 
 
 def _choose(
-    set_costs: SetCosts,
-    engine: Engine,
-    constraints: Constraints,
-    current: Partition | None,
-    options: RecommendOptions,
-    report: Progress,
-) -> tuple[dict[str, tuple[Partition, Retention]], list[Finding]]:
-    """The partitionings to show, by name, the recommended one first."""
+    engine: Engine, constraints: Constraints, current: Partition | None, options: RecommendOptions, report: Progress
+) -> _Choice:
+    report("summarise", 0.0)
+    set_costs = SetCosts(engine.summary(options.segment_bytes), options.costs)
+    report("summarise", 1.0)
     costs = options.costs
     everything = range(len(engine.destinations))
     compared = {"all-together": canonical([everything]), "all-separate": canonical([[d] for d in everything])}
@@ -292,13 +307,14 @@ def _choose(
             message = (
                 f"cap on the peak, {cap}, that no partitioning found keeps; the one with the lowest is recommended"
             )
-            findings.append(Finding("peak-cap", 1, message))
+            findings.append(Finding(PEAK_CAP, 1, message))
             allowed = [lowest]
         finalists = allowed + [entry for entry in finalists if entry not in allowed]
     named = {"recommended": finalists[0][1], **compared}
     others = [partition for _, partition, _ in finalists[1:] if partition not in named.values()]
     named.update(zip(("second", "third"), others, strict=False))
-    return {name: (partition, known[partition]) for name, partition in named.items()}, findings
+    partitions = {name: (partition, known[partition]) for name, partition in named.items()}
+    return _Choice(options, set_costs, partitions, findings)
 
 
 def _under(finalists: list[_Finalist], peak_bytes_max: int) -> list[_Finalist]:
@@ -434,12 +450,21 @@ def _figures(
     return figures
 
 
-def _parameters(options: RecommendOptions, engine: Engine) -> dict[str, Any]:
+def _parameters(options: RecommendOptions, engine: Engine, tried: Sequence[_Choice]) -> dict[str, Any]:
     values = {name: getattr(options, name) for name in options.__dataclass_fields__}
     values["durability"] = {pattern: sync.value for pattern, sync in options.durability.items()}
     values["pinned"] = [list(group) for group in options.pinned]
     values["current"] = options.current.to_json() if options.current is not None else None
     values["sizes"] = asdict(engine.sizes.sizes)
+    values["segment_sizes"] = [
+        {
+            "segment_bytes": choice.options.segment_bytes,
+            "mean_bytes": choice.recommended.mean_bytes,
+            "peak_bytes": choice.recommended.peak_bytes,
+            "cost": choice.recommended.cost,
+        }
+        for choice in tried
+    ]
     values["operations"] = engine.count
     values["duration_seconds"] = engine.finish - engine.begin
     return values

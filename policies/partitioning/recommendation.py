@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 REST = "rest"
 """The store that takes what the trace did not show."""
+PEAK_CAP = "peak-cap"
+"""The finding that no partitioning keeps the cap on the peak."""
 FILES = ("recommendation.json", "stores.yaml", "summary.txt", "report.html")
 
 
@@ -95,7 +97,7 @@ class Recommendation:
     @property
     def cap_kept(self) -> bool:
         """Whether the recommended one stays under the cap on the peak; True where none was given."""
-        return all(finding.code != "peak-cap" for finding in self.findings)
+        return all(finding.code != PEAK_CAP for finding in self.findings)
 
     def candidate(self, name: str) -> Candidate:
         """By name: recommended, all-together, all-separate, current, second, third. Raises KeyError."""

@@ -59,6 +59,15 @@ def recommendation_schema() -> dict[str, Any]:
                 "What the trace could not tell; docs/advisor.md lists the codes.",
                 {"code": {"type": "string"}, "count": _COUNT, "message": {"type": "string"}},
             ),
+            "tried_size": _object(
+                "One size of a journal file, and what is recommended with it.",
+                {
+                    "segment_bytes": {"type": "integer", "minimum": 1},
+                    "mean_bytes": _AMOUNT,
+                    "peak_bytes": _COUNT,
+                    "cost": _AMOUNT,
+                },
+            ),
             "parameters": _parameters(),
         },
     }
@@ -137,6 +146,12 @@ def _parameters() -> dict[str, Any]:
                 {"type": "object", "additionalProperties": _TEXTS}, "Patterns by store, as configured now."
             ),
             "sizes": {"type": "object"},
+            "segment_sizes": {
+                "type": "array",
+                "items": {"$ref": "#/$defs/tried_size"},
+                "minItems": 1,
+                "description": "What the recommended partitioning of each size that was tried comes to.",
+            },
             "engine": {"type": "string"},
             "master": _or_null({"type": "string"}, "Spark's master; null: this machine."),
             "operations": _COUNT,

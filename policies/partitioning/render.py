@@ -19,7 +19,7 @@ def render_text(recommendation: Recommendation, width: int = 80) -> str:
         _wrapped(headline(recommendation), width),
         _numbers(recommendation),
         _table(recommendation, width),
-        *([_sizes(recommendation)] if len(recommendation.parameters.get("segment_sizes", ())) > 1 else []),
+        *([_sizes(recommendation)] if len(recommendation.parameters["segment_sizes"]) > 1 else []),
         _stores(recommendation.recommended, width),
         _findings(recommendation, width),
     ]

@@ -191,11 +191,15 @@ def test_destinations_with_a_store_each_stay_so_or_move_out(tmp_path: Path) -> N
 def test_the_best_of_several_sizes_is_taken() -> None:
     table = from_events(usage())
     given = RecommendOptions(engine="local")
-    answer = recommend_best(table, given, [SEGMENT, 1 << 20])
+    stages: list[tuple[str, float]] = []
+    answer = recommend_best(table, given, [SEGMENT, 1 << 20], lambda stage, share: stages.append((stage, share)))
+    assert [stages.count(begun) for begun in (("read", 1.0), ("summarise", 0.0), ("picture", 0.0))] == [1, 2, 1]
     costs = {tried["segment_bytes"]: tried["cost"] for tried in answer.parameters["segment_sizes"]}
     assert set(costs) == {SEGMENT, 1 << 20}
     assert costs[answer.parameters["segment_bytes"]] == min(costs.values()) == answer.recommended.cost
     assert "Sizes of a journal file that were tried:" in render_text(answer)
+    with pytest.raises(ConfigError, match="segment_sizes is empty; give at least one"):
+        recommend_best(table, given, [])
 
 
 def test_what_is_routed_nowhere_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from anabranch.policies.durability import Sync
-from anabranch.policies.partitioning import RecommendOptions, UsageEvent, from_events, generate, recommend
+from anabranch.policies.partitioning import (
+    RecommendOptions,
+    UsageEvent,
+    from_events,
+    generate,
+    recommend,
+    recommend_best,
+)
 from anabranch.router.cli.app import app
 
 from .conftest import SEGMENT_BYTES, in_force, shape
@@ -36,17 +43,20 @@ def test_a_recommendation_is_as_the_schema_says(name: str) -> None:
         pinned=(("plan.a", "desk"),),
         current=in_force({"all": [">"]}),
     )
-    answer = json.loads(json.dumps(recommend(generate(shape(name)), options).to_json(), allow_nan=False))
+    sizes = [SEGMENT_BYTES, 2 * SEGMENT_BYTES]
+    answer = json.loads(json.dumps(recommend_best(generate(shape(name)), options, sizes).to_json(), allow_nan=False))
     validator = Draft202012Validator(schema)
     validator.validate(answer)
     assert answer["version"] == 1
     assert set(answer["parameters"]) == set(schema["$defs"]["parameters"]["properties"])
-    for part in ("candidate", "store", "destination"):
+    assert [tried["segment_bytes"] for tried in answer["parameters"]["segment_sizes"]] == sizes
+    for part in ("candidate", "store", "destination", "tried"):
         broken = copy.deepcopy(answer)
         found = {
             "candidate": broken["candidates"][0],
             "store": broken["candidates"][0]["stores"][0],
             "destination": broken["destinations"][0],
+            "tried": broken["parameters"]["segment_sizes"][1],
         }[part]
         for key in list(found):
             kept = found.pop(key)
