@@ -29,6 +29,10 @@ CHUNK_SENDS = 100_000
 """Sends in a chunk, about."""
 CHUNK_TASKS_MAX = 10_000
 """Tasks that make chunks, of a trace of a billion operations and above."""
+PARTITION_OPERATIONS = 2_000_000
+"""Operations that are sorted by one task of Spark, which does so on disk where memory is short."""
+SPANS_A_PARTITION = 64
+"""Into so many spans time is cut to find where a partition ends."""
 OPERATIONS_MAX = 1_000_000_000
 """Of a trace in memory, where each takes some hundred bytes."""
 _DAY = 86400.0
@@ -63,35 +67,58 @@ def generate(workload: Workload) -> pa.Table:
 def generate_with_spark(spark: SparkSession, workload: Workload, partitions: int | None = None) -> DataFrame:
     """The same trace as a data frame, made where it is needed: write it with `.write.parquet(path)`.
 
-    It is range-partitioned by time, in order inside each partition; `seq` numbers it through.
+    It is range-partitioned by time, in order inside each partition; `seq` numbers it through. Each time that it is read
+    it is made anew, and is the same: what fell to a worker that is lost, another makes. Made once already here, to be
+    counted. Memory holds a chunk a task.
     """
     chunks = chunk_count(workload)
-    schema = ", ".join(f"`{field.name}` {_sql_type(field.type)}" for field in _CHUNK_SCHEMA)
+    tasks = min(chunks, CHUNK_TASKS_MAX)
+    parts = partitions or max(
+        min(chunks, 4 * spark.sparkContext.defaultParallelism), math.ceil(workload.operations / PARTITION_OPERATIONS)
+    )
+    span = workload.duration / (parts * SPANS_A_PARTITION)
+    starts = workload.start_seconds + span * np.arange(1, parts * SPANS_A_PARTITION)
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for chunk in batch.column(0).to_pylist():
+                spans = np.searchsorted(starts, _chunk(workload, chunk).column("ts").to_numpy(), "right")
+                found, counts = np.unique(spans, return_counts=True)
+                yield pa.RecordBatch.from_pydict({"span": found, "count": counts})
+
+    counted = spark.range(0, chunks, 1, tasks).mapInArrow(count, "span long, count long")
+    written = counted.groupBy("span").sum("count").toArrow()
+    counts = np.zeros(parts * SPANS_A_PARTITION, np.int64)
+    counts[written.column(0).to_numpy()] = written.column(1).to_numpy()
+    # Bounds between spans, so that partitions are about alike although it may be busier at one time than at another.
+    reached = np.cumsum(counts)
+    bounds = np.unique(np.searchsorted(reached, reached[-1] * np.arange(1, parts) / parts))
+    begins, before = starts[bounds[bounds < len(starts)]], np.append(0, reached[bounds])
 
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for chunk in batch.column(0).to_pylist():
-                yield from _chunk(workload, chunk).to_batches(max_chunksize=65536)
-
-    parts = partitions or max(1, min(chunks, 4 * spark.sparkContext.defaultParallelism))
-    made = spark.range(0, chunks, 1, min(chunks, CHUNK_TASKS_MAX)).mapInArrow(make, schema)
-    ordered = made.repartitionByRange(parts, *_ORDER).sortWithinPartitions(*_ORDER).persist()
-    counts = ordered.selectExpr("spark_partition_id() AS p").groupBy("p").count().collect()
-    size = {int(row["p"]): int(row["count"]) for row in counts}
-    before = {p: sum(size.get(q, 0) for q in range(p)) for p in range(parts)}
+                rows = _chunk(workload, chunk)
+                place = np.searchsorted(begins, rows.column("ts").to_numpy(), "right").astype(np.int32)
+                yield from rows.append_column("place", pa.array(place)).to_batches(max_chunksize=65536)
 
     def number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        at = before[context.partitionId()] if context is not None else 0
+        at = None
         for batch in batches:
-            seq = pa.array(np.arange(at, at + batch.num_rows, dtype=np.int64))
-            at += batch.num_rows
-            columns = [seq, *(batch.column(batch.schema.get_field_index(name)) for name in SCHEMA.names[1:])]
-            yield pa.RecordBatch.from_arrays(columns, names=SCHEMA.names)
+            if batch.num_rows:
+                at = int(before[batch.column("place")[0].as_py()]) if at is None else at
+                seq = pa.array(np.arange(at, at + batch.num_rows, dtype=np.int64))
+                at += batch.num_rows
+                columns = [seq, *(batch.column(batch.schema.get_field_index(name)) for name in SCHEMA.names[1:])]
+                yield pa.RecordBatch.from_arrays(columns, names=SCHEMA.names)
 
-    return ordered.mapInArrow(number, ", ".join(f"`{f.name}` {_sql_type(f.type)}" for f in SCHEMA))
+    made = spark.range(0, chunks, 1, tasks).mapInArrow(make, f"{_sql_schema(_CHUNK_SCHEMA)}, place int")
+    ordered = made.repartitionById(parts, "place").sortWithinPartitions(*_ORDER)
+    return ordered.mapInArrow(number, _sql_schema(SCHEMA))
+
+
+def _sql_schema(schema: pa.Schema) -> str:
+    return ", ".join(f"`{field.name}` {_sql_type(field.type)}" for field in schema)
 
 
 def _sql_type(kind: pa.DataType) -> str:

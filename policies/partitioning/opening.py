@@ -14,10 +14,11 @@ import pyarrow.parquet
 from ..errors import ConfigError, TraceError
 from ..outputs import is_elsewhere, scratch_directory
 from .engine import Engine, LocalEngine
+from .executors import watched_executors
 from .generator import generate, generate_with_spark
 from .jvm import quiet_py4j
 from .operations import Clock, build
-from .session import kinds_of_spark_errors, reason_of, spark_errors, spark_session, told_of_no_workers
+from .session import kinds_of_spark_errors, reason_of, spark_errors, spark_session
 from .sizes import JournalSizes, Model
 from .spark_engine import SparkEngine
 from .spark_trace import prepare
@@ -99,24 +100,27 @@ def open_engine(
     with quiet_py4j(), spark_errors(), scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
         spark = spark_session(master)
         report("start Spark", 1.0)
-        with told_of_no_workers(spark):
+        with watched_executors(spark):
             rows = _frame(spark, source, scratch)
             more = {} if rows_a_task is None else {"rows_a_task": rows_a_task}
-            trace = prepare(
-                spark,
-                rows,
-                model=model,
-                clock=clock,
-                operations_per_second=operations_per_second,
-                sizes=sizes,
-                source=name,
-                **more,
-            )
-        report("read", 1.0)
-        try:
-            yield SparkEngine(trace)
-        finally:
-            trace.close()
+            try:
+                trace = prepare(
+                    spark,
+                    rows,
+                    model=model,
+                    clock=clock,
+                    operations_per_second=operations_per_second,
+                    sizes=sizes,
+                    source=name,
+                    **more,
+                )
+                report("read", 1.0)
+                try:
+                    yield SparkEngine(trace)
+                finally:
+                    trace.close()
+            finally:
+                rows.unpersist()
 
 
 def _table(source: Source) -> pa.Table:
@@ -134,7 +138,10 @@ def _table(source: Source) -> pa.Table:
 def _frame(spark: SparkSession, source: Source, scratch: Path) -> DataFrame:
     """The trace as its workers read it. What is not Parquet goes through this process, and a copy in `scratch`."""
     if isinstance(source, Workload):
-        return generate_with_spark(spark, source)
+        from pyspark import StorageLevel
+
+        # Kept, since it is read several times, and making it costs more than reading it.
+        return generate_with_spark(spark, source).persist(StorageLevel.DISK_ONLY)
     if isinstance(source, (str, Path)):
         if is_elsewhere(source):
             return _parquet(spark, str(source), directory=not str(source).lower().endswith(_PARQUET))

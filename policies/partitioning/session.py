@@ -11,7 +11,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from ..errors import MissingExtraError, SparkError
@@ -115,21 +115,6 @@ def reason_of(error: Exception) -> str:
     lines = (told.strip() or type(error).__name__).splitlines()  # others are the stack, or advice
     # A Python of a worker tells its reason last.
     return lines[-1 if "Traceback" in lines[0] else 0].strip()[:_REASON_MAX]
-
-
-def told_of_no_workers(spark: SparkSession) -> AbstractContextManager[None]:
-    """Says after some seconds that the cluster has given no executor yet: it may be busy, or have no worker."""
-    context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
-    if context is None or is_local(context.master):
-        return nullcontext()
-
-    def waits() -> bool:
-        # Of the driver alone.
-        return int(context._jsc.sc().getExecutorMemoryStatus().size()) <= 1
-
-    return told_to_wait(
-        f"{context.master} has given no executor yet: it is busy, or has no worker; waiting for one", waits
-    )
 
 
 @contextmanager

@@ -4,8 +4,12 @@
     2 ranges    narrow rows (position, destination, clock, size, acks needed, hashes of the message), sorted
     3 matched   sends and acks told of each other: one shuffle by the hash of the message
 
-2 and 3 are kept on the disks of those who run them. The driver gets a row a destination and a row a range. Where the
-trace cannot be used the errors are those of `trace` and `operations`, but rows are named by file and seq.
+2 and 3 are kept on the disks of those who run them, and made again where these are lost. So nothing in them may depend
+on who makes them, or when: the ranges have bounds that the driver knows, and are not Spark's own (`repartitionByRange`),
+which come from a sample and may be others the next time, while carries and clocks are told by the range's number.
+
+The driver gets a row a destination and a row a range. Where the trace cannot be used the errors are those of `trace` and
+`operations`, but rows are named by file and seq.
 """
 
 from __future__ import annotations
@@ -105,15 +109,17 @@ def prepare(
     per_second = operations_per_second if clock == "seq" else 0.0
     count = int(spans["count"].sum())
     tasks = -(-count // rows_a_task)
+    part = _range_of("r.seq", _bounds(spark, first, last, count, tasks))
     rows = (
         spark.sql(
-            f"""SELECT /*+ BROADCAST(n) */ r.seq - ({first}) AS seq, n.d, coalesce(r.ts, 0) AS stamp,
+            f"""SELECT /*+ BROADCAST(n) */ {part} AS part, r.seq - ({first}) AS seq, n.d, coalesce(r.ts, 0) AS stamp,
                        CAST({rule.sql()} AS bigint) AS size,
                        if(r.op = 'send', coalesce(r.acks_needed, 1), -1) AS needed,
                        xxhash64(1, n.d, r.message_id) AS h1, xxhash64(2, n.d, r.message_id) AS h2
                 FROM anabranch_rows r JOIN anabranch_names n ON r.destination = n.name"""
         )
-        .repartitionByRange(tasks, "seq")
+        .repartitionById(tasks, "part")
+        .drop("part")
         .sortWithinPartitions("seq")
         .persist(StorageLevel.DISK_ONLY)
     )
@@ -270,6 +276,34 @@ def _transactions(spark: SparkSession) -> tuple[TransactionSet, ...]:
 
 
 # Ranges -------------------------------------------------------------------------------------------------------------
+
+_BOUNDS_ACCURACY = 100
+"""A range is larger than it should be by one part in so many at most, where seq has gaps."""
+
+
+def _bounds(spark: SparkSession, first: int, last: int, count: int, tasks: int) -> list[int]:
+    """The seq that each range but the first begins with, ascending, so that all hold about as many operations."""
+    if last - first + 1 == count:
+        return [first + number * count // tasks for number in range(1, tasks)]
+    shares = ", ".join(f"{number / tasks!r}D" for number in range(1, tasks))
+    if not shares:
+        return []
+    accuracy = max(10_000, _BOUNDS_ACCURACY * tasks)
+    row = spark.sql(f"SELECT percentile_approx(seq, array({shares}), {accuracy}) FROM anabranch_rows").collect()[0]
+    return sorted(set(row[0]))
+
+
+def _range_of(column: str, bounds: list[int]) -> str:
+    """SQL for the number of the range that a seq lies in: a search by halves."""
+
+    def search(low: int, high: int) -> str:
+        """Between the ranges `low` and `high`."""
+        if low == high:
+            return str(low)
+        middle = (low + high) // 2
+        return f"if({column} < {bounds[middle]}, {search(low, middle)}, {search(middle + 1, high)})"
+
+    return search(0, len(bounds))
 
 
 def _facts(rows: DataFrame) -> pd.DataFrame:

@@ -22,6 +22,7 @@ from anabranch.policies.partitioning.spark_engine import with_argument
 from anabranch.policies.partitioning.spark_trace import by_value
 
 from .conftest import shape
+from .standalone import standalone_cluster
 
 TRACE = "seq,ts,op,destination,message_id,size\n0,1,send,a,1,9\n1,2,ack,a,1,9\n"
 
@@ -144,38 +145,71 @@ def test_one_that_listens_and_says_nothing(tmp_path: Path) -> None:
 
 
 _ON_TWO_WORKERS = """
-from anabranch.policies.partitioning import read_trace
+import sys
+
+from anabranch.policies.errors import SparkError
+from anabranch.policies.partitioning import executors, read_trace
 from anabranch.policies.partitioning.engine import LocalEngine
 from anabranch.policies.partitioning.model import CostModel
+from anabranch.policies.partitioning.opening import open_engine
 from anabranch.policies.partitioning.operations import build
 from anabranch.policies.partitioning.session import spark_session
-from anabranch.policies.partitioning.spark_engine import SparkEngine
-from anabranch.policies.partitioning.spark_trace import prepare
 
-spark = spark_session("local-cluster[2,1,1024]")
-there = SparkEngine(prepare(spark, spark.read.parquet("t.parquet"), model="kahadb", rows_a_task=3000))
+executors.LOST_MAX_S = 3
+partitions = [((0, 2), (1, 3, 4))]
 here = LocalEngine(build(read_trace("t.parquet"), model="kahadb"))
-asked = [((0, 2), (1, 3, 4))], CostModel(65536)
-executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is among them
-print(executors, there.measure(*asked) == here.measure(*asked))
-spark.stop()
+clock = {"clock": "ts", "operations_per_second": 1000.0, "sizes": None}
+
+
+def same(segment_bytes):
+    return there.measure(partitions, CostModel(segment_bytes)) == here.measure(partitions, CostModel(segment_bytes))
+
+
+def tell(*what):
+    print(*what, flush=True)
+    sys.stdin.readline()
+
+
+try:
+    with open_engine(
+        "t.parquet", "spark", sys.argv[1], lambda *_: None, model="kahadb", **clock, rows_a_task=1500
+    ) as there:
+        context = spark_session().sparkContext
+        count = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is among them
+        tell(count, same(65536))
+        tell(same(32768))
+        same(131072)
+except SparkError as error:
+    tell(error)
 """
 
 
-@pytest.mark.campaign  # half a minute: three Java processes, and one of Python for each task
+@pytest.mark.campaign  # a minute of processor time: six Java processes, and one of Python for each task
 @pytest.mark.weight(0)
-def test_two_workers_give_the_same(tmp_path: Path) -> None:
-    """Spark's own standalone master and two workers, whose executors are processes apart."""
+def test_a_worker_may_be_lost_but_not_all(tmp_path: Path) -> None:
+    """What a lost worker held is made again on the other, with the same figures; without any, it ends with an error."""
     write_trace(generate(shape("transactions", "20m")), tmp_path / "t.parquet")
-    done = subprocess.run(
-        [sys.executable, "-c", _ON_TWO_WORKERS],
-        cwd=tmp_path,
-        env=os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},  # of each of the three
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.split() == ["2", "True"], done.stderr
+    with standalone_cluster(tmp_path, 2) as cluster:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _ON_TWO_WORKERS, cluster.master],
+            cwd=tmp_path,
+            env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        with process:
+            told = []
+            for worker in range(2):
+                told.append(process.stdout.readline())
+                cluster.kill(worker)
+                process.stdin.write("\n")
+                process.stdin.flush()
+            out, err = process.communicate("\n")
+    assert told == ["2 True\n", "True\n"], err
+    assert out == (
+        f"all executors of {cluster.master} are lost, and no other came within 3 s; start its workers again, or use "
+        "--engine local, which needs no Spark\n"
+    ), err
 
 
 def test_workers_need_nothing_of_this_package() -> None:

@@ -123,6 +123,21 @@ def odd_trace(seed: int) -> pa.Table:
     return from_events(rows[i] for i in order)
 
 
+def test_what_is_lost_is_made_again_and_is_the_same(spark: Any, tmp_path: Path) -> None:
+    """Ranges, above all: carries and clocks are told by their numbers. With gaps in seq they are cut by a sample."""
+    table = generate(shape("transactions", "30m"))
+    seq = np.arange(table.num_rows) ** 2
+    table = table.set_column(0, "seq", pa.array(seq))
+    write_trace(table, tmp_path / "t.parquet")
+    trace = prepare(spark, spark.read.parquet(str(tmp_path / "t.parquet")), rows_a_task=table.num_rows // 6)
+    there, here = SparkEngine(trace), LocalEngine(build(table))
+    counts = trace.facts["count"].to_numpy()
+    assert len(counts) >= 6 and counts.max() < 1.1 * table.num_rows / 6
+    trace.close()  # so that all of it is made anew, by other plans
+    partitions = divisions(len(here.destinations), np.random.default_rng(1))
+    assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
+
+
 @pytest.mark.parametrize(
     ("seed", "model", "clock"),
     [
