@@ -4,12 +4,13 @@
     2 ranges    narrow rows (position, destination, clock, size, acks needed, hashes of the message), sorted
     3 matched   sends and acks told of each other: one shuffle by the hash of the message
 
-2 and 3 are kept on the disks of those who run them, and made again where these are lost. So nothing in them may depend
-on who makes them, or when: the ranges have bounds that the driver knows, and are not Spark's own (`repartitionByRange`),
-which come from a sample and may be others the next time, while carries and clocks are told by the range's number.
+2 and 3 are kept on the disks of those who run them, and made again where these are lost. So nothing in them may
+depend on who makes them, or when: the ranges have bounds that the driver knows, and are not Spark's own
+(`repartitionByRange`), which come from a sample and may be others the next time, while carries and clocks are told by
+the range's number.
 
-The driver gets a row a destination and a row a range. Where the trace cannot be used the errors are those of `trace` and
-`operations`, but rows are named by file and seq.
+The driver gets a row a destination and a row a range. Where the trace cannot be used the errors are those of `trace`
+and `operations`, but rows are named by file and seq.
 """
 
 from __future__ import annotations
