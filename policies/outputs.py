@@ -125,7 +125,7 @@ def write_files(directory: Path, texts: Mapping[str, str], *, overwrite: bool) -
             try:
                 _move(scratch, directory, list(texts), overwrite=overwrite)
             except FileExistsError as error:
-                raise _taken(Path(error.filename), _DIRECTORY) from None
+                raise taken(Path(error.filename), ANOTHER_DIRECTORY) from None
     _sync(directory if there else directory.parent)
     return [directory / name for name in texts]
 
@@ -146,7 +146,7 @@ def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool) 
         try:
             _move(scratch, path.parent, [path.name], overwrite=overwrite)
         except FileExistsError:
-            raise _taken(path, _FILE) from None
+            raise taken(path, ANOTHER_FILE) from None
     _sync(path.parent)
 
 
@@ -171,16 +171,16 @@ def _write(path: Path, text: str) -> None:
 
 def check_files(directory: Path, names: Iterable[str], *, overwrite: bool) -> None:
     """Raises ConfigError where `write_files` would refuse to write these files. Touches nothing."""
-    _check(directory, names, _DIRECTORY, overwrite)
+    _check(directory, names, ANOTHER_DIRECTORY, overwrite)
 
 
 def check_file(path: Path, *, overwrite: bool) -> None:
     """Raises ConfigError where `write_file` would refuse to write this one. Touches nothing."""
-    _check(path.parent, [path.name], _FILE, overwrite)
+    _check(path.parent, [path.name], ANOTHER_FILE, overwrite)
 
 
-_DIRECTORY = "another directory"
-_FILE = "another file"
+ANOTHER_DIRECTORY = "another directory"
+ANOTHER_FILE = "another file"
 """What its user gives, and is to give instead."""
 
 
@@ -197,10 +197,11 @@ def _check(directory: Path, names: Iterable[str], instead: str, overwrite: bool)
         if path.is_dir():
             raise ConfigError([f"{path} is in the way: a file of that name is to be written; give {instead}"])
         if not overwrite and (path.is_symlink() or path.exists()):
-            raise _taken(path, instead)
+            raise taken(path, instead)
 
 
-def _taken(path: Path, instead: str) -> ConfigError:
+def taken(path: Path | str, instead: str = ANOTHER_DIRECTORY) -> ConfigError:
+    """The error that something is there already which may not be replaced. `instead`: what else to give."""
     step = f"give {instead}, or replace it (--force; from Python: overwrite=True)"
     return ConfigError([f"{path} exists already and was left as it is; {step}"])
 

@@ -20,10 +20,12 @@ operation, `model` the exact retention model, `evaluate` its quick form, `search
 figures, `patterns` filters, `recommendation` and `render` the output, `job` all of it; `report` the page for a browser,
 of `figures`, `pins` and `history`, drawn by `svg`; `current` the configuration in force, and what changes in it;
 `opening` and `engine` who knows a trace: this process, or Spark at any size (`spark_engine`, `spark_trace`, and
-`ranges` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started.
+`ranges` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started, `executors` what becomes of
+its workers; `hadoop` and `workload_files` write to URLs.
 
-It needs `pip install 'anabranch[recommend]'`; importing this package does not. Apart from `write`, nothing here
-touches a disk but Spark's scratch space, and a copy of the trace for Spark in the directory for temporary files.
+It needs `pip install 'anabranch[recommend]'`; importing this package does not. Apart from what writes by its name,
+nothing here touches a disk but Spark's scratch space, and a copy of the trace for Spark in the directory for temporary
+files.
 """
 
 from __future__ import annotations

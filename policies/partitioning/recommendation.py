@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ..outputs import check_files, local_path, write_files
+from ..outputs import check_files, is_elsewhere, local_path, write_files
 from ..units import format_size
 from .broker import BrokerPeak
 from .destination_usage import DestinationUsage
@@ -135,10 +135,13 @@ class Recommendation:
         )
         return header + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 
-    def write(self, out: str | Path, *, overwrite: bool = False) -> list[Path]:
+    def write(self, out: str | Path, *, overwrite: bool = False, master: str | None = None) -> list[Path | str]:
         """Writes its files into a directory, which is made where it is missing; other files there stay.
 
-        Returns the paths written. They appear whole or not at all. Raises what `check_place` raises, and OSError.
+        `out`: a path of this machine, or the URL of any file system that Spark's Hadoop knows, which is reached through
+        the session that is there, or a new one on `master`. Returns the paths written, or URLs. They appear whole or
+        not at all, in another file system as far as that renames at once. Raises what `check_place` raises, and
+        OSError.
         """
         import json
 
@@ -148,16 +151,28 @@ class Recommendation:
         texts = (
             json.dumps(self.to_json(), indent=2) + "\n", self.stores_yaml(), render_text(self), render_html(self),
         )  # fmt: skip
-        return write_files(local_path(out, "out"), dict(zip(FILES, texts, strict=True)), overwrite=overwrite)
+        named = dict(zip(FILES, texts, strict=True))
+        if is_elsewhere(out):
+            from .hadoop import file_system
+
+            with file_system(str(out), master) as files:
+                return [*files.write_files(str(out), named, overwrite=overwrite)]
+        return [*write_files(local_path(out, "out"), named, overwrite=overwrite)]
 
 
-def check_place(out: str | Path, *, overwrite: bool = False) -> None:
+def check_place(out: str | Path, *, overwrite: bool = False, master: str | None = None) -> None:
     """Raises ConfigError where `Recommendation.write` would refuse to write; for before the work. Touches nothing.
 
     That is where one of its files is there already, unless `overwrite`, where something else is in the way, and where
-    `out` is no directory of this machine, or not this user's to write.
+    it is not this user's to write. Raises SparkError where the file system of a URL cannot be reached.
     """
-    check_files(local_path(out, "out"), FILES, overwrite=overwrite)
+    if is_elsewhere(out):
+        from .hadoop import file_system
+
+        with file_system(str(out), master) as files:
+            files.check_files(str(out), FILES, overwrite=overwrite)
+    else:
+        check_files(local_path(out, "out"), FILES, overwrite=overwrite)
 
 
 def store_names(stores: Sequence[Sequence[str]], weights: dict[str, int]) -> list[str]:

@@ -74,8 +74,11 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
 
 
 @contextmanager
-def spark_errors(what: str = "Spark did not finish its work") -> Iterator[None]:
-    """Makes a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it.
+def spark_errors(
+    what: str = "Spark did not finish its work",
+    step: str = "mend that, or use --engine local, which needs no Spark",
+) -> Iterator[None]:
+    """Makes a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it, `step` ends it.
 
     An interruption stays one: a call to Java that Ctrl-C meets fails while it is cleaned up, and so does the next.
     """
@@ -87,9 +90,7 @@ def spark_errors(what: str = "Spark did not finish its work") -> Iterator[None]:
             met = met.__context__
         if met is not None:
             raise met from None
-        raise SparkError(
-            f"{what}: {reason_of(error)}; mend that, or use --engine local, which needs no Spark"
-        ) from error
+        raise SparkError(f"{what}: {reason_of(error)}; {step}") from error
 
 
 def kinds_of_spark_errors() -> tuple[type[Exception], ...]:

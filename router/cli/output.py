@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...policies.outputs import local_path
+from ...policies.outputs import is_elsewhere, local_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,6 +30,13 @@ class LocalPath(click.Path):
         if param is not None:
             what = max(param.opts, key=len) if param.param_type_name == "option" else (param.name or what).upper()
         return super().convert(local_path(value, what), param, ctx)
+
+
+class PathOrUrl(LocalPath):
+    """A path of this machine, or the URL of another file system, for Spark: a str then."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if is_elsewhere(value) else super().convert(value, param, ctx)
 
 
 json_option = click.option(

@@ -10,15 +10,22 @@ import click
 
 from ...policies.errors import ConfigError, TraceError
 from ...policies.options import JournalOptions
-from ...policies.outputs import is_elsewhere
 from ...policies.units import parse_size
-from .output import LocalPath, echo_json, json_option, warnings_shown, working
-from .trace import require_outside, usage_option, usage_table
+from .output import LocalPath, PathOrUrl, echo_json, json_option, warnings_shown, working
+from .trace import (
+    check_engine,
+    engine_options,
+    require_outside,
+    usage_option,
+    usage_table,
+    workload_option,
+    workload_trace,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...policies.partitioning import RecommendOptions, Workload
+    from ...policies.partitioning import Workload
 
 
 class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
@@ -33,24 +40,16 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
             self.fail(str(error), param, ctx)
 
 
-class TracePath(LocalPath):
-    """A path of this machine, or the URL of another file system, for Spark to read."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if is_elsewhere(value) else super().convert(value, param, ctx)
-
-
 @click.command()
 @click.option("--from-kahadb", "kahadb_directory", type=LocalPath(), metavar="DIR",
               help="An ActiveMQ KahaDB directory, with its archive if there is one.")  # fmt: skip
-@click.option("--trace", "trace_path", type=TracePath(), metavar="PATH",
+@click.option("--trace", "trace_path", type=PathOrUrl(), metavar="PATH",
               help="A usage trace: .parquet, .arrow, .csv, a directory of Parquet, or its hdfs:// URL.")  # fmt: skip
-@click.option("--workload", "workload_path", type=LocalPath(), metavar="FILE",
-              help="A workload description in YAML, from which a trace is generated.")  # fmt: skip
+@workload_option
 @usage_option
-@click.option("--out", type=LocalPath(), required=True, metavar="DIR",
-              help="Where recommendation.json, stores.yaml, summary.txt and report.html go; made if "
-                   "missing.")  # fmt: skip
+@click.option("--out", type=PathOrUrl(), required=True, metavar="DIR",
+              help="Where recommendation.json, stores.yaml, summary.txt and report.html go, or its hdfs:// URL; made "
+                   "if missing.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace these files where they are there already.")
 @click.option("--current", "current_path", type=LocalPath(), metavar="FILE",
               help="The stores.yaml in force, to compare with; what is written is that file, revised.")  # fmt: skip
@@ -77,9 +76,7 @@ class TracePath(LocalPath):
     "--disk-gib", type=float, default=100.0, show_default=True, help="The disk's size, for the price of a sync."
 )
 @click.option("--sync-rate", type=float, default=5000.0, show_default=True, help="Syncs a second that the disk can do.")
-@click.option("--master", default=None, metavar="URL", help="A Spark master. Default: this machine.")
-@click.option("--engine", type=click.Choice(["auto", "spark", "local"]), default="auto", show_default=True,
-              help="Who does the work: local needs no Java, spark no memory; auto goes by its size.")  # fmt: skip
+@engine_options
 @json_option
 @click.pass_context
 def command(
@@ -88,7 +85,7 @@ def command(
     trace_path: Path | str | None,
     workload_path: Path | None,
     usage_directories: tuple[Path, ...],
-    out: Path,
+    out: Path | str,
     force: bool,
     current_path: Path | None,
     durability: tuple[str, ...],
@@ -126,8 +123,7 @@ def command(
     given = [path for path in (kahadb_directory, trace_path, workload_path, usage_directories or None) if path]
     if len(given) != 1:
         raise ConfigError([f"give one of --usage, --from-kahadb, --trace and --workload; {len(given)} were given"])
-    if master is not None and engine == "local":
-        raise ConfigError([f"--engine local uses no Spark, so --master {master} has no effect; leave one of them out"])
+    check_engine(engine, master)
     from ...policies.partitioning import CurrentConfig, RecommendOptions, check_place, recommend_best
     from ...policies.partitioning.pattern_options import parse_durability, parse_pins
 
@@ -151,7 +147,8 @@ def command(
     options.check()
     # Before the work, which may take minutes; what appears meanwhile is found when the files are written.
     require_outside(out, usage_directories)
-    check_place(out, overwrite=force)
+    with warnings_shown():
+        check_place(out, overwrite=force, master=master)
     warnings: tuple[str, ...] = ()
     trace: Path | str | pa.Table | Workload
     if kahadb_directory is not None:
@@ -159,7 +156,7 @@ def command(
     elif usage_directories:
         trace, warnings = usage_table(usage_directories)
     elif workload_path is not None:
-        trace = _workload_trace(workload_path, options)
+        trace = workload_trace(workload_path, options.engine, master)
     else:
         assert trace_path is not None
         if isinstance(trace_path, Path) and not trace_path.exists():
@@ -167,7 +164,7 @@ def command(
         trace = trace_path
     with warnings_shown(), working("Recommending") as progress:
         answer = recommend_best(trace, options, segment_sizes, progress.stage)
-    paths = answer.write(out, overwrite=force)
+    paths = answer.write(out, overwrite=force, master=master)
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
     if as_json:
@@ -190,17 +187,3 @@ def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
     with working(f"Reading {directory.name}") as progress:
         usage = kahadb.usage_trace(directory, progress)
         return from_events(usage), usage.findings.warnings()
-
-
-def _workload_trace(path: Path, options: RecommendOptions) -> pa.Table | Workload:
-    """The trace of a workload; the workload itself where Spark is to generate it."""
-    from ...policies.partitioning import Workload, choose_engine, generate
-
-    with working(f"Generating {path.name}"):
-        workload = Workload.load(path)
-        if choose_engine(workload, options.engine, options.master) == "spark":
-            return workload
-        try:
-            return generate(workload)
-        except ConfigError as error:
-            raise ConfigError(error.problems, str(path)) from error

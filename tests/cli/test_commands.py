@@ -255,7 +255,6 @@ def test_the_trace_of_the_docs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("recommend", "--workload", "w", "--out", "s3a://bucket/advice"), "--out s3a://bucket/advice"),
         (("recommend", "--workload", "s3://b/w.yaml", "--out", "o"), "--workload s3://b/w.yaml"),
         (("recommend", "--from-kahadb", "gs://b/k", "--out", "o"), "--from-kahadb gs://b/k"),
         (("init", "s3a://bucket/stores.yaml"), "PATH s3a://bucket/stores.yaml"),
