@@ -56,10 +56,11 @@ __all__ = [
 _EMPTY = "the file says nothing; the least is a directory and one store, and `anabranch init` writes an example"
 
 
-def load(path: str | Path) -> Config:
-    """The configuration in a file. Relative directories start from the file's. Raises ConfigError."""
+def load(path: str | Path, *, names_suffice: bool = False) -> Config:
+    """The configuration in a file. Relative directories start from the file's. With `names_suffice` the name of an
+    environment variable that is not set stands for what it would hold: for who opens no store. Raises ConfigError."""
     path = Path(path)
-    return _loads(_read(path), path.parent, str(path))
+    return _loads(_read(path), Base(path.parent.absolute(), names_suffice), str(path))
 
 
 def warnings(path: str | Path) -> list[Problem]:
@@ -87,9 +88,9 @@ def _read(path: Path) -> str:
 
 def as_plain_data(path: str | Path) -> dict[str, Any]:
     """What a file says that `load` takes: `defaults` in each store, directories absolute, secrets as the names of their
-    environment variables. Raises ConfigError."""
+    environment variables, which need not be set. Raises ConfigError."""
     path = Path(path)
-    config, document = load(path), config_yaml.parse(_read(path))
+    config, document = load(path, names_suffice=True), config_yaml.parse(_read(path))
     data: dict[str, Any] = _with_defaults(document.data, _defaults(document, [], Base(path.parent.absolute())))
     stores = []
     for given, store in zip(data["stores"], config.stores, strict=True):
@@ -106,9 +107,9 @@ def _absolute(data: Mapping[str, Any], model: BaseModel) -> dict[str, Any]:
     return {key: str(value) if isinstance(value := getattr(model, key, None), Path) else data[key] for key in data}
 
 
-def loads(text: str, base: str | Path) -> Config:
-    """The configuration in a text. Relative directories start from `base`. Raises ConfigError."""
-    return _loads(text, Path(base), None)
+def loads(text: str, base: str | Path, *, names_suffice: bool = False) -> Config:
+    """The configuration in a text. Relative directories start from `base`; the rest as `load`. Raises ConfigError."""
+    return _loads(text, Base(Path(base).absolute(), names_suffice), None)
 
 
 def dump_yaml(config: Config) -> str:
@@ -146,11 +147,10 @@ def dump_yaml(config: Config) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _loads(text: str, directory: Path, name: str | None) -> Config:
+def _loads(text: str, base: Base, name: str | None) -> Config:
     document = config_yaml.parse(text)
     if document.data is None:
         raise ConfigError(document.problems or [Problem(_EMPTY)], name)
-    base = Base(directory.absolute())
     found: list[Located] = []
     config = None
     defaults = _defaults(document, found, base)

@@ -330,15 +330,17 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
     if value is not None and not isinstance(value, Mapping):
         text = f"expected a mapping of options; found {describe_value(value)}"
         return None, [Located((kind,), text)]
-    values, wrong = from_environment(model, value or {})
+    names_suffice = isinstance(context, Base) and context.names_suffice
+    values, wrong, named = from_environment(model, value or {}, names_suffice)
     problems = [Located((kind, key), text) for key, text in wrong]
     try:
         options = model.model_validate(values, context=context)
     except ValidationError as error:
-        named = {key.removesuffix("_env") for key, _ in wrong}
-        problems += [
-            Located((kind, *problem.path), problem.text)
-            for problem in explain(error, model)
-            if problem.path[:1] not in {(key,) for key in named}
-        ]
+        told = {key.removesuffix("_env") for key, _ in wrong}
+        for problem in explain(error, model):
+            option = problem.path[0] if problem.path else ""
+            if option in named:
+                problems.append(Located((kind, f"{option}_env"), named[str(option)]))
+            elif option not in told:
+                problems.append(Located((kind, *problem.path), problem.text))
     return (None, problems) if problems else (options, [])

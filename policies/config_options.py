@@ -150,9 +150,12 @@ def _octal(mode: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The validation context of a file: what its relative directories start from."""
+    """The validation context of a file."""
 
     directory: Path
+    """What its relative directories start from."""
+    names_suffice: bool = False
+    """For a variable that the environment lacks its name stands: no store is to be opened."""
 
 
 URL_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -183,15 +186,19 @@ Positive = Annotated[int, Field(strict=True, ge=1)]
 # Secrets and texts from the environment -----------------------------------------------------------------------------
 
 
-def from_environment(model: type[BaseModel], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def from_environment(
+    model: type[BaseModel], values: Mapping[str, Any], names_suffice: bool = False
+) -> tuple[dict[str, Any], list[tuple[str, str]], dict[str, str]]:
     """The values with each `x_env: NAME` replaced by `x` from the environment, if `x` is a text option of the model.
 
     Beside them comes what is wrong, as key and message: a variable that is missing, an `x` that is given too. Texts
-    that must not be shown come out as Hidden.
+    that must not be shown come out as Hidden. With `names_suffice` a variable that is missing is not wrong: its name is
+    the value, and the message comes last, by option, in case that does not do.
     """
     fields = model.model_fields
     result: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
+    named: dict[str, str] = {}
     for key, value in values.items():
         option = key.removesuffix("_env")
         if option == key or key in fields or not takes_text(fields.get(option)):
@@ -201,11 +208,15 @@ def from_environment(model: type[BaseModel], values: Mapping[str, Any]) -> tuple
             wrong.append((key, f"{option!r} is given too; keep one of the two"))
         elif not isinstance(value, str):
             wrong.append((key, "expected the name of an environment variable"))
-        elif value not in os.environ:
-            wrong.append((key, f"the environment has no variable {value!r}; set it before the program starts"))
-        else:
+        elif value in os.environ:
             result[option] = Hidden(os.environ[value])
-    return result, wrong
+        else:
+            missing = f"the environment has no variable {value!r}; set it before the program starts"
+            if names_suffice:
+                result[option], named[option] = Hidden(value), missing
+            else:
+                wrong.append((key, missing))
+    return result, wrong, named
 
 
 def takes_text(info: FieldInfo | None) -> bool:

@@ -54,8 +54,8 @@ class CurrentConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> CurrentConfig:
-        """Raises ConfigError."""
-        return cls(load(path), as_plain_data(path))
+        """What the environment is to say need not be set: no store is opened. Raises ConfigError."""
+        return cls(load(path, names_suffice=True), as_plain_data(path))
 
     def store_of(self, name: str) -> StoreConfig:
         """The store of a destination that `require_all` has let pass."""
@@ -275,7 +275,7 @@ def _octal(data: dict[str, Any]) -> dict[str, Any]:
 def _routes_as_planned(text: str, current: CurrentConfig, plans: Sequence[StorePlan]) -> bool:
     """Whether each plan's destinations, and nobody else's, come together."""
     try:
-        made = CurrentConfig(loads(text, current.config.directory), {})
+        made = CurrentConfig(loads(text, current.config.directory, names_suffice=True), {})
         made.require_all([name for plan in plans for name in plan.destinations])
         places = [{made.place_of(name) for name in plan.destinations} for plan in plans]
     except ConfigError:  # two stores with one pattern

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 import anabranch
 from anabranch import Config, JournalOptions, StoreConfig, Sync
@@ -22,6 +24,8 @@ from anabranch.policies.partitioning import (
     recommend_best,
     render_text,
 )
+from anabranch.policies.partitioning.trace import write_trace
+from anabranch.router.cli.app import app
 
 SEGMENT = 64 << 10
 FILE = """\
@@ -85,6 +89,29 @@ def store_of(config: Config, name: str) -> StoreConfig:
     match = config.routes().route(Destination.parse(name))
     assert match is not None
     return match.target
+
+
+def test_secrets_of_the_file_in_force_need_not_be_set(
+    current: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = "sql: {url_env: LEDGER_URL, password_env: LEDGER_PASSWORD}"
+    text = FILE.replace("sql: {}", ledger)
+    current.write_text(f"{text}  - {{name: other, match: [other], sql: {{url_env: OTHER_URL}}}}\n")
+    write_trace(from_events(usage()), tmp_path / "usage.parquet")
+    arguments = ["recommend", "--trace", tmp_path / "usage.parquet", "--current", current, "--segment-size", SEGMENT,
+                 "--engine", "local", "--out", tmp_path / "advice"]  # fmt: skip
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert (result.exit_code, result.stderr) == (0, "")
+    written = yaml.safe_load((tmp_path / "advice" / "stores.yaml").read_text())
+    stores = {store["name"]: store for store in written["stores"]}
+    assert stores["ledger"]["sql"] == {"url_env": "LEDGER_URL", "password_env": "LEDGER_PASSWORD"}
+    assert stores["other"]["sql"] == {"url_env": "OTHER_URL"}
+    with pytest.raises(ConfigError, match="the environment has no variable 'LEDGER_URL'"):
+        load(tmp_path / "advice" / "stores.yaml")
+    for name in ("LEDGER_URL", "OTHER_URL"):
+        monkeypatch.setenv(name, f"postgresql+psycopg://host/{name}")
+    monkeypatch.setenv("LEDGER_PASSWORD", "secret")
+    assert store_of(load(tmp_path / "advice" / "stores.yaml"), "queue://ledger.a").name == "ledger"
 
 
 def test_all_that_the_file_in_force_says_is_kept(current: Path, tmp_path: Path) -> None:

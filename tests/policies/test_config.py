@@ -501,6 +501,24 @@ def test_mistakes_with_secrets_are_named_and_the_secret_is_not(monkeypatch: pyte
     assert found.password.get_secret_value() == "hunter2"
 
 
+@pytest.mark.usefixtures("vault")
+def test_names_of_variables_suffice_where_no_store_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VAULT_URL", "there")
+    defaults = "defaults: {vault: {password_env: VAULT_PASSWORD}}"
+    text = f"directory: d\n{defaults}\nstores:\n- {{name: a, match: [a], vault: {{url_env: VAULT_URL}}}}\n"
+    with pytest.raises(ConfigError, match="no variable 'VAULT_PASSWORD'"):
+        loads(text, BASE)
+    found: Any = loads(text, BASE, names_suffice=True).stores[0].options
+    assert (found.url, found.password.get_secret_value()) == ("there", "VAULT_PASSWORD")
+    with pytest.raises(ConfigError) as raised:  # what is wrong otherwise is wrong still
+        loads(text.replace("url_env: VAULT_URL", "url: x, url_env: VAULT_URL, batch: 1"), BASE, names_suffice=True)
+    assert len(raised.value.problems) == 2
+    prefix = "directory: d\nstores:\n- {name: a, match: [a], sql: {schema_prefix_env: NO-TABLE}}\n"
+    with pytest.raises(ConfigError) as raised:  # a name that cannot stand for the value
+        loads(prefix, BASE, names_suffice=True)
+    assert "store 'a': sql.schema_prefix_env: the environment has no variable 'NO-TABLE'" in str(raised.value)
+
+
 def test_an_option_one_level_too_high() -> None:
     line, text = one("directory: d\nstores:\n- name: a\n  match: [a]\n  sync: always\n")
     assert (line, "an option of journal; write `journal: {sync: ...}`" in text) == (5, True)
