@@ -204,8 +204,14 @@ def test_upkeep(disk: JournalDisk, store: JournalStore, what: str, share: Share)
         "subscribe": lambda: store.subscribe(BOOK, True), "unsubscribe": lambda: store.unsubscribe(T, BOOK.key),
         "delete": lambda: store.delete(T), "purge": lambda: store.purge(T, BOOK.key),
     }  # fmt: skip
+    places = 0
 
     def prepare(at: int) -> Callable[[], object]:
+        nonlocal store, places
+        places += 1
+        if places % 50 == 0:  # a check reads all of the journal, which would become longer with each place
+            store.close()
+            store = disk.create()
         store.subscribe(DESK)
         if what != "subscribe":
             store.subscribe(BOOK)

@@ -37,6 +37,14 @@ def settled(store: JournalStore) -> None:
     store.backend._log._lead_queued()
 
 
+def two_sent(disk: JournalDisk) -> JournalStore:
+    """A store with two messages for one subscription."""
+    store = disk.create()
+    store.subscribe(DESK)
+    store.send_many(T, [b"1", b"2"])
+    return store
+
+
 def both(disk: JournalDisk, store: JournalStore) -> None:
     """The store is whole, and what a new process would find is the same."""
     assert_whole(store)
@@ -78,13 +86,19 @@ def test_a_release_interrupted_anywhere(disk: JournalDisk, store: JournalStore, 
 
 
 @pytest.mark.parametrize("retroactive", [False, True], ids=["from now on", "retroactive"])
-def test_a_subscription_begun_and_ended_under_interruption(
-    disk: JournalDisk, store: JournalStore, retroactive: bool
-) -> None:
-    store.subscribe(DESK)
-    store.send_many(T, [b"1", b"2"])
+def test_a_subscription_begun_and_ended_under_interruption(disk: JournalDisk, retroactive: bool) -> None:
+    store = two_sent(disk)
+
+    def anew(at: int) -> None:
+        """A check reads all of the journal, which would become longer with each place."""
+        nonlocal store
+        if at % 50 == 0:
+            both(disk, store)
+            store.close()
+            store = two_sent(disk)
 
     def prepare(at: int) -> Callable[[], object]:
+        anew(at)
         return lambda: store.subscribe(LATE, retroactive)
 
     def check(at: int, where: str) -> None:
@@ -98,6 +112,7 @@ def test_a_subscription_begun_and_ended_under_interruption(
     assert everywhere(prepare, check) > 20
 
     def prepare_end(at: int) -> Callable[[], object]:
+        anew(at)
         store.subscribe(LATE, retroactive)
         return lambda: store.unsubscribe(T, LATE.key)
 
