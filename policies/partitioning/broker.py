@@ -4,7 +4,7 @@ The model follows messages and acks. A broker adds what depends on its own clock
 give the same figure twice:
 
     the file behind      cleanups find a file free some time after it is; up to one more for each store
-    the catch-all        mKahaDB's adapter for all other destinations has a file of its own
+    the catch-all        an adapter of its own for all other destinations has a file of its own
     ack compaction       after ten cleanups in vain, acks that hold files are written again at the end: files go that
                          the ack rule would keep, and a small one comes
 
@@ -26,15 +26,16 @@ class BrokerPeak:
     high_bytes: int
 
 
-def broker_peak(files: int, files_compacted: int, stores: int, segment_bytes: int) -> BrokerPeak:
-    """The peak of a broker with so many stores: one is a KahaDB, several are an mKahaDB, whose catch-all is beside them
-    or one of them.
+def broker_peak(
+    files: int, files_compacted: int, stores: int, segment_bytes: int, *, catch_all_beside: bool
+) -> BrokerPeak:
+    """The peak of a broker with so many stores: one is a KahaDB, several are an mKahaDB.
 
-    `files` is the model's peak, `files_compacted` what it is if every ack were out of the way.
+    `files` is the model's peak, `files_compacted` what it is if every ack were out of the way. `catch_all_beside`:
+    whether what the stores do not take has an adapter of its own.
     """
-    catch_all = stores > 1
     return BrokerPeak(
-        (files + 1 + catch_all) * segment_bytes,
+        (files + 1 + catch_all_beside) * segment_bytes,
         files_compacted * segment_bytes,
-        (files + stores + catch_all + 1) * segment_bytes,
+        (files + stores + catch_all_beside + 1) * segment_bytes,
     )

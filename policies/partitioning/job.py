@@ -4,7 +4,7 @@
     2 summarise   it is reduced to a summary                         summary
     3 search      partitionings of least cost, by the summary        evaluate, search
     4 confirm     the finalists, exactly                             engine, model, confirm
-    5 name        stores, and the fewest filters that make them      patterns
+    5 name        stores, and the fewest filters that make them      candidates, patterns
 
 Every figure in a recommendation comes from the exact model.
 """
@@ -23,10 +23,10 @@ from ..durability import Sync
 from ..errors import ConfigError, TraceError
 from ..options import JournalOptions
 from ..text import human_bytes
-from ..wildcard import Pattern, RouteTable
-from .broker import BrokerPeak, broker_peak
+from ..wildcard import Pattern
+from .candidates import candidates_of, policies_of
 from .confirm import improve_exactly
-from .current import CurrentConfig, names_beside, revised_yaml
+from .current import CurrentConfig, revised_yaml
 from .destination_usage import destination_usage
 from .engine import Engine
 from .evaluate import SetCosts
@@ -35,8 +35,7 @@ from .model import CostModel, Partition, Retention, canonical
 from .opening import ENGINES, EngineName, Source, open_engine
 from .operations import CLOCKS, Clock
 from .pattern_options import wrong_patterns
-from .patterns import filters
-from .recommendation import PEAK_CAP, Candidate, Recommendation, StorePlan, store_names
+from .recommendation import PEAK_CAP, Candidate, Recommendation
 from .search import Constraints, keeps, search
 from .sizes import MODELS, JournalSizes, Model
 from .trace import Finding
@@ -50,8 +49,6 @@ _Finalist = tuple[float, Partition, Retention]
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
 
-CHANGES_MAX = 50
-"""Changed stores of which it is said what each brings by itself."""
 SEGMENTS_MAX = 10_000_000
 """Journal files that a trace may fill: each takes some dozens of bytes in every partitioning that is tried."""
 
@@ -203,9 +200,7 @@ def _answer(
     engine: Engine, constraints: Constraints, choice: _Choice, tried: Sequence[_Choice], report: Progress
 ) -> Recommendation:
     options, partitions = choice.options, choice.partitions
-    candidates = _candidates(engine, partitions, options)
-    if options.current is not None:
-        candidates[0] = _with_savings(candidates[0], engine, partitions, options)
+    candidates = candidates_of(engine, partitions, options)
     return Recommendation(
         recommended=candidates[0],
         candidates=tuple(candidates),
@@ -240,20 +235,12 @@ def _constraints(engine: Engine, options: RecommendOptions) -> Constraints:
             pinned.append(members)
     current = options.current
     rules = [None if current is None else current.rules_of(name) for name in engine.destinations]
-    pairs = list(zip(_policies(engine, options), rules, strict=True))
+    pairs = list(zip(policies_of(engine, options), rules, strict=True))
     number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
     groups = tuple(number_of[pair] for pair in pairs)
     places = dict.fromkeys(rule for rule in rules if isinstance(rule, tuple))
     pinned += [tuple(number for number, rule in enumerate(rules) if rule == place) for place in places]
     return Constraints(groups, tuple(pinned), options.stores_max)
-
-
-def _policies(engine: Engine, options: RecommendOptions) -> list[Sync]:
-    table = RouteTable(list(options.durability.items()))
-    matches = [table.route(Destination.parse(name)) for name in engine.destinations]
-    current = options.current
-    general = [(current.sync_of(name) if current else None) or Sync.ALWAYS for name in engine.destinations]
-    return [match.target if match else sync for match, sync in zip(matches, general, strict=True)]
 
 
 def _unmatched(engine: Engine, options: RecommendOptions) -> list[Finding]:
@@ -329,101 +316,12 @@ def _current(engine: Engine, current: CurrentConfig) -> Partition:
     return canonical(list(stores.values()))
 
 
-def _candidates(
-    engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
-) -> list[Candidate]:
-    weights = {total.name: total.bytes for total in engine.totals}
-    policies = _policies(engine, options)
-    candidates = []
-    broker = _broker_peaks(engine, partitions, options)
-    for name, (partition, figures) in partitions.items():
-        destinations = [tuple(engine.destinations[d] for d in members) for members in partition]
-        syncs = [policies[members[0]] for members in partition]
-        names = _store_names(name, destinations, syncs, weights, options)
-        stores = tuple(
-            StorePlan(
-                name=names[i],
-                destinations=destinations[i],
-                filters=tuple(found),
-                sync=syncs[i].value,
-                gib_hours=figures.store_gib_hours[i],
-                peak_bytes=figures.store_peak_bytes[i],
-            )
-            for i, found in enumerate(filters(destinations))
-        )
-        candidates.append(
-            Candidate(
-                name=name,
-                stores=stores,
-                mean_bytes=figures.mean_bytes,
-                peak_bytes=figures.peak_bytes,
-                gib_hours=figures.gib_hours,
-                spanning_transactions=figures.spanning_transactions,
-                cost=figures.cost,
-                broker_peak=broker.get(name),
-                segment_bytes=options.segment_bytes,
-            )
-        )
-    return candidates
-
-
-def _store_names(
-    candidate: str,
-    stores: Sequence[Sequence[str]],
-    syncs: Sequence[Sync],
-    weights: dict[str, int],
-    options: RecommendOptions,
-) -> list[str]:
-    names = store_names(stores, weights)
-    if options.current is not None and candidate == "current":
-        return [options.current.name_of(members[0]) for members in stores]
-    if options.current is not None and candidate == "recommended":
-        return names_beside(options.current, stores, syncs, names, weights)
-    return names
-
-
-def _with_savings(
-    recommended: Candidate,
-    engine: Engine,
-    partitions: Mapping[str, tuple[Partition, Retention]],
-    options: RecommendOptions,
-) -> Candidate:
-    """What each store brings by itself: of the current configuration this one alone is changed."""
-    current, before = partitions["current"]
-    chosen, _ = partitions["recommended"]
-    changed = [number for number, members in enumerate(chosen) if members not in current][:CHANGES_MAX]
-    alone = [
-        canonical([chosen[number], *(sorted(set(store).difference(chosen[number])) for store in current)])
-        for number in changed
-    ]
-    stores = list(recommended.stores)
-    for number, after in zip(changed, engine.measure(alone, options.costs), strict=True):
-        stores[number] = replace(
-            stores[number],
-            saves_mean_bytes=before.mean_bytes - after.mean_bytes,
-            saves_peak_bytes=before.peak_bytes - after.peak_bytes,
-        )
-    return replace(recommended, stores=tuple(stores))
-
-
 def _revised(recommended: Candidate, engine: Engine, options: RecommendOptions) -> str | None:
     if options.current is None:
         return None
     weights = {total.name: total.bytes for total in engine.totals}
     resized = options.segment_bytes if options.segment_bytes != options.current.segment_bytes else None
     return revised_yaml(options.current, recommended.stores, weights, resized)
-
-
-def _broker_peaks(
-    engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
-) -> dict[str, BrokerPeak]:
-    if options.model != "kahadb":
-        return {}
-    compacted = engine.compacted_peaks([partition for partition, _ in partitions.values()], options.segment_bytes)
-    return {
-        name: broker_peak(figures.peak_files, least, len(partition), options.segment_bytes)
-        for (name, (partition, figures)), least in zip(partitions.items(), compacted, strict=True)
-    }
 
 
 def _figures(

@@ -7,8 +7,9 @@ method, of optimal routing tables: Draves et al., ORTC, 1999). On equal count th
 not seen is not guessed. Then filters of one store that differ in one segment are merged into one with `*` there, where
 no destination changes its route. At last every destination is routed through the very table that the router will use.
 
-Queues and topics are separate name spaces; each filter says which it is for. Nothing is put at a root: `>` is the
-catch-all store's.
+Queues and topics are separate name spaces; each filter says which it is for. `>` alone is the catch-all's: a store of
+its own, or one of these, which then has no other filter. ActiveMQ knows no other beside it, so where this store's
+destinations are, no other store's filter may be.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from itertools import chain
 from ..destination import Destination, Kind
 from ..pattern_trie import PatternTrie
 from ..wildcard import Pattern, RouteTable, escape
+from .catch_all import CATCH_ALL
 
-CATCH_ALL = ">"
 _NONE = -1
 """What the catch-all takes: no store of the recommendation."""
 
@@ -48,26 +49,30 @@ class _Plan:
     here: dict[int, int | None]
 
 
-def filters(stores: Sequence[Sequence[str]]) -> list[list[str]]:
+def filters(stores: Sequence[Sequence[str]], catch_all: int | None = None) -> list[list[str]]:
     """Filters for each store, in the order of the stores. Every destination is routed to its own store by them.
 
-    Destinations are given as text (`queue://a.b`), each in one store.
+    Destinations are given as text (`queue://a.b`), each in one store. `catch_all`: the number of the store that takes
+    all that no other does, by `>` alone; None where none of them does.
     """
+    rest = (CATCH_ALL, _NONE if catch_all is None else catch_all)
     store_of = {Destination.parse(name): number for number, names in enumerate(stores) for name in names}
     found: list[_Filter] = []
     for kind in Kind:
         mine = {d: number for d, number in store_of.items() if d.kind is kind}
         if mine:
-            found += _of_kind(kind, mine)
-    found = _merge_stars(found, store_of)
-    _verify(found, store_of)
+            found += _of_kind(kind, mine, rest[1])
+    found = _merge_stars(found, store_of, rest)
+    _verify([*found, rest], store_of)
     result: list[list[str]] = [[] for _ in stores]
     for text, number in sorted(found):
         result[number].append(text)
+    if catch_all is not None:
+        result[catch_all].append(CATCH_ALL)
     return result
 
 
-def _of_kind(kind: Kind, store_of: Mapping[Destination, int]) -> list[_Filter]:
+def _of_kind(kind: Kind, store_of: Mapping[Destination, int], catch_all: int) -> list[_Filter]:
     root = _Node(())
     for destination, number in store_of.items():
         node = root
@@ -77,9 +82,10 @@ def _of_kind(kind: Kind, store_of: Mapping[Destination, int]) -> list[_Filter]:
     plans: dict[tuple[str, ...], _Plan] = {}
     nodes = _below(root)
     for node in reversed(nodes):
-        plans[node.segments] = _plan(node, plans)
+        # Dearer than all filters together: no name of the catch-all's store needs one of its own.
+        plans[node.segments] = _plan(node, plans, catch_all, 2 * len(store_of) if node.store == catch_all else 1)
     found: list[_Filter] = []
-    pending = [(child, _NONE) for child in root.children.values()]
+    pending = [(child, catch_all) for child in root.children.values()]
     while pending:
         node, inherited = pending.pop()
         chosen = plans[node.segments].here.get(inherited, plans[node.segments].here[_NONE])
@@ -101,8 +107,9 @@ def _below(root: _Node) -> list[_Node]:
     return nodes
 
 
-def _plan(node: _Node, plans: Mapping[tuple[str, ...], _Plan]) -> _Plan:
-    """`a.>` matches a itself, so what it leads to is inherited by the node's own name too.
+def _plan(node: _Node, plans: Mapping[tuple[str, ...], _Plan], catch_all: int, price: int) -> _Plan:
+    """`a.>` matches a itself, so what it leads to is inherited by the node's own name too. `price`: what a filter for
+    that name alone counts.
 
     Only stores that occur below matter. Any other one inherited counts like no store at all, `_NONE`.
     """
@@ -114,12 +121,14 @@ def _plan(node: _Node, plans: Mapping[tuple[str, ...], _Plan]) -> _Plan:
         for store, value in below.items():
             less[store] += below[_NONE] - value
     if node.store is not None:
-        without += 1
-        less[node.store] += 1
+        without += price
+        less[node.store] += price
     less[_NONE] = 0
     plain = {store: without - less[store] for store in sorted(less)}
     # Where the whole path so far leads nowhere else, a `>` may stand here: it costs one and changes what is inherited.
-    best = min((plain[store] + 1, store) for store in plain if store != _NONE)
+    # What the catch-all takes is inherited from the root alone.
+    never = (without + 1, _NONE)
+    best = min(((plain[store] + 1, store) for store in plain if store not in (_NONE, catch_all)), default=never)
     count: dict[int, int] = {}
     here: dict[int, int | None] = {}
     for store, value in plain.items():
@@ -128,12 +137,12 @@ def _plan(node: _Node, plans: Mapping[tuple[str, ...], _Plan]) -> _Plan:
     return _Plan(count, here)
 
 
-def _merge_stars(found: list[_Filter], store_of: Mapping[Destination, int]) -> list[_Filter]:
+def _merge_stars(found: list[_Filter], store_of: Mapping[Destination, int], rest: _Filter) -> list[_Filter]:
     """Merge filters of one store that differ in one segment, largest group first, until none can be."""
     groups = _Groups(found)
     named = _Named(store_of)
     table: PatternTrie[int] = PatternTrie()
-    _exchange(table, [], found)
+    _exchange(table, [], [*found, rest])
     astray: dict[str, tuple[Destination]] = {}
     while (merged := groups.largest()) is not None:
         star, group = merged
@@ -142,7 +151,7 @@ def _merge_stars(found: list[_Filter], store_of: Mapping[Destination, int]) -> l
         # Only what the new filter matches can change its route: it matches all that the group did. Whom the same text
         # led astray for another store is asked first: there may be as many stores as names to ask.
         asked = chain(astray.get(star[0], ()), named.by(pattern))
-        lost = next((d for d in asked if next((to for _, to in table.matching(d)), _NONE) != store_of[d]), None)
+        lost = next((d for d in asked if next(table.matching(d))[1] != store_of[d]), None)
         if lost is None:
             groups.replace(group, star)
         else:
@@ -229,7 +238,7 @@ class _Named:
 
 
 def _verify(found: Sequence[_Filter], store_of: Mapping[Destination, int]) -> None:
-    table = RouteTable([*found, (CATCH_ALL, _NONE)])
+    table = RouteTable(found)
     for destination, number in store_of.items():
         match = table.route(destination)
         assert match is not None and match.target == number, f"{destination} is routed to another store than its own"

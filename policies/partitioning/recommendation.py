@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ..durability import Sync
 from ..outputs import check_files, is_elsewhere, local_path, write_files
 from ..units import format_size
 from .broker import BrokerPeak
+from .catch_all import CATCH_ALL, REST, unseen_sync
 from .destination_usage import DestinationUsage
 from .recommendation_schema import VERSION
 from .trace import Finding
@@ -27,8 +29,6 @@ from .trace import Finding
 if TYPE_CHECKING:
     from .figures import Figures
 
-REST = "rest"
-"""The store that takes what the trace did not show."""
 PEAK_CAP = "peak-cap"
 """The finding that no partitioning keeps the cap on the peak."""
 FILES = ("recommendation.json", "stores.yaml", "summary.txt", "report.html")
@@ -65,6 +65,11 @@ class Candidate:
     broker_peak: BrokerPeak | None = None
     """What ActiveMQ is to be expected to take, under its model."""
 
+    @property
+    def catch_all(self) -> str | None:
+        """The store that takes what the trace did not show; None where none of these does."""
+        return next((store.name for store in self.stores if CATCH_ALL in store.filters), None)
+
     def to_json(self) -> dict[str, Any]:
         stores = [{**asdict(s), "destinations": list(s.destinations), "filters": list(s.filters)} for s in self.stores]
         return {
@@ -99,6 +104,11 @@ class Recommendation:
         """Whether the recommended one stays under the cap on the peak; True where none was given."""
         return all(finding.code != PEAK_CAP for finding in self.findings)
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether `stores_yaml` has one more store, for what the trace did not show."""
+        return self.revised is None and self.recommended.catch_all is None
+
     def candidate(self, name: str) -> Candidate:
         """By name: recommended, all-together, all-separate, current, second, third. Raises KeyError."""
         for candidate in self.candidates:
@@ -118,8 +128,8 @@ class Recommendation:
         }
 
     def stores_yaml(self) -> str:
-        """A configuration for the recommended partitioning: the one in force, revised, or a new one with a catch-all
-        store for other destinations."""
+        """A configuration for the recommended partitioning: the one in force, revised, or a new one. Where no store of
+        it takes what the trace did not show, one more does."""
         if self.revised is not None:
             return self.revised
         size = format_size(int(self.parameters["segment_bytes"]))
@@ -127,11 +137,14 @@ class Recommendation:
             {"name": s.name, "match": list(s.filters), "journal": {"sync": s.sync, "segment_size": size}}
             for s in self.recommended.stores
         ]
-        stores.append({"name": REST, "match": [">"], "journal": {"sync": "always", "segment_size": size}})
+        rest = REST if self.has_rest else self.recommended.catch_all
+        if self.has_rest:
+            sync = unseen_sync({text: Sync(policy) for text, policy in self.parameters["durability"].items()})
+            stores.append({"name": rest, "match": [CATCH_ALL], "journal": {"sync": sync.value, "segment_size": size}})
         document = {"directory": "data", "stores": stores}
         header = (
             "# Recommended by `anabranch recommend`. Destinations that the trace did not show go to the store "
-            f"{REST!r}.\n"
+            f"{rest!r}.\n"
         )
         return header + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 

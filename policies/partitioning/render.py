@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..text import human_bytes
 from ..units import format_size
+from .catch_all import REST
 from .recommendation import Candidate, Recommendation
 
 _LISTED_MAX = 12
@@ -20,7 +21,7 @@ def render_text(recommendation: Recommendation, width: int = 80) -> str:
         _numbers(recommendation),
         _table(recommendation, width),
         *([_sizes(recommendation)] if len(recommendation.parameters["segment_sizes"]) > 1 else []),
-        _stores(recommendation.recommended, width),
+        _stores(recommendation, width),
         _findings(recommendation, width),
     ]
     return "\n\n".join(parts) + "\n"
@@ -139,13 +140,20 @@ def _sizes(recommendation: Recommendation) -> str:
     return "\n".join(lines)
 
 
-def _stores(candidate: Candidate, width: int) -> str:
+def _stores(recommendation: Recommendation, width: int) -> str:
     lines = ["Stores recommended:"]
-    for store in candidate.stores:
+    for store in recommendation.recommended.stores:
         lines.append(f"  {store.name}  (peak {human_bytes(store.peak_bytes)}, sync {store.sync})")
         lines.append(_wrapped(_listed(store.destinations), width, "    ", "destinations: "))
         lines.append(_wrapped(_listed(store.filters), width, "    ", "filters:      "))
+    if recommendation.has_rest:
+        lines.append(_wrapped(rest_note(), width, "  "))
     return "\n".join(lines)
+
+
+def rest_note() -> str:
+    """That `stores.yaml` has one more store."""
+    return f"And 1 more, {REST}, for what the trace did not show; it takes no disk before that comes."
 
 
 def _listed(names: Sequence[str]) -> str:

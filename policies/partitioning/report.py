@@ -27,7 +27,7 @@ from .figures import ALONE, DestinationFigures, Figures, Picture
 from .history import Bars
 from .model import GIB, HOUR
 from .recommendation import Candidate, Recommendation, StorePlan
-from .render import baseline, candidate_columns, candidate_note, cap_sentence, headline
+from .render import baseline, candidate_columns, candidate_note, cap_sentence, headline, rest_note
 
 COLOURS = 8
 """Of the palette in the template. What comes after them shares one grey."""
@@ -91,6 +91,7 @@ def _content(recommendation: Recommendation) -> dict[str, Any]:
         "candidate_note": candidate_note(recommendation),
         "stores": [_store(store, figures, scale) for store in best.stores[:STORES_SHOWN]],
         "stores_left": max(len(best.stores) - STORES_SHOWN, 0),
+        "rest_note": rest_note() if recommendation.has_rest else None,
         "findings": recommendation.findings,
         "parameters": _parameters(recommendation, scale),
     }

@@ -8,7 +8,8 @@ from anabranch.policies.partitioning.broker import broker_peak
 
 SEGMENT = 512 << 10
 MEASURED = [
-    # workload; the model's peak in files, without the ack rule, stores; measured least and most of three, in files
+    # workload; the model's peak in files, without the ack rule, stores; measured least and most of three, in files.
+    # With several stores an adapter for all other destinations was beside them.
     ("batch", 6, 6, 1, 7.36, 7.36),
     ("batch", 2, 2, 2, 3.0, 4.0),
     ("burst", 3, 3, 1, 4.0, 4.01),
@@ -36,13 +37,21 @@ MEASURED = [
 
 @pytest.mark.parametrize(("files", "compacted", "stores", "least", "most"), [row[1:] for row in MEASURED])
 def test_what_a_broker_had_is_in_the_range(files: int, compacted: int, stores: int, least: float, most: float) -> None:
-    peak = broker_peak(files, compacted, stores, SEGMENT)
+    peak = broker_peak(files, compacted, stores, SEGMENT, catch_all_beside=stores > 1)
     assert peak.low_bytes <= least * SEGMENT <= most * SEGMENT <= peak.high_bytes
+
+
+def test_a_store_that_takes_all_others_too_saves_a_file() -> None:
+    """The toy maker in two stores: measured 7.67 files where one took all others, 8.67 where a third adapter did."""
+    taking, beside = (broker_peak(6, 6, 2, SEGMENT, catch_all_beside=one) for one in (False, True))
+    for peak, measured in ((taking, 7.67), (beside, 8.67)):
+        assert abs(peak.bytes - measured * SEGMENT) < SEGMENT
+        assert peak.low_bytes <= measured * SEGMENT <= peak.high_bytes
 
 
 def test_where_nothing_is_compacted_the_figure_is_near() -> None:
     """Within a file: a tenth, from ten files on."""
     for name, files, compacted, stores, least, most in MEASURED:
         if files == compacted:
-            expected = broker_peak(files, compacted, stores, SEGMENT).bytes
+            expected = broker_peak(files, compacted, stores, SEGMENT, catch_all_beside=stores > 1).bytes
             assert abs(expected - (least + most) / 2 * SEGMENT) <= SEGMENT, name

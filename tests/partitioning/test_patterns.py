@@ -28,6 +28,27 @@ def test_every_destination_goes_to_its_store(store_of: dict[str, int]) -> None:
         assert len(texts) <= len(names)
 
 
+@settings(max_examples=300)
+@given(st.dictionaries(DESTINATIONS, st.integers(0, 3), min_size=1, max_size=25))
+def test_a_store_that_takes_all_others_has_no_other_filter(store_of: dict[str, int]) -> None:
+    """ActiveMQ knows no filter beside it; and the others' must leave it what is its own."""
+    stores = [sorted(name for name, number in store_of.items() if number == n) for n in range(4)]
+    found = filters(stores, catch_all=0)
+    assert found[0] == [">"]
+    table = RouteTable([(text, n) for n, texts in enumerate(found) for text in texts])
+    for name, number in store_of.items():
+        match = table.route(Destination.parse(name))
+        assert match is not None
+        assert match.target == number
+    for names, texts in list(zip(stores, found, strict=True))[1:]:
+        assert len(texts) <= len(names)
+
+
+def test_what_the_catch_all_holds_is_in_nobodys_way() -> None:
+    stores = [["queue://a.x", "queue://b"], ["queue://a.y", "queue://a.z"], ["queue://c.x", "queue://c.y"]]
+    assert filters(stores, catch_all=0) == [[">"], ["queue://a.y", "queue://a.z"], ["queue://c.>"]]
+
+
 def test_a_prefix_takes_its_like_along() -> None:
     stores = [["queue://telemetry.press", "queue://telemetry.paint"], ["queue://orders.custom"]]
     assert filters(stores) == [["queue://telemetry.>"], ["queue://orders.custom"]]

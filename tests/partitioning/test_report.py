@@ -94,7 +94,7 @@ def test_it_says_what_the_summary_says(toymaker: pa.Table, tmp_path: Path) -> No
         "The peak above, 3.1 MB, counts only what lasts.",
         "All 51 journal files are drawn.",
         "queue://orders.custom",
-        "telemetry.>",
+        "queue://telemetry.press",
         "GiB-hours",
     ):
         assert piece in text, piece
