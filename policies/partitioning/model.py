@@ -286,6 +286,8 @@ def _longest_run(at: Floats, open_enough: npt.NDArray[np.bool_]) -> float:
 
 def spanning_transactions(transactions: Sequence[TransactionSet], partition: Partition) -> tuple[int, int]:
     """Transactions that touch several stores, and the stores that these touch in all."""
+    if len(partition) == 1:
+        return 0, 0
     store_of = {member: number for number, members in enumerate(partition) for member in members}
     spanning = touches = 0
     for group in transactions:

@@ -43,6 +43,8 @@ FINE_ROUNDS_MAX = 2
 """Rounds of local search over the atoms of cells, one by one."""
 FINE_TARGETS = 8
 """Stores, those near in retention, that an atom of a cell is tried in."""
+LADDER_ATOMS = 100
+"""Of many atoms those that are tried alone, for each number of stores."""
 FINE_WORK = 10_000_000_000
 """Rows and buckets of the summary that one such round may go through: on the order of a minute."""
 _ALIKE_STEPS = 8
@@ -97,8 +99,11 @@ class _Problem:
     _group_masks: dict[int, int] = field(default_factory=dict)
     """The atoms of each durability."""
     _positions: dict[int, float] = field(default_factory=dict)
+    _is_plain: bool = False
+    """Whether each destination is an atom: a mask over atoms is one over destinations."""
 
     def __post_init__(self) -> None:
+        self._is_plain = all(atom == 1 << number for number, atom in enumerate(self.atoms))
         for atom, group in enumerate(self.group):
             self._group_masks[group] = self._group_masks.get(group, 0) | 1 << atom
 
@@ -115,6 +120,8 @@ class _Problem:
         return self.costs.cost(self.destinations(store))
 
     def destinations(self, store: int) -> int:
+        if self._is_plain:
+            return store
         mask = 0
         for atom in mask_members(store):
             mask |= self.atoms[atom]
@@ -122,6 +129,11 @@ class _Problem:
 
     def partition(self, stores: Sequence[int]) -> Partition:
         return canonical([mask_members(self.destinations(store)) for store in stores])
+
+    def stores(self, partition: Partition) -> list[int]:
+        """The other way: masks over atoms."""
+        atom_of = {d: a for a, atom in enumerate(self.atoms) for d in mask_members(atom)}
+        return [_union(1 << atom_of[d] for d in members) for members in partition]
 
     def total(self, stores: Sequence[int]) -> float:
         return math.fsum(self.cost(store) for store in stores)
@@ -161,11 +173,7 @@ def search(
 def refine(costs: Costs, constraints: Constraints, start: Partition) -> Partition:
     """Local search from a partitioning that keeps the constraints."""
     problem = _problem(costs, constraints)
-    stores = []
-    for members in start:
-        mask = sum(1 << d for d in members)
-        stores.append(sum(1 << a for a, atom in enumerate(problem.atoms) if atom & mask))
-    return problem.partition(_improve(problem, stores, lambda stage, share: None))
+    return problem.partition(_improve(problem, problem.stores(start), lambda stage, share: None))
 
 
 def _problem(costs: Costs, constraints: Constraints) -> _Problem:
@@ -390,9 +398,14 @@ def _movable(problem: _Problem, stores: int) -> list[int]:
     summary = problem.costs.summary
     rows = len(summary.byte_sum) + len(summary.life_time)
     atom_work = (FINE_TARGETS + 2) * (rows // stores + len(summary.bucket_start))
-    written = [sum(summary.totals[d].bytes for d in mask_members(atom)) for atom in problem.atoms]
-    order = sorted(range(len(problem.atoms)), key=lambda a: (-written[a], a))
-    return sorted(order[: FINE_WORK // atom_work])
+    return sorted(_heaviest(problem)[: FINE_WORK // atom_work])
+
+
+def _heaviest(problem: _Problem) -> list[int]:
+    """The atoms, those first that write most."""
+    totals = problem.costs.summary.totals
+    written = [sum(totals[d].bytes for d in mask_members(atom)) for atom in problem.atoms]
+    return sorted(range(len(problem.atoms)), key=lambda a: (-written[a], a))
 
 
 def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
@@ -491,12 +504,10 @@ def ladder(costs: Costs, constraints: Constraints, start: Partition, most: int) 
     """A good partitioning for each number of stores, step by step from `start`; by number of stores.
 
     Downwards the pair is joined that costs least, upwards, to at most `most` stores, the atom gets a store of its own
-    that costs least so. Above NEIGHBOURS stores there are no steps downwards.
+    that costs least so; of many the LADDER_ATOMS that write most. Above NEIGHBOURS stores there are no steps downwards.
     """
     problem = _problem(costs, constraints)
-    stores = [
-        sum(1 << a for a, atom in enumerate(problem.atoms) if atom & sum(1 << d for d in members)) for members in start
-    ]
+    stores = problem.stores(start)
     found = {len(stores): problem.partition(stores)}
     fewer = list(stores)
     while 1 < len(fewer) <= NEIGHBOURS:
@@ -507,11 +518,13 @@ def ladder(costs: Costs, constraints: Constraints, start: Partition, most: int) 
         fewer = [store for store in fewer if store not in (a, b)] + [a | b]
         found[len(fewer)] = problem.partition(fewer)
     more = list(stores)
+    offered = _union(1 << atom for atom in _heaviest(problem)[:LADDER_ATOMS])
+    offered = offered if problem.many else _union(stores)
     while len(more) < most:
         leaving = [
             (problem.cost(store & ~atom) + problem.cost(atom) - problem.cost(store), atom, store)
             for store in more
-            for atom in (1 << a for a in mask_members(store))
+            for atom in (1 << a for a in mask_members(store & offered))
             if store != atom
         ]
         if not leaving:
