@@ -19,6 +19,13 @@ from .choice import Filter, is_compacted, ours, unsure
 DIRECTORY: Final = "${activemq.data}/mkahadb"
 """Where ActiveMQ keeps it. Not in the directory of a KahaDB that is there: its messages would stay out of sight."""
 NAMESPACE: Final = "http://activemq.apache.org/schema/core"
+_WHOLE_FILE: Final = {
+    "transactions": "limits and timeouts of transactions are no attributes of <mKahaDB>",
+    "usage": "ActiveMQ records no usage; what archiveDataLogs keeps, `anabranch recommend --from-kahadb` reads",
+    "create_directory": "ActiveMQ makes directories that are missing",
+    "file_mode": "ActiveMQ makes files as the broker's umask has them",
+}
+"""Keys beside `stores`, and why they have no counterpart."""
 _GLOB: Final = re.compile(r"[*?\[\]]")
 _ESCAPED: Final = re.compile(r"\[(.)\]")
 
@@ -48,6 +55,9 @@ class _Writing:
         self._of_one_kind = {Pattern.parse(text) for store in config.stores for text in store.match if "://" in text}
 
     def write(self, directory: str, source: str) -> MKahaDB:
+        for key, field in type(self._config).model_fields.items():
+            if key not in ("directory", "stores") and getattr(self._config, key) != field.default:
+                self._notes.append(f"{key}: {_WHOLE_FILE.get(key, 'no counterpart in ActiveMQ')}")
         filters = {store.name: self._filters(store) for store in self._config.stores}
         lines = []
         takes_all = False
@@ -125,6 +135,13 @@ class _Writing:
             self._notes.append(
                 f"store {store.name}: per_destination works in ActiveMQ for all destinations alone; these share one"
             )
+        if store.directory is not None:
+            self._notes.append(
+                f"store {store.name}: directory {store.directory} holds files of ours; ActiveMQ's are in "
+                f"{directory}/{store.name}"
+            )
+        if store.create_directory is not None and store.create_directory != self._config.create_directory:
+            self._notes.append(f"store {store.name}: create_directory: {_WHOLE_FILE['create_directory']}")
         options = store.options
         if not isinstance(options, JournalOptions):
             self._notes.append(f"store {store.name}: a store of kind {store.kind} becomes a KahaDB with defaults")

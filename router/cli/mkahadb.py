@@ -51,24 +51,29 @@ def command(
     if config_path is not None:
         if given or files:
             raise ConfigError(["--property and --properties are for an activemq.xml; leave them out"])
-        text, found = _to_activemq(config_path, directory)
+        text, found = as_mkahadb(config_path, directory)
     else:
         assert xml_path is not None
         text, found = _from_activemq(xml_path, given, files, directory)
     if out is not None:
-        _write(out, text, force)
+        write_xml(out, text, force)
     if as_json:
         echo_json({"written": str(out) if out is not None else None, "text": text, "notes": found})
     elif out is None:
         click.echo(text, nl=False)
     else:
-        for note in found:
-            where = f"{xml_path}:{note['line']}" if note["line"] else str(xml_path or config_path)
-            click.echo(f"{where}: note: {note['message']}", err=True)
+        echo_notes(xml_path or config_path, found)
         click.echo(f"Written: {out}")
 
 
 Notes = list[dict[str, Any]]
+
+
+def echo_notes(source: Path | str | None, notes: Notes) -> None:
+    """What has no counterpart, on stderr."""
+    for note in notes:
+        where = f"{source}:{note['line']}" if note["line"] else str(source)
+        click.echo(f"{where}: note: {note['message']}", err=True)
 
 
 def _from_activemq(
@@ -84,7 +89,8 @@ def _from_activemq(
     return found.stores_yaml(directory or "data"), [{"line": n.line, "message": n.message} for n in found.notes]
 
 
-def _to_activemq(path: Path, directory: str | None) -> tuple[str, Notes]:
+def as_mkahadb(path: Path, directory: str | None = None) -> tuple[str, Notes]:
+    """A stores.yaml as an <mKahaDB>, and what has no counterpart there."""
     from ...policies.activemq import write_mkahadb
     from ...policies.activemq.writing import DIRECTORY
     from ...policies.config import load
@@ -93,7 +99,8 @@ def _to_activemq(path: Path, directory: str | None) -> tuple[str, Notes]:
     return written.xml, [{"line": 0, "message": note} for note in written.notes]
 
 
-def _write(path: Path, text: str, force: bool) -> None:
+def write_xml(path: Path, text: str, force: bool) -> None:
+    """Whole or not at all. Raises ConfigError where it is there already, unless `force`."""
     from ...policies.outputs import write_file
 
     write_file(path, lambda written: written.write_text(text, encoding="utf-8"), overwrite=force)

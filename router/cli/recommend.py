@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ import click
 
 from ...policies.errors import ConfigError, TraceError
 from ...policies.options import JournalOptions
+from ...policies.outputs import check_file, scratch_directory
 from ...policies.units import parse_size
+from .mkahadb import as_mkahadb, echo_notes, write_xml
 from .output import LocalPath, PathOrUrl, echo_json, json_option, warnings_shown, working
 from .trace import (
     check_engine,
@@ -51,6 +54,9 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
               help="Where recommendation.json, stores.yaml, summary.txt and report.html go, or its hdfs:// URL; made "
                    "if missing.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace these files where they are there already.")
+@click.option("--mkahadb-xml", type=LocalPath(), metavar="FILE",
+              help="Also write it as an <mKahaDB> for ActiveMQ, as anabranch mkahadb --from-config does; with "
+                   "--model kahadb.")  # fmt: skip
 @click.option("--current", "current_path", type=LocalPath(), metavar="FILE",
               help="The stores.yaml in force, to compare with; what is written is that file, revised.")  # fmt: skip
 @click.option("--durability", multiple=True, metavar="PATTERN=POLICY",
@@ -87,6 +93,7 @@ def command(
     usage_directories: tuple[Path, ...],
     out: Path | str,
     force: bool,
+    mkahadb_xml: Path | None,
     current_path: Path | None,
     durability: tuple[str, ...],
     pinned: tuple[str, ...],
@@ -115,7 +122,7 @@ def command(
     Example:
       anabranch recommend --usage data/usage --out advice
       anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --segment-size 512KiB
-      anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --model kahadb
+      anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --model kahadb --mkahadb-xml mkahadb.xml
       anabranch recommend --trace usage.csv --out advice --json
       anabranch recommend --trace usage.csv --out advice --current stores.yaml --pin "orders.>,audit" \\
           --durability "telemetry.>=never" --segment-size 8MiB --segment-size 32MiB
@@ -124,6 +131,10 @@ def command(
     if len(given) != 1:
         raise ConfigError([f"give one of --usage, --from-kahadb, --trace and --workload; {len(given)} were given"])
     check_engine(engine, master)
+    if mkahadb_xml is not None and model != "kahadb":
+        raise ConfigError(
+            [f"--mkahadb-xml {mkahadb_xml} is for ActiveMQ, and the model is {model}'s; add --model kahadb"]
+        )
     from ...policies.partitioning import CurrentConfig, RecommendOptions, check_place, recommend_best
     from ...policies.partitioning.pattern_options import parse_durability, parse_pins
 
@@ -149,6 +160,8 @@ def command(
     require_outside(out, usage_directories)
     with warnings_shown():
         check_place(out, overwrite=force, master=master)
+    if mkahadb_xml is not None:
+        check_file(mkahadb_xml, overwrite=force)
     warnings: tuple[str, ...] = ()
     trace: Path | str | pa.Table | Workload
     if kahadb_directory is not None:
@@ -165,6 +178,13 @@ def command(
     with warnings_shown(), working("Recommending") as progress:
         answer = recommend_best(trace, options, segment_sizes, progress.stage)
     paths = answer.write(out, overwrite=force, master=master)
+    if mkahadb_xml is not None:
+        with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
+            stores = scratch / "stores.yaml"  # it may have been written to another file system
+            stores.write_text(answer.stores_yaml(), encoding="utf-8")
+            text, notes = as_mkahadb(stores)
+        write_xml(mkahadb_xml, text, force)
+        echo_notes(next(path for path in paths if str(path).endswith("stores.yaml")), notes)
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
     if as_json:
@@ -173,7 +193,8 @@ def command(
         from ...policies.partitioning import render_text
 
         click.echo(render_text(answer, get_terminal_size((100, 24)).columns), nl=False)
-        click.echo(f"\nWritten: {', '.join(str(path) for path in paths)}")
+        written = [*paths, *([mkahadb_xml] if mkahadb_xml is not None else [])]
+        click.echo(f"\nWritten: {', '.join(str(path) for path in written)}")
         click.echo(f"The report, for a browser: {paths[-1]}")
     if not answer.cap_kept:
         ctx.exit(1)

@@ -96,3 +96,39 @@ def test_a_pattern_that_matches_nothing_is_told() -> None:
     result = recommend("--segment-size", "64KiB", "--durability", "tick.>=never", "--pin", "order.>,ticks.>")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "2 patterns that match no destination in the trace: tick.>, order.>" in result.stdout
+
+
+def test_an_mkahadb_is_written_right_away() -> None:
+    given = ("--model", "kahadb", "--segment-size", "64KiB", "--mkahadb-xml", "xml/mkahadb.xml")
+    result = recommend(*given)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "xml/mkahadb.xml" in result.stdout
+    written = Path("xml/mkahadb.xml").read_text()
+    assert written == run("mkahadb", "--from-config", "advice/stores.yaml").stdout
+    assert written.count("<filteredKahaDB") == len(stores()) > 1
+    again = recommend(*given, "--force")
+    assert again.exit_code == 0
+    for path in Path("advice").iterdir():
+        path.unlink()
+    refused = recommend(*given)
+    assert refused.exit_code == 2
+    assert "mkahadb.xml exists already and was left as it is" in refused.stderr
+    assert not list(Path("advice").iterdir())
+
+
+def test_an_mkahadb_goes_with_the_model_of_activemq() -> None:
+    result = recommend("--mkahadb-xml", "mkahadb.xml")
+    assert result.exit_code == 2
+    assert "--mkahadb-xml mkahadb.xml is for ActiveMQ, and the model is anabranch's; add --model kahadb" in (
+        " ".join(result.stderr.split())
+    )
+    assert not Path("mkahadb.xml").exists()
+
+
+def test_what_activemq_has_not_is_told() -> None:
+    Path("now.yaml").write_text("directory: data\nfile_mode: '0640'\nstores: [{name: all, match: ['>']}]\n")
+    given = ("--model", "kahadb", "--segment-size", "64KiB", "--mkahadb-xml", "mkahadb.xml", "--current", "now.yaml")
+    result = recommend(*given, "--json")
+    assert result.exit_code == 0
+    assert "stores.yaml: note: file_mode: ActiveMQ makes files as the broker's umask has them" in result.stderr
+    assert json.loads(result.stdout) == answer()

@@ -10,6 +10,7 @@ import pytest
 from anabranch.policies.activemq import StoresFound, read_properties, read_stores, write_mkahadb
 from anabranch.policies.activemq.choice import overlap, unsure
 from anabranch.policies.activemq.placeholders import Placeholders
+from anabranch.policies.activemq.writing import _WHOLE_FILE
 from anabranch.policies.activemq.xml_reader import DEPTH_MAX, ELEMENTS_MAX, FILE_BYTES_MAX
 from anabranch.policies.config import Config, StoreConfig, loads
 from anabranch.policies.destination import Destination, Kind
@@ -330,6 +331,22 @@ def test_what_activemq_cannot_say_is_listed() -> None:
     assert any(note.startswith("no store takes all destinations") for note in written.notes)
     assert 'queue="us.x*y"' in written.xml
     assert "--" not in written.xml.removeprefix("<!--").partition("-->")[0]
+
+
+def test_what_holds_for_the_whole_file_is_listed(tmp_path: Path) -> None:
+    text = STORES.replace("- name: exact\n", "- name: exact\n  directory: /fast/exact\n  create_directory: true\n")
+    text += "transactions: {timeout: 10s}\nusage: {}\ncreate_directory: false\nfile_mode: '0640'\n"
+    plain = write_mkahadb(loads(STORES, tmp_path))
+    written = write_mkahadb(loads(text, tmp_path))
+    assert [note for note in written.notes if note not in plain.notes] == [
+        "transactions: limits and timeouts of transactions are no attributes of <mKahaDB>",
+        "usage: ActiveMQ records no usage; what archiveDataLogs keeps, `anabranch recommend --from-kahadb` reads",
+        "create_directory: ActiveMQ makes directories that are missing",
+        "file_mode: ActiveMQ makes files as the broker's umask has them",
+        "store exact: directory /fast/exact holds files of ours; ActiveMQ's are in ${activemq.data}/mkahadb/exact",
+        "store exact: create_directory: ActiveMQ makes directories that are missing",
+    ]
+    assert set(Config.model_fields) - {"directory", "stores"} == set(_WHOLE_FILE)
 
 
 def test_a_pattern_of_both_kinds_leaves_out_what_another_store_has_for_one() -> None:
