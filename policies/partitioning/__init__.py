@@ -19,7 +19,7 @@ Where things are: `events` and `trace` the input, `operations` and `summary` wha
 operation, `model` the exact retention model, `evaluate` its quick form, `search` the optimiser, `confirm` exact
 figures, `patterns` and `catch_all` filters, `candidates` from sets to stores, `recommendation` and `render` the output,
 `job` all of it; `report` the page for a browser, of `figures`, `pins` and `history`, drawn by `svg`; `current` the
-configuration in force, and what changes in it;
+configuration in force, `revision` what changes in it;
 `opening` and `engine` who knows a trace: this process, or Spark at any size (`spark_engine`, `spark_trace`, and
 `ranges` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started, `executors` what becomes of
 its workers; `hadoop` and `workload_files` write to URLs.

@@ -11,11 +11,11 @@ from ..durability import Sync
 from ..wildcard import RouteTable
 from .broker import BrokerPeak, broker_peak
 from .catch_all import catch_all_store
-from .current import names_beside
 from .engine import Engine
 from .model import Partition, Retention, canonical
 from .patterns import filters
 from .recommendation import Candidate, StorePlan, store_names
+from .revision import names_beside
 
 if TYPE_CHECKING:
     from .job import RecommendOptions

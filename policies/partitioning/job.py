@@ -26,7 +26,7 @@ from ..text import human_bytes
 from ..wildcard import Pattern
 from .candidates import candidates_of, policies_of
 from .confirm import improve_exactly
-from .current import CurrentConfig, revised_yaml
+from .current import CurrentConfig
 from .destination_usage import destination_usage
 from .engine import Engine
 from .evaluate import SetCosts
@@ -36,6 +36,7 @@ from .opening import ENGINES, EngineName, Source, open_engine
 from .operations import CLOCKS, Clock
 from .pattern_options import wrong_patterns
 from .recommendation import PEAK_CAP, Candidate, Recommendation
+from .revision import revised_yaml
 from .search import Constraints, keeps, search
 from .sizes import MODELS, JournalSizes, Model
 from .trace import Finding
