@@ -173,9 +173,14 @@ def recommend_best(
             _check_segments(engine, each, str(trace) if isinstance(trace, (str, Path)) else "the trace")
         current = None if options.current is None else _current(engine, options.current)
         constraints = _constraints(engine, options)
-        choices = [_choose(engine, constraints, current, each, report) for each in sized]
-        best = min(choices, key=lambda choice: (not choice.cap_kept, choice.recommended.cost))
-        return _answer(engine, constraints, best, choices, report)
+        best = _choose(engine, constraints, current, sized[0], report)
+        tried = [best.told()]
+        for each in sized[1:]:
+            # One beside the best at a time: each has what it found of some hundred thousand sets.
+            choice = _choose(engine, constraints, current, each, report)
+            tried.append(choice.told())
+            best = min(best, choice, key=lambda one: (not one.cap_kept, one.recommended.cost))
+        return _answer(engine, constraints, best, tried, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +201,18 @@ class _Choice:
     def cap_kept(self) -> bool:
         return all(finding.code != PEAK_CAP for finding in self.findings)
 
+    def told(self) -> dict[str, Any]:
+        """What it comes to, for `parameters["segment_sizes"]`."""
+        return {
+            "segment_bytes": self.options.segment_bytes,
+            "mean_bytes": self.recommended.mean_bytes,
+            "peak_bytes": self.recommended.peak_bytes,
+            "cost": self.recommended.cost,
+        }
+
 
 def _answer(
-    engine: Engine, constraints: Constraints, choice: _Choice, tried: Sequence[_Choice], report: Progress
+    engine: Engine, constraints: Constraints, choice: _Choice, tried: list[dict[str, Any]], report: Progress
 ) -> Recommendation:
     options, partitions = choice.options, choice.partitions
     candidates = candidates_of(engine, partitions, options)
@@ -349,21 +363,13 @@ def _figures(
     return figures
 
 
-def _parameters(options: RecommendOptions, engine: Engine, tried: Sequence[_Choice]) -> dict[str, Any]:
+def _parameters(options: RecommendOptions, engine: Engine, tried: list[dict[str, Any]]) -> dict[str, Any]:
     values = {name: getattr(options, name) for name in options.__dataclass_fields__}
     values["durability"] = {pattern: sync.value for pattern, sync in options.durability.items()}
     values["pinned"] = [list(group) for group in options.pinned]
     values["current"] = options.current.to_json() if options.current is not None else None
     values["sizes"] = asdict(engine.sizes.sizes)
-    values["segment_sizes"] = [
-        {
-            "segment_bytes": choice.options.segment_bytes,
-            "mean_bytes": choice.recommended.mean_bytes,
-            "peak_bytes": choice.recommended.peak_bytes,
-            "cost": choice.recommended.cost,
-        }
-        for choice in tried
-    ]
+    values["segment_sizes"] = tried
     values["operations"] = engine.count
     values["duration_seconds"] = engine.finish - engine.begin
     return values
