@@ -17,7 +17,7 @@ from anabranch.policies.partitioning.confirm import ExactCosts
 from anabranch.policies.partitioning.evaluate import SetCosts, mask_members
 from anabranch.policies.partitioning.model import CostModel, Partition, measure
 from anabranch.policies.partitioning.operations import Operations, build
-from anabranch.policies.partitioning.search import Constraints, keeps, search
+from anabranch.policies.partitioning.search import Constraints, keeps, ladder, search
 from anabranch.policies.partitioning.summary import Summary, retention_quantile, summarise
 
 from .conftest import SEGMENT_BYTES, shape
@@ -243,6 +243,26 @@ def test_each_durability_has_a_cell_however_many_there_are(crowd: Summary, monke
     monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 20)
     constraints = Constraints(tuple(d // 3 for d in range(90)))
     assert all(keeps(partition, constraints) for partition in search(SetCosts(crowd, COSTS), constraints))
+
+
+def test_a_ladder_of_many_puts_apart_what_writes_most(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    constraints = Constraints(pinned=((0, 4), (4, 6)))
+    costs, few = SetCosts(crowd, COSTS), SetCosts(crowd, COSTS)
+    start = search(costs, constraints)[0]
+    most = len(start) + 4
+    before = costs.evaluated
+    whole = ladder(costs, constraints, start, most)
+    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 20)
+    monkeypatch.setattr("anabranch.policies.partitioning.search.LADDER_ATOMS", 6)
+    steps = ladder(few, constraints, start, most)
+    assert max(steps) == max(whole) == most
+    assert steps[len(start)] == start
+    assert few.evaluated < costs.evaluated - before
+    heaviest = sorted(range(90), key=lambda d: -crowd.totals[d].bytes)[:8]
+    for count in range(len(start) + 1, most + 1):
+        assert keeps(steps[count], constraints)
+        alone = min(set(steps[count]) - set(steps[count - 1]), key=len)
+        assert alone == (0, 4, 6) or set(alone) <= set(heaviest)
 
 
 def test_cells_hold_what_behaves_alike(crowd: Summary) -> None:
