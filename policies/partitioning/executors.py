@@ -30,6 +30,7 @@ def watched_executors(spark: SparkSession) -> Iterator[None]:
 
     While they have none it is said once, after some seconds: at first the cluster may be busy, or have no worker, and
     is waited for. Where there were some and all are lost, for a minute, the jobs are cancelled. Raises SparkError then.
+    Not under dynamic allocation, which takes idle ones away and gives others in its own time.
     """
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
     if context is None or is_local(context.master):
@@ -63,6 +64,7 @@ class _Watch:
         self.tag = f"anabranch-{secrets.token_hex(8)}"
         self.ended = threading.Event()
         self.given_up = False
+        self._dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
 
     def run(self) -> None:
         had = told = False
@@ -84,13 +86,13 @@ class _Watch:
             if waited >= PATIENCE_S and not told:
                 told = True
                 logger.warning("%s", self._what(had))
-            if waited >= LOST_MAX_S and had:
+            if waited >= LOST_MAX_S and had and not self._dynamic:
                 self.given_up = True
                 self._context._jsc.sc().cancelJobsWithTag(self.tag)
                 return
 
     def _what(self, had: bool) -> str:
         master = self._context.master
-        if had:
+        if had and not self._dynamic:
             return f"all executors of {master} are lost; waiting for others"
         return f"{master} has given no executor yet: it is busy, or has no worker; waiting for one"

@@ -56,11 +56,11 @@ class FileSystem:
         """Raises ConfigError where `write_files` would refuse to write these files. Touches nothing."""
         self._check_directory(directory)
         for name in names:
-            self.check_file(f"{directory.rstrip('/')}/{name}", overwrite=overwrite)
+            self.check_file(_join(directory, name), overwrite=overwrite)
 
     def check_file(self, url: str, *, overwrite: bool) -> None:
         """Raises ConfigError where a file cannot be written there. Touches nothing."""
-        self._check_directory(_parent(url))
+        self._check_directory(self._parent(url))
         status = self._status(url)
         if status is not None and status.isDirectory():
             raise ConfigError([f"{url} is in the way: a file of that name is to be written; give another directory"])
@@ -72,7 +72,7 @@ class FileSystem:
 
         With `overwrite` one may be replaced that holds Parquet and nothing else.
         """
-        self._check_directory(_parent(url))
+        self._check_directory(self._parent(url))
         status = self._status(url)
         if status is None:
             return
@@ -86,32 +86,29 @@ class FileSystem:
 
     def write_files(self, directory: str, texts: Mapping[str, str], *, overwrite: bool) -> list[str]:
         """As `outputs.write_files`; the URLs written."""
-        directory = directory.rstrip("/")
         self.check_files(directory, list(texts), overwrite=overwrite)
         there = self._status(directory) is not None
-        with self._scratch(directory if there else _parent(directory), "anabranch") as scratch:
+        with self._scratch(directory if there else self._parent(directory), "anabranch") as scratch:
             for name, text in texts.items():
                 self._write(f"{scratch}/{name}", text)
             if not there:
                 self._rename(scratch, directory)
             else:
                 self._move(scratch, directory, list(texts), overwrite=overwrite)
-        return [f"{directory}/{name}" for name in texts]
+        return [_join(directory, name) for name in texts]
 
     def copy_file(self, source: Path, url: str, *, overwrite: bool) -> None:
         """Copy a file of this machine there."""
         self.check_file(url, overwrite=overwrite)
-        parent, _, name = url.rpartition("/")
+        parent, name = self._parent(url), self._path(url).getName()
         with self._scratch(parent, "anabranch") as scratch:
             self._files.copyFromLocalFile(self._path(source.absolute().as_uri()), self._path(f"{scratch}/{name}"))
             self._move(scratch, parent, [name], overwrite=overwrite)
 
     def write_directory(self, url: str, write: Callable[[str], object], *, overwrite: bool) -> None:
         """Let `write` make a directory, whose URL it is given, of which one that is there already is replaced."""
-        url = url.rstrip("/")
         self.check_new_directory(url, overwrite=overwrite)
-        parent, _, name = url.rpartition("/")
-        with self._scratch(parent, name) as scratch:
+        with self._scratch(self._parent(url), self._path(url).getName()) as scratch:
             write(f"{scratch}/new")
             old = overwrite and self._status(url) is not None
             if old:
@@ -144,7 +141,15 @@ class FileSystem:
             ) from error
 
     def _path(self, url: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(url)
+        path = self._jvm.org.apache.hadoop.fs.Path(url)
+        # Of `hdfs://host` Hadoop takes the user's home directory.
+        return path if path.toUri().getPath() else self._jvm.org.apache.hadoop.fs.Path(f"{url}/")
+
+    def _parent(self, url: str) -> str:
+        parent = self._path(url).getParent()
+        if parent is None:
+            raise ConfigError([f"{url} is the root of its file system; give a directory in it"])
+        return str(parent.toString())
 
     def _status(self, url: str) -> Any:
         """None: it is not there."""
@@ -154,7 +159,7 @@ class FileSystem:
     @contextmanager
     def _scratch(self, parent: str, name: str) -> Iterator[str]:
         """A new directory beside what is to be written, removed at the end unless it was renamed."""
-        scratch = f"{parent}/.{name}.{secrets.token_hex(8)}.tmp"
+        scratch = _join(parent, f".{name}.{secrets.token_hex(8)}.tmp")
         self._files.mkdirs(self._path(scratch))
         try:
             yield scratch
@@ -175,11 +180,11 @@ class FileSystem:
         placed: list[str] = []
         try:
             for name in names:
-                self._rename(f"{scratch}/{name}", f"{directory}/{name}", overwrite=overwrite)
+                self._rename(_join(scratch, name), _join(directory, name), overwrite=overwrite)
                 placed.append(name)
         except BaseException:
             for name in placed if not overwrite else ():
-                self._files.delete(self._path(f"{directory}/{name}"), False)
+                self._files.delete(self._path(_join(directory, name)), False)
             raise
 
     def _rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
@@ -195,5 +200,5 @@ class FileSystem:
             raise
 
 
-def _parent(url: str) -> str:
-    return url.rstrip("/").rpartition("/")[0]
+def _join(directory: str, name: str) -> str:
+    return f"{directory.rstrip('/')}/{name}"

@@ -173,8 +173,14 @@ def rows_of_sets(destination: npt.NDArray[Any], sets: list[tuple[int, ...]]) -> 
     rows = {int(d): order[begin:end] for d, begin, end in zip(numbers, begins, ends, strict=True)}
     for number, members in enumerate(sets):
         held = [rows[d] for d in members if d in rows]
-        if held:
-            yield number, held[0] if len(held) == 1 else np.sort(np.concatenate(held), kind="stable")
+        if len(held) == 1:
+            yield number, held[0]
+        elif held:
+            # Marked and collected in order: several times as quick as sorting them, unless they are few.
+            marked = np.zeros(len(destination), bool)
+            for found in held:
+                marked[found] = True
+            yield number, np.flatnonzero(marked)
 
 
 OUTCOMES = "store long, part long, total long, limits array<long>, outs array<long>"
@@ -315,18 +321,22 @@ def _lives(number: int, segment: Ints, origin: Ints, ends: Ints) -> Iterator[pa.
     )
 
 
-ENDS = "store long, segment long, ends long"
+ENDS = "store long, segment long, own long, ends long"
 
 
 def sweep(table: pa.Table, starts: list[Ints]) -> pa.Table:
-    """Where each segment of one store ends: NEVER_POSITION, or the position that it is last needed at."""
+    """Where each segment of one store ends: NEVER_POSITION, or the position that it is last needed at.
+
+    `own`: for its own messages alone; `ends`: with the ack rule, of what acks of earlier segments' messages there are.
+    """
     number = table.column("store")[0].as_py()
     segment, origin, ends = (table.column(name).to_numpy() for name in ("segment", "origin", "ends"))
     result = np.append(starts[number][1:], NEVER_POSITION)
-    own = origin == NONE
-    result[segment[own]] = np.maximum(result[segment[own]], ends[own])
+    messages = origin == NONE
+    result[segment[messages]] = np.maximum(result[segment[messages]], ends[messages])
+    own = result.copy()
     # An ack outlives its message: in ascending order what an earlier segment's end is, is settled.
-    segment, origin = segment[~own], origin[~own]
+    segment, origin = segment[~messages], origin[~messages]
     order = np.argsort(segment, kind="stable")
     segment, origin = segment[order], origin[order]
     heads, begins = np.unique(segment, return_index=True)
@@ -336,6 +346,7 @@ def sweep(table: pa.Table, starts: list[Ints]) -> pa.Table:
         {
             "store": pa.array(np.full(len(result), number)),
             "segment": pa.array(np.arange(len(result))),
+            "own": pa.array(own),
             "ends": pa.array(result),
         }
     )

@@ -92,14 +92,15 @@ class SparkEngine:
             ["destination", "send"],
             {"count": "count(*)"},
         )
-        ended["time"] = self._times(ended["last"].to_numpy(np.int64))
+        asked = [ended["last"].to_numpy(np.int64), firsts.to_numpy(np.int64)]
+        ended["time"], starts = np.split(self._times(np.concatenate(asked)), [len(asked[0])])
         pending["ack"], pending["time"] = NO_ACK, NEVER
         columns = [*keys, "time", "count"]
         return assemble(
             destinations=self.destinations,
             sizes=self.sizes,
             finish=self.finish,
-            starts=(firsts.index.to_numpy(np.int64), self._times(firsts.to_numpy(np.int64))),
+            starts=(firsts.index.to_numpy(np.int64), starts),
             written=written[["destination", "bucket", "size", "squares"]],
             lives=pd.concat([ended[columns], pending[columns]], ignore_index=True),
             transactions=self.transactions,
@@ -158,11 +159,14 @@ class SparkEngine:
         if not sets:
             return
         starts, times = self._starts(sets, self.sizes.capacity(segment_bytes))
-        ends = self._ends(sets, starts, chained)
+        # With the ack rule in force both are asked for in the end, and the passes are the same.
+        rules = (False, True) if chained else (False,)
+        ends = [found for rule in self._ends(sets, starts, rules) for found in rule]
         lengths = np.cumsum([len(found) for found in ends])[:-1]
-        end_times = np.split(self._times(np.concatenate(ends)), lengths)
-        for members, at, start, end in zip(sets, starts, times, end_times, strict=True):
-            known[segment_bytes, chained, members] = (at, start, end)
+        end_times = iter(np.split(self._times(np.concatenate(ends)), lengths))
+        for rule in rules:
+            for members, at, start in zip(sets, starts, times, strict=True):
+                known[segment_bytes, rule, members] = (at, start, next(end_times))
 
     def _starts(self, sets: list[tuple[int, ...]], capacity: int) -> tuple[list[Ints], list[Floats]]:
         """Positions and times at which each store's segments begin."""
@@ -183,17 +187,18 @@ class SparkEngine:
         cuts = np.searchsorted(begun["store"].to_numpy(), np.arange(1, len(sets)))
         return np.split(begun["seq"].to_numpy(np.int64), cuts), np.split(begun["time"].to_numpy(np.float64), cuts)
 
-    def _ends(self, sets: list[tuple[int, ...]], starts: list[Ints], chained: bool) -> list[Ints]:
-        """Positions at which each store's segments are last needed."""
+    def _ends(self, sets: list[tuple[int, ...]], starts: list[Ints], rules: tuple[bool, ...]) -> list[list[Ints]]:
+        """Positions at which each store's segments are last needed, without the ack rule and with it."""
         from pyspark.sql.functions import max as largest
 
-        task = functools.partial(ranges.lives_task, sets, starts, chained)
+        task = functools.partial(ranges.lives_task, sets, starts, True in rules)
         lives = self._trace.matched.select("seq", "d", "partner", "ends").mapInArrow(task, ranges.LIVES)
         merged = lives.groupBy("store", "segment", "origin").agg(largest("ends").alias("ends"))
         swept = merged.groupBy("store").applyInArrow(with_argument(ranges.sweep, starts), ranges.ENDS)
         ends = frame(swept).sort_values(["store", "segment"])
         cuts = np.searchsorted(ends["store"].to_numpy(), np.arange(1, len(sets)))
-        return np.split(np.minimum(ends["ends"].to_numpy(np.int64), self._last), cuts)
+        columns = ["ends" if rule else "own" for rule in rules]
+        return [np.split(np.minimum(ends[column].to_numpy(np.int64), self._last), cuts) for column in columns]
 
     # Times ----------------------------------------------------------------------------------------------------------
 

@@ -175,9 +175,9 @@ def frame(rows: DataFrame) -> pd.DataFrame:
 # Checks -------------------------------------------------------------------------------------------------------------
 
 
-def _conform(trace: DataFrame) -> DataFrame:
-    """The trace's columns in their types, null for what is missing or cannot be cast."""
-    columns = []
+def _conform(trace: DataFrame, *more: str) -> DataFrame:
+    """The trace's columns in their types, null for what is missing or cannot be cast; and `more` of it."""
+    columns = [*more]
     for name in SCHEMA.names:
         kind = _SQL_TYPES[str(SCHEMA.field(name).type)]
         columns.append(f"{_cast(name, kind)} AS {name}" if name in trace.columns else f"CAST(NULL AS {kind}) AS {name}")
@@ -226,23 +226,26 @@ def _check(spark: SparkSession, trace: DataFrame, clock: Clock, source: str, rul
     Raises TraceError for the first rule that rows break, with one of them.
     """
     rules = _violations(trace, clock)
-    if breaks := " OR ".join(f"({condition})" for _, condition, _ in rules):
-        worst = trace.selectExpr(f"count_if({breaks}) AS broken", "count(*) AS rows").collect()[0]
-        if not worst["rows"]:
-            raise no_operation(source)
-        if worst["broken"]:
-            _tell(trace, rules, source)
+    broken = " OR ".join(f"({condition})" for _, condition, _ in rules)
+    # Told of after one pass, which bears rows that break them: their numbers may be too large to be added up.
+    found = trace.selectExpr("*", f"coalesce({broken}, false) AS anabranch_broken")
+    _conform(found, "anabranch_broken").createOrReplaceTempView("anabranch_checked")
     spans = frame(
         spark.sql(
             f"""SELECT destination, count(*) AS count, count_if(op = 'send') AS sends, count_if(op = 'ack') AS acks,
-                       CAST(sum(CAST({rule.sql()} AS bigint)) AS bigint) AS bytes, count(tx) AS in_transactions,
-                       min(seq) AS first, max(seq) AS last,
+                       CAST(sum(if(anabranch_broken, 0, CAST({rule.sql()} AS bigint))) AS bigint) AS bytes,
+                       count(tx) AS in_transactions, min(seq) AS first, max(seq) AS last,
                        count_if(op = 'send' AND body_size IS NULL AND coalesce(size, -1) <= 0) AS unsized,
                        count_if(coalesce(size, -1) <= 0) AS unsized_rows,
-                       count_if(op = 'send' AND body_size IS NULL AND size > 0) AS bodiless
-                FROM anabranch_rows GROUP BY destination"""
+                       count_if(op = 'send' AND body_size IS NULL AND size > 0) AS bodiless,
+                       count_if(anabranch_broken) AS broken
+                FROM anabranch_checked GROUP BY destination"""
         )
     )
+    if not len(spans):
+        raise no_operation(source)
+    if spans["broken"].any():
+        _tell(trace, rules, source)
     spans["name"] = [canonical_destination(text, source) for text in spans["destination"]]
     return spans
 

@@ -73,6 +73,10 @@ def test_what_is_in_the_way_is_told(url: str, tmp_path: Path) -> None:
             there.check_files(f"{url}/file/deep/er", ["one"], overwrite=True)
         with pytest.raises(ConfigError, match=r"data/d/one is in the way: a file of that name is to be written"):
             there.check_files(f"{url}/d", ["one"], overwrite=True)
+        root = url.removesuffix("/data")
+        for given in (root, f"{root}/"):
+            with pytest.raises(ConfigError, match="is the root of its file system; give a directory in it"):
+                there.write_directory(given, lambda _: None, overwrite=True)
 
 
 def test_a_directory_takes_the_place_of_a_trace_alone(url: str, tmp_path: Path) -> None:
