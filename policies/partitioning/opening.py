@@ -120,7 +120,8 @@ def open_engine(
                 finally:
                     trace.close()
             finally:
-                rows.unpersist()
+                if isinstance(source, Workload):  # what is read from files may be kept by others
+                    rows.unpersist()
 
 
 def _table(source: Source) -> pa.Table:

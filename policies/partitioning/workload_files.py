@@ -9,7 +9,7 @@ from ..outputs import is_elsewhere, local_path
 from .executors import watched_executors
 from .generator import generate_with_spark
 from .hadoop import file_system
-from .session import kinds_of_spark_errors, spark_errors, spark_session
+from .session import spark_errors, spark_session
 from .workload import Workload
 
 
@@ -20,6 +20,7 @@ def write_workload(workload: Workload, out: str | Path, *, master: str | None = 
     one that holds Parquet alone. Raises ConfigError where it would be in the way of something, or not this user's to
     write; SparkError where Spark fails.
     """
+    from pyspark.errors import AnalysisException
     from pyspark.sql import Observation
     from pyspark.sql.functions import count, lit
 
@@ -35,7 +36,7 @@ def write_workload(workload: Workload, out: str | Path, *, master: str | None = 
             # Workers that do not see the place write to disks of their own, and Spark calls that a success.
             try:
                 there = spark.read.parquet(place).count()
-            except kinds_of_spark_errors():
+            except AnalysisException:  # there is no file at all
                 there = 0
             if there != made.get["rows"]:
                 raise SparkError(
