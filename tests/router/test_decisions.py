@@ -386,7 +386,7 @@ class TestMissingStores:
             anabranch.StoreConfig("b", ["queue://b.>"], journal=OPTIONS),
         ]
         other = anabranch.Config(tmp_path, stores)
-        with pytest.raises(PlacementError, match=r"queue://b.out: 0 message\(s\) and 1 prepared transaction\(s\)"):
+        with pytest.raises(PlacementError, match=r"queue://b.out: 0 messages and 1 prepared transaction"):
             anabranch.open(other)
         with anabranch.open(configuration) as router:
             router.rollback(XID)
