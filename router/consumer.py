@@ -41,14 +41,19 @@ class Backlog:
     def _browse(self, left: int | None, after: int | Message) -> Iterator[Message]:
         while left is None or left > 0:
             store = self._registry.store_for(self.destination)
+            if isinstance(after, Message) and after._store.store_id != store.store_id:
+                raise ClosedError(
+                    f"{self.destination} has moved to another store since {after!r} was browsed, and its messages have "
+                    "other places there; browse it from the beginning"
+                )
             try:
                 for message in store.browse(self.destination, left, after, self._key):
                     after = message
                     left = left if left is None else left - 1
                     yield message
                 return
-            except ClosedError:
-                self._registry.forget_closed(self.destination, store)
+            except ClosedError as error:
+                self._registry.forget_closed(self.destination, store, error)
 
     def depth(self) -> int:
         """Messages held, leased ones included: of a topic those that some subscription has yet to ack, each counted

@@ -16,6 +16,7 @@ from typing import Final
 
 from ..adapters.background import shared
 from ..adapters.core import Store
+from ..adapters.core.forwarding import follow
 from ..adapters.messages import EXPIRED, Message, Undelivered, require_leased
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
@@ -84,6 +85,7 @@ class DeadLetterSweeper:
         if not isinstance(reason, str):
             raise TypeError(f"a reason is a str, not {type(reason).__name__}: {reason!r}")
         require_leased(message)
+        follow(message)
         store = message._store
         kept = self._dead_letter(
             store, self._registry.dead_letter_of(store), [Undelivered(message, reason)], rejected=True

@@ -12,11 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Final
 
 from ..adapters.background import shared
 from ..adapters.core import Store
+from ..adapters.core.gates import MovedError
 from ..adapters.messages import Receipt
 from ..policies.destination import Destination
+from ..policies.errors import AnabranchError
+
+KNOWN_SECONDS: Final = 1.0
 
 Send = Callable[[Store], "Future[Receipt]"]
 
@@ -96,6 +101,30 @@ class DeferredSends:
             shared().resolve([(future, None, error)])
         else:
             sent.add_done_callback(partial(_copy, future))
+
+
+def once_more(sent: Future[Receipt], again: Callable[[], Future[Receipt]]) -> Future[Receipt]:
+    """`sent`; or, if its destination was about to move to another store and it was not sent, what `again` returns.
+    Waits until that is known, so that what the same thread sends next comes behind it; but at most a second, for it may
+    be the thread that would tell, or the disk hang."""
+    try:
+        return again() if isinstance(sent.exception(KNOWN_SECONDS), MovedError) else sent
+    except TimeoutError:
+        pass
+    future: Future[Receipt] = Future()
+    future.set_running_or_notify_cancel()
+
+    def known(done: Future[Receipt]) -> None:
+        if not isinstance(done.exception(), MovedError):
+            _copy(future, done)
+            return
+        try:
+            again().add_done_callback(partial(_copy, future))
+        except AnabranchError as error:
+            shared().resolve([(future, None, error)])
+
+    sent.add_done_callback(known)
+    return future
 
 
 def _copy(future: Future[Receipt], done: Future[Receipt]) -> None:

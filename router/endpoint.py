@@ -12,6 +12,7 @@ from ..adapters.core import Store
 from ..adapters.messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, checked, require_order
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
+from .deferred_sends import once_more
 
 if TYPE_CHECKING:
     from .store_registry import StoreRegistry
@@ -67,8 +68,8 @@ class Endpoint:
             store = registry.store_for(destination)
             try:
                 receipt = store.send(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent)
-            except ClosedError:
-                registry.forget_closed(destination, store)
+            except ClosedError as error:
+                registry.forget_closed(destination, store, error)
                 continue
             if registry.removals != removals:
                 registry.record_again(destination)
@@ -107,9 +108,12 @@ class Endpoint:
             except ClosedError:
                 registry.require_open()
             else:
-                if registry.removals != removals:
-                    registry.record_again(destination)
-                return future
+                if registry.removals == removals:
+                    return future
+                registry.record_again(destination)
+                message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
+                again = partial(_send_nowait, destination, message, sync)
+                return once_more(future, lambda: registry.send_deferred(destination, again, store))
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
         return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
 

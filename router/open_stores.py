@@ -179,8 +179,10 @@ class OpenStores:
         self._found_in.setdefault(row.path, set()).add(destination)
         self.by_destination[destination] = store
 
-    def forget(self, destination: Destination, row: StoreRow) -> None:
-        """Look for the store of a destination again."""
+    def forget(self, destination: Destination, row: StoreRow, store: Store | None = None) -> None:
+        """Look for the store of a destination again; if one is given, only where it is that."""
+        if store is not None and self.by_destination.get(destination) is not store:
+            return
         self.by_destination.pop(destination, None)
         self._found_in.get(row.path, set()).discard(destination)
 

@@ -86,6 +86,11 @@ class Reconciler:
                 found.append((row, known.destination, match))
         return sorted(found, key=lambda one: (one[0].path, one[1].kind.value, one[1].name))
 
+    def reroute(self, routes: RouteTable[StoreConfig]) -> None:
+        """By a new configuration, which the directories know already: what it calls the stores is recorded."""
+        self._routes = routes
+        self._locate()
+
     # 1. Recorded stores
 
     def _locate(self) -> None:

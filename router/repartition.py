@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 
 RECLAIM_BYTES: Final = 8 << 20
 """After so much was deleted in a store it gives back the space at once: what moves next may need it."""
+Planned = tuple[StoreRow, Destination, Match[StoreConfig], Amount]
+"""A destination to move, and the store that it is in."""
 Told = Callable[[int, int], None]
 """Called with how many messages have moved, and how many there are to move."""
 
@@ -92,23 +94,26 @@ def repartition(
     router.open()
     try:
         with disk_errors(f"{config.directory} cannot be repartitioned"):
-            return _Repartition(router, restart, path, progress or (lambda done, total: None)).run()
+            return Repartitioning(router, config, restart, path, progress or (lambda done, total: None)).run()
     finally:
         router.close()
 
 
-class _Repartition:
-    """One run, over a router that is open for it alone."""
+class Repartitioning:
+    """One run, over a router that is open for it alone; live_repartition.py says what is otherwise in one that is in
+    use."""
 
-    def __init__(self, router: Router, restart: bool, path: str, told: Told) -> None:
+    def __init__(self, router: Router, config: Config, restart: bool, path: str, told: Told) -> None:
         self._router, self._registry = router, router.registry
         self._directories, self._table = self._registry.directories, self._registry.table
-        self._config = router.config
+        self._config = config
         self._restart, self._path, self._told = restart, path, told
         self._file = ProgressFile(self._config.directory, self._config.file_mode)
         self._progress = Progress(digest_of(self._config), path)
         self._branches = MovedBranches(self._registry, router.coordinator, self._write_wanted)
         self._done = self._total = 0
+        self.moves: list[Move] = []
+        """What has moved."""
 
     def run(self) -> Repartitioned:
         """All of it."""
@@ -119,25 +124,30 @@ class _Repartition:
                 self._write(None)
             self._total = sum(amount.messages for _, _, _, amount in planned)
             self._router.coordinator.cleanup.run()  # decisions name stores
-            moves, removed = [], list[str]()
-            for number, (row, destination, match, amount) in enumerate(planned):
-                self._told(self._done, self._total)
-                target = self._registry.target(destination, match)
-                self._move(row, target, destination, match, amount)
-                moves.append(move_of(destination, row, target.name, amount))
-                if number + 1 == len(planned) or planned[number + 1][0].store_id != row.store_id:
-                    removed += self._left(row)
+            removed = self._move_all(planned)
             self._file.remove()
-            return Repartitioned(tuple(moves), tuple(removed))
+            return Repartitioned(tuple(self.moves), tuple(removed))
         except StoreFullError as error:
             if self._progress.moving is None:
                 raise
             raise type(error)(
                 f"{error}. What has moved so far stays moved: run the same again, which goes on from there; or undo it "
-                "with --restart and the configuration that was used until now"
+                f"with {self._undo_with} and the configuration that was used until now"
             ) from error
         finally:
             self._file.close()
+
+    def _move_all(self, planned: Sequence[Planned]) -> list[str]:
+        """Returns the names of the stores that are gone."""
+        removed: list[str] = []
+        for number, (row, destination, match, amount) in enumerate(planned):
+            self._told(self._done, self._total)
+            target = self._registry.target(destination, match)
+            self._move(row, target, destination, match, amount)
+            self.moves.append(move_of(destination, row, target.name, amount))
+            if number + 1 == len(planned) or planned[number + 1][0].store_id != row.store_id:
+                removed += self._left(row)
+        return removed
 
     def _write(self, moving: Moving | None, removing: tuple[str, bytes] | None = None) -> None:
         self._progress = Progress(self._progress.configuration, self._path, moving, removing)
@@ -150,7 +160,7 @@ class _Repartition:
     # What an interrupted run has left
 
     def _resume(self, found: Progress | None) -> None:
-        sweep_unfinished(self._config.directory / "stores")
+        self._sweep()
         if found is None:
             return
         if found.configuration != self._progress.configuration and not self._restart:
@@ -171,6 +181,10 @@ class _Repartition:
             self._progress = mine
             self._undo(void, destination)  # else its copy is gone on with
 
+    def _sweep(self) -> None:
+        """Remove what a crash has left of stores that were being made."""
+        sweep_unfinished(self._config.directory / "stores")
+
     def _undo(self, store_id: bytes, destination: Destination) -> None:
         """The copy in this store does not count; its branches are gone."""
         row = self._table.stores.get(store_id)
@@ -187,16 +201,16 @@ class _Repartition:
 
     # What there is to move
 
-    def _planned(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig], Amount]]:
+    def _planned(self) -> list[Planned]:
         """By the store they are in. Raises PlacementError for all that cannot be moved, before anything is changed."""
         nothing: list[Destination] = []
         planned, wrong = [], kinds_changed(self._directories, list(self._table.stores.values()))
-        for row, destination, match in self._registry.routed_elsewhere():
-            amount, prepared = self._registry.with_row(row, partial(_looked_at, destination=destination))
+        for row, destination, match in self._elsewhere():
+            amount, prepared = self._registry.with_row(row, partial(looked_at, destination=destination))
             if destination not in self._table.destinations:
                 continue  # its store was opened for the first time, and knew nothing of it
             routed = match is not None and not is_volatile(match)
-            problems = self._branches.problems(row, destination, prepared, routed)
+            problems = self._branches.problems(row, destination, prepared, routed) if self._refuses_prepared else []
             problems += problems_of(self._directories, self._table, row, destination, match, amount)
             wrong += problems
             if match is None or not routed:
@@ -205,11 +219,21 @@ class _Repartition:
                 wrong += self._in_the_way(destination, match)
                 planned.append((row, destination, match, amount))
         refuse(wrong)
-        for destination in nothing:
-            self._table.forget_destination(destination)
+        self._forget(nothing)
         moving = self._progress.moving
         # What was on its way comes first: the progress knows of one alone.
         return sorted(planned, key=lambda one: moving is None or one[1] != moving.destination)
+
+    _refuses_prepared = True
+    _undo_with = "--restart"
+
+    def _elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
+        return self._registry.routed_elsewhere()
+
+    def _forget(self, nothing: Sequence[Destination]) -> None:
+        """They hold nothing, and their new store would keep nothing of it."""
+        for destination in nothing:
+            self._table.forget_destination(destination)
 
     def _in_the_way(self, destination: Destination, match: Match[StoreConfig]) -> list[str]:
         """What is wrong if the new store holds something by that name which no earlier run has brought there."""
@@ -286,8 +310,7 @@ class _Repartition:
 
         def deleted(store: Store) -> None:
             size = copying.amount(store, destination).bytes
-            store.delete(destination)
-            store.sync()
+            copying.remove(store, destination)
             if size >= RECLAIM_BYTES:
                 store.reclaim()
 
@@ -305,14 +328,20 @@ class _Repartition:
             self._registry.with_row(row, lambda store: store.reclaim())
             return []
         self._write(None, (row.path, row.store_id))
+        if not self._discard(row):
+            return []
         options = self._directories.options_of(row)
         if options.index_directory is not None or not load_adapter(row.kind).is_contained(options.options):
             log.warning(
                 "store %s is removed; what it kept outside of its directory, an empty database or an index, stays",
                 row.name,
             )
-        self._registry.discard(row, partial(self._remove, row))
         return [row.name]
+
+    def _discard(self, row: StoreRow) -> bool:
+        """Whether it is gone."""
+        self._registry.discard(row, partial(self._remove, row))
+        return True
 
     def _remove(self, row: StoreRow) -> None:
         path = self._directories.path(row)
@@ -333,8 +362,15 @@ class _Repartition:
         sync_directory(path)
 
 
-def _looked_at(store: Store, destination: Destination) -> tuple[Amount, list[Branch]]:
+def looked_at(store: Store, destination: Destination) -> tuple[Amount, list[Branch]]:
+    """What it holds, and what is prepared there and would change it."""
     return copying.amount(store, destination), moved_branches.concerning(store, destination)
+
+
+def in_the_way(destination: Destination, row: StoreRow, prepared: Sequence[Branch]) -> str:
+    """Transactions that are prepared in a store keep a destination there."""
+    ids = ", ".join(branch.transaction.hex() for branch in prepared)
+    return f"{destination}: transaction {ids} is prepared in store {row.name!r} and would change it"
 
 
 def _holds_anything(store: Store) -> bool:

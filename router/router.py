@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,8 @@ from .xid import Xid, as_xid
 
 if TYPE_CHECKING:
     from .data_manager import DataManager
+    from .live_repartition import LiveRepartition
+    from .repartition import Repartitioned
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ class Router:
         self._outcomes = Outcomes(self.coordinator, self.registry)
         self.sweeper = DeadLetterSweeper(self.registry, self._unlimited)
         """Of messages that are not delivered any more; likewise."""
+        self._repartition: LiveRepartition | None = None
+        """What moves destinations now."""
         self._tokens = TokenSettler(self.registry, self.sweeper.reject)
 
     # Opening and closing
@@ -167,6 +171,9 @@ class Router:
         if self.registry.forked:
             self.registry.opened = False  # all of it belongs to the parent
             return
+        repartition = self._repartition
+        if repartition is not None:
+            repartition.stop()
         with self._lock:
             self.sweeper.close()
             self.coordinator.close()
@@ -529,6 +536,52 @@ class Router:
         if self._usage is not None:
             self._usage.close()
             self._usage = None
+
+    # Moving
+
+    def repartition(
+        self,
+        config: str | Path | Config,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        restart: bool = False,
+        prepared_seconds: float = 30.0,
+    ) -> Repartitioned:
+        """Move all destinations to where another configuration of this data directory routes them, while they are used;
+        returns what was moved, and the names of stores that were removed. Afterwards the router goes by that
+        configuration: stores that are open keep their options, and `transactions` and `usage` theirs, until they are
+        opened again.
+
+        Senders and receivers do not notice, but for those of the destination that moves just then: they wait while its
+        last few messages are copied. Who holds a message of it acks, releases or rejects it as before, open
+        transactions and listeners go on; messages have other seqs. What is sent for the first time goes where the new
+        configuration routes it from the beginning on. Who browses just then gets ClosedError.
+
+        `progress` is called with how many messages have moved, and how many there are to move, on a thread of ours. A
+        destination that a prepared transaction would change waits for its outcome up to `prepared_seconds`. `restart`:
+        an interrupted call for another configuration is not gone on with.
+
+        Raises PlacementError before anything is changed, as `anabranch repartition` does; and at the end, if some could
+        not be moved, which names them: what a prepared transaction would change, or has messages that are not
+        persistent. Any other error (StoreFullError, StoreFailedError, CorruptionError) ends it. Whatever is raised,
+        each destination is in one store, in use, a note of the error says which have moved, and the next call goes on
+        from there; so it does after Ctrl-C, and after `close`, which stops it. Until then no router opens the
+        directory, unless `anabranch repartition` finishes it. Raises TransactionError if it is under way already.
+        """
+        self.registry.require_open()
+        refuse_in_handler("repartition")
+        from .live_repartition import LiveRepartition  # not above: it stands on this module
+        from .repartition_plan import require_directory
+
+        new, path = (config, "") if isinstance(config, Config) else (load(config), str(config))
+        require_directory(new, self.config)
+        live = LiveRepartition(self, new, restart, path, prepared_seconds, progress or (lambda done, total: None))
+        with self._lock:
+            self.registry.require_open()
+            if self._repartition is not None and not self._repartition.ended:
+                raise TransactionError("this router is being repartitioned already; wait until that is done")
+            self._repartition = live
+        return live.run()
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..adapters.background import shared
 from ..adapters.core import Store
+from ..adapters.core.gates import LeaseMovedError
 from ..adapters.messages import Message
 from ..adapters.store_types import Settlement
 from ..policies.errors import AnabranchError, UnknownMessageError
@@ -64,7 +65,37 @@ class TokenSettler:
         self._registry, self._reject = registry, reject
 
     def settle(self, tokens: Sequence[str], how: Settlement, reason: str) -> Results:
-        """Settle each; those of one store together, but each rejected one on its own."""
+        """Settle each; those of one store together, but each rejected one on its own; and those whose messages move to
+        another store just then, or have moved, there."""
+        results = self._settle(tokens, how, reason)
+        if self._registry.moves:
+            self._settle_moved(tokens, results, how, reason)
+        return results
+
+    def _settle_moved(self, tokens: Sequence[str], results: Results, how: Settlement, reason: str) -> None:
+        moved: dict[int, str] = {}
+        while moved := self._moved(tokens, results, moved):
+            again = self._settle(list(moved.values()), how, reason)
+            for place, wrong in zip(moved, again, strict=True):
+                results[place] = wrong
+
+    def _moved(self, tokens: Sequence[str], results: Results, before: dict[int, str]) -> dict[int, str]:
+        """The tokens of what may be settled elsewhere, by their places, once that is known."""
+        found: dict[int, str] = {}
+        for place, wrong in enumerate(results):
+            if not isinstance(wrong, LeaseMovedError | UnknownMessageError):
+                continue
+            try:
+                if isinstance(wrong, LeaseMovedError):
+                    wrong.gate.wait()
+                token = self._registry.moved_token(tokens[place]) or tokens[place]
+                if isinstance(wrong, LeaseMovedError) or token != before.get(place, tokens[place]):
+                    found[place] = token
+            except AnabranchError as error:
+                results[place] = error
+        return found
+
+    def _settle(self, tokens: Sequence[str], how: Settlement, reason: str) -> Results:
         results: Results = [None] * len(tokens)
         for store, places in self._by_store(tokens, results):
             if how is Settlement.REJECT:
@@ -83,6 +114,18 @@ class TokenSettler:
         """The same without waiting. What is rejected is so on a thread of ours."""
         if how is Settlement.REJECT:
             return shared().call(lambda: self.settle(tokens, how, reason))
+        future = self._settle_nowait(tokens, how)
+        if not self._registry.moves:
+            return future  # nothing has moved by now
+
+        # As `settle`, on a thread of ours.
+        def moved(results: Results) -> Results:
+            self._settle_moved(tokens, results, how, reason)
+            return results
+
+        return _then(future, lambda results: shared().call(lambda: moved(results)))
+
+    def _settle_nowait(self, tokens: Sequence[str], how: Settlement) -> Future[Results]:
         results: Results = [None] * len(tokens)
         futures: list[Future[None]] = []
         for store, places in self._by_store(tokens, results):
@@ -154,6 +197,28 @@ def _noted(future: Future[Results], places: Sequence[int], results: Results) -> 
 
     future.add_done_callback(note)
     return noted
+
+
+def _then(future: Future[T], go_on: Callable[[T], Future[T]]) -> Future[T]:
+    """Resolves with what becomes of what `go_on` begins with the result."""
+    last: Future[T] = Future()
+    last.set_running_or_notify_cancel()
+
+    def resolve(done: Future[T]) -> None:
+        error = done.exception()
+        if error is not None:
+            last.set_exception(error)
+        else:
+            last.set_result(done.result())
+
+    def begin(done: Future[T]) -> None:
+        if done.exception() is not None:
+            resolve(done)
+        else:
+            go_on(done.result()).add_done_callback(resolve)
+
+    future.add_done_callback(begin)
+    return last
 
 
 def _all(futures: Sequence[Future[None]], result: Callable[[], T]) -> Future[T]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ..adapters import locking
 from ..adapters.background import shared
 from ..adapters.core import Store
+from ..adapters.core.delivery import Lease
+from ..adapters.core.forwarding import follow
+from ..adapters.core.gates import Gate, MovedError
 from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors, remove_directory, sweep_unfinished
 from ..adapters.messages import Message, Receipt
@@ -28,7 +32,7 @@ from ..policies.errors import (
 )
 from ..policies.text import count_of
 from ..policies.wildcard import Match
-from .deferred_sends import DeferredSends
+from .deferred_sends import DeferredSends, once_more
 from .destinations_table import DestinationRow, DestinationsTable, StoreRow
 from .import_marker import require_no_import
 from .open_stores import OpenStores
@@ -40,6 +44,9 @@ from .store_statistics import StoreStatistics
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+PAUSE: Final = 0.001
+"""Seconds."""
 
 
 class StoreRegistry:
@@ -71,10 +78,18 @@ class StoreRegistry:
             lambda row: self.with_row(row, lambda store: store.stats()),
         )
         self.removals = 0
-        """Destinations that were removed since this was made."""
+        """Destinations that were removed since this was made, or began to move to another store: who had found a store
+        before looks again after the call."""
+        self.moves = 0
+        """Counts when a destination is about to change its store, and when that is over."""
+        self._gates: dict[Destination, Gate] = {}
+        """Of those that are about to: nobody finds their store."""
+        self.moved: dict[int, tuple[Store, Lease]] = {}
+        """By its number, which stays: each lease whose message has moved since, and where it is now; some may have
+        ended."""
         self._records_late = False
         """Some transaction has sent to a destination that had no row by then."""
-        self._deferred = DeferredSends(self.for_store)
+        self._deferred = DeferredSends(self._send_deferred)
         self.moving = False
         self.importing = False
         """An import from ActiveMQ has opened them, and nobody else uses them."""
@@ -137,7 +152,73 @@ class StoreRegistry:
         else:
             self._reconciler.run()
 
-    # Moving, by repartition.py
+    # Moving, by repartition.py and live_repartition.py
+
+    def pass_gate(self, destination: Destination) -> None:
+        """Wait until a destination is not about to change its store. Raises what Gate.wait raises."""
+        gate = self._gates.get(destination)
+        if gate is not None:
+            gate.wait()
+            self.require_open()
+
+    def close_gate(self, destination: Destination, row: StoreRow) -> Gate:
+        """Nobody finds the store of a destination, which this row says, until the gate that is returned was opened with
+        `open_gate`."""
+        gate = Gate(destination)
+        with self._stores.removing(row.path), self._deferred.lock:
+            self._gates[destination] = gate
+            self._stores.forget(destination, row)
+        self.removals += 1
+        self.moves += 1
+        return gate
+
+    def open_gate(self, gate: Gate) -> None:
+        """Its destination is where the record says. Idempotent."""
+        if gate.error is None:
+            self._gates.pop(gate.destination, None)
+        self.moves += 1
+        gate.open()
+
+    def is_stuck(self, destination: Destination) -> bool:
+        """Whether its gate was opened with an error, which who comes there gets."""
+        gate = self._gates.get(destination)
+        return gate is not None and gate.error is not None
+
+    def free_stuck(self, destination: Destination) -> None:
+        """The record says where it is."""
+        self._gates.pop(destination, None)
+
+    def note_moved(self, store: Store, leases: Mapping[Lease, Lease]) -> None:
+        """These leases have successors in this store."""
+        kept = {number: one for number, one in self.moved.items() if one[1].is_held}
+        self.moved = kept | {old.number: (store, new) for old, new in leases.items()}
+
+    def moved_token(self, token: str) -> str | None:
+        """That of the same lease where its message is now; None if it has not moved."""
+        try:
+            moved = self.moved.get(int(token.rpartition(".")[2], 16))
+        except ValueError:
+            return None
+        return moved[0].token_of(moved[1]) if moved is not None else None
+
+    def reroute(self, config: Config) -> None:
+        """From now on what has no row goes where this configuration routes it. What stores are opened with follows it
+        too; those that are open keep what they have."""
+        before = self._config
+        self._config, self._routes = config, config.routes()
+        self._directories.config, self._directories.before = config, before
+        self._reconciler.reroute(self._routes)
+
+    def elsewhere_by(self, config: Config) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
+        """`routed_elsewhere`, by another configuration of this directory."""
+        directories = StoreDirectories(config)
+        directories.before = self._config
+        return Reconciler(directories, config.routes(), self.table, self._stores).routed_elsewhere()
+
+    def discard_idle(self, row: StoreRow, remove: Callable[[], None]) -> bool:
+        """As `discard`, unless somebody needs it open; returns whether it did."""
+        with self._stores.removing(row.path):
+            return self._stores.discard(row, remove)
 
     def move(self, before: Config | None) -> None:
         """Open the stores to be repartitioned. `before`: what they were used with until now, where that is known."""
@@ -238,12 +319,13 @@ class StoreRegistry:
         without looking from now on, unless the router has stopped meanwhile, or sends to it are deferred."""
         self._deferred.wait(destination)
         while True:
+            self.pass_gate(destination)
             known = self.table.destinations.get(destination)
             row = self.table.stores.get(known.store_id) if known is not None else None
             if row is None:
                 return None
             with self._stores.removing(row.path):
-                if self.table.destinations.get(destination) is not known:
+                if self.table.destinations.get(destination) is not known or destination in self._gates:
                     continue
                 store = self._stores.open(row)
                 if self.table.destinations.get(destination) is not known:
@@ -330,8 +412,8 @@ class StoreRegistry:
             store = self.store_for(destination)
             try:
                 result = call(store)
-            except ClosedError:
-                self.forget_closed(destination, store)
+            except ClosedError as error:
+                self.forget_closed(destination, store, error)
                 continue
             if self.removals != removals:
                 self.record_again(destination)
@@ -345,8 +427,8 @@ class StoreRegistry:
                 return otherwise
             try:
                 return call(store)
-            except ClosedError:
-                self.forget_closed(destination, store)
+            except ClosedError as error:
+                self.forget_closed(destination, store, error)
 
     def send_deferred(
         self, destination: Destination, send: Callable[[Store], Future[Receipt]], closed: Store | None
@@ -359,10 +441,20 @@ class StoreRegistry:
             if store is None or store is closed:
                 self.by_destination.pop(destination, None)
                 return self._deferred.defer(destination, send)
+        removals = self.removals
         try:  # another thread has just found it
-            return send(store)
+            sent = send(store)
         except ClosedError:
             return self.send_deferred(destination, send, store)
+        if self.removals == removals:
+            return sent
+        return once_more(sent, lambda: self.send_deferred(destination, send, store))
+
+    def _send_deferred(self, destination: Destination, send: Callable[[Store], Future[Receipt]]) -> Future[Receipt]:
+        """On a background thread: `for_store`, once more if the destination was about to move."""
+        removals = self.removals
+        sent = self.for_store(destination, send)
+        return sent if self.removals == removals else once_more(sent, lambda: self._send_deferred(destination, send))
 
     def record_again(self, destination: Destination) -> None:
         """After a call with a store that was found before `removals` rose to what it is now: the destination may have
@@ -388,7 +480,8 @@ class StoreRegistry:
             row = self.table.stores.get(store.store_id)
             if row is not None:
                 with self._stores.removing(row.path):
-                    if destination in self.table.destinations:
+                    known = self.table.destinations.get(destination)
+                    if known is not None and known.store_id == row.store_id:
                         return self._delete(destination, row)
                     self._stores.forget(destination, row)
         return 0
@@ -432,14 +525,24 @@ class StoreRegistry:
             store = self._stores.open(row)
             try:
                 return call(store)
+            except MovedError:
+                raise
             except ClosedError:
                 self.forget_closed(None, store)
 
-    def forget_closed(self, destination: Destination | None, store: Store) -> None:
-        """After a ClosedError: if the store was closed for being idle, the next call opens it again. Raises
-        ClosedError if the router is closed too."""
+    def forget_closed(self, destination: Destination | None, store: Store, error: ClosedError | None = None) -> None:
+        """After a ClosedError: if the store was closed for being idle, the next call opens it again; if the destination
+        is moving to another one, that is waited for. Raises ClosedError if the router is closed too."""
         self.require_open()
-        self._stores.forget_closed(destination, self.table.stores.get(store.store_id), store)
+        row = self.table.stores.get(store.store_id)
+        if destination is not None and isinstance(error, MovedError):
+            if row is not None:
+                self._stores.forget(destination, row, store)
+            if destination not in self._gates:
+                time.sleep(PAUSE)  # it was deleted, and is there anew where a copy of it was being made
+            self.pass_gate(destination)
+        else:
+            self._stores.forget_closed(destination, row, store)
 
     # Of one topic, of one store
 
@@ -528,7 +631,7 @@ class StoreRegistry:
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""
-        if message._store.store_id not in self.table.stores:
+        if message._store.store_id not in self.table.stores and not follow(message):
             raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
 
     def all_stores(self) -> list[Store]:

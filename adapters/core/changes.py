@@ -10,7 +10,7 @@ it is applied and settled under the store's lock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from .delivery import Lease
 from .place import DELIVERIES, SEQ, Place, is_volatile
@@ -33,6 +33,8 @@ class Change:
 
     size: int = SMALL_BYTES
     """At most so many bytes it takes when it is written."""
+    settles: ClassVar[bool] = False
+    """It concerns a message that somebody holds, and nothing else."""
 
     def plan(self, plan: Plan) -> Any:
         """Take its place behind what is in the plan. Returns what its caller is told. May be done again."""
@@ -162,6 +164,8 @@ class Ack(Change):
 
     __slots__ = ("number", "place", "seq", "state")
 
+    settles = True
+
     def __init__(self, state: DestinationState, seq: int, number: int, place: Place | None = None) -> None:
         self.state, self.seq, self.place = state, seq, place
         self.number = number
@@ -201,6 +205,8 @@ class Returned(Change):
     """How often a message has been given back."""
 
     __slots__ = ("count", "number", "place", "seq", "state")
+
+    settles = True
 
     def __init__(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None = None) -> None:
         self.state, self.seq, self.number, self.count, self.place = state, seq, number, count, place

@@ -13,19 +13,21 @@ K6  Messages are written, and what has happened to them (who has acked them, how
 K7  A subscription begins just before the first message that it has yet to ack, or behind all: so none is entitled to
     what was not for it, but where it has acked one between two others.
 
-Nobody else uses either destination meanwhile. Messages that are not persistent are not among what is read.
+Nobody else uses the destination in the target meanwhile, nor in the source, but for live_copy.py. Messages that are not
+persistent are not among what is read.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ...policies.destination import Destination
 from ...policies.errors import MessageTooLargeError
+from .. import store_types
 from ..store_types import Subscription, SubscriptionKey
 from .branches import send_of
 from .changes import Ack, Change, Returned, Send
@@ -34,6 +36,7 @@ from .records import HEAD
 from .states import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
+    from .engine import Engine
     from .plan import Plan
     from .store import Store
 
@@ -56,6 +59,8 @@ class Stored:
     """Of a queue's: how often it was given back."""
     waiting: Mapping[SubscriptionKey, int] = field(default_factory=dict)
     """Of a topic's: who has yet to ack it, and how often each gave it back."""
+    seq: int = field(default=0, compare=False)
+    """Where it lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +76,27 @@ Item = Stored | Seen
 # Reading
 
 
-def read(store: Store, destination: Destination) -> Iterator[Item]:
-    """All that a store holds of a destination, and the ids that it remembers, in the order in which they were sent.
-    Holds a page of places and one message at a time, and the ids whose messages are gone. Raises CorruptionError."""
+def read(
+    store: Store,
+    destination: Destination,
+    after: int = 0,
+    wanted: Callable[[int], bool] | None = lambda seq: True,
+    looked: Callable[[int], None] = lambda seq: None,
+) -> Iterator[Item]:
+    """All that a store holds of a destination behind a seq, and the ids that it remembers, in the order in which they
+    were sent. Holds a page of places and one message at a time, and the ids whose messages are gone, of those with a
+    seq that is `wanted` (None: of none). Others may send and ack meanwhile: then it is as of some moment for each page,
+    and `looked` is told how far it has looked ahead. Raises CorruptionError."""
     engine = store._engine
     state = engine.catalog.destinations.get(destination)
     if state is None:
         return
     number = state.number
-    ids = engine.asked(lambda: [(seq, key[1]) for key, seq in engine.sequencer.window.items() if key[0] == number])
-    ids.sort()
+    ids = [] if wanted is None else engine.asked(lambda: _ids(engine, number))
+    ids = sorted(one for one in ids if wanted is not None and wanted(one[0]))
     at = 0
-    for page, waiting in _pages(store, state):
+    for page, waiting in _pages(store, state, after):
+        looked(page[-1][SEQ])
         for place, record in zip(page, engine.rows.bodies(state, page), strict=True):
             while at < len(ids) and ids[at][0] <= place[SEQ]:
                 if ids[at][0] < place[SEQ]:
@@ -90,7 +104,7 @@ def read(store: Store, destination: Destination) -> Iterator[Item]:
                 at += 1
             held = waiting.get(place[SEQ], _NOBODY)
             if record is not None and (held or not state.is_topic):  # else it was left by a subscription that ended
-                yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held)
+                yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held, place[SEQ])
     for _, name in ids[at:]:
         yield Seen(name)
 
@@ -103,6 +117,15 @@ def seqs(store: Store, destination: Destination) -> Iterator[int]:
             yield from (place[SEQ] for place in page if not state.is_topic or waiting.get(place[SEQ]))
 
 
+def _ids(engine: Engine, number: int) -> list[tuple[int, bytes]]:
+    """In the duplicate window, with the seqs of their messages. It is the writer's, who may be adding to it."""
+    while True:
+        try:
+            return [(seq, key[1]) for key, seq in engine.sequencer.window.items() if key[0] == number]
+        except RuntimeError:
+            continue
+
+
 def messages(items: Iterable[Item]) -> Iterator[Stored]:
     """Those that are messages."""
     return (item for item in items if isinstance(item, Stored))
@@ -112,9 +135,9 @@ Waiting = Mapping[int, Mapping[SubscriptionKey, int]]
 """By a message's seq: who has yet to ack it, and how often each gave it back."""
 
 
-def _pages(store: Store, state: DestinationState) -> Iterator[tuple[Sequence[Place], Waiting]]:
-    """Where the messages are, by seq, and for whom."""
-    engine, after = store._engine, 0
+def _pages(store: Store, state: DestinationState, after: int = 0) -> Iterator[tuple[Sequence[Place], Waiting]]:
+    """Where the messages behind a seq are, by seq, and for whom."""
+    engine = store._engine
     while True:
         start = after
         page = engine.asked(lambda: engine.rows.rows(state, None, None, start, READ))  # noqa: B023
@@ -165,6 +188,12 @@ def amount(store: Store, destination: Destination) -> Amount:
         return Amount(state.count, state.bytes, subscriptions, state.declared)
 
     return engine.asked(asked)
+
+
+def remove(store: Store, destination: Destination) -> None:
+    """Durable on return, whatever gate there is (gates.py). Idempotent."""
+    store._removal.delete(destination, moves=True)
+    store.sync()
 
 
 # Comparing
@@ -254,9 +283,17 @@ class Brought(Change):
 class Bringing:
     """One destination of a store, while messages are brought there."""
 
-    def __init__(self, store: Store, destination: Destination, subscriptions: Sequence[Subscription] = ()) -> None:
-        """`subscriptions`: all that its topic is to have in the end."""
+    def __init__(
+        self,
+        store: Store,
+        destination: Destination,
+        subscriptions: Sequence[Subscription] = (),
+        placed: Callable[[Item, int], None] = lambda item, seq: None,
+    ) -> None:
+        """`subscriptions`: all that its topic is to have in the end. `placed` is called with each item that was
+        written, and its new seq."""
         self._store, self._destination = store, destination
+        self._placed = placed
         self._settings = store.backend.settings
         there = {one.key for one in amount(store, destination).subscriptions}
         self._to_come = {one.key: one for one in subscriptions if one.key not in there}
@@ -295,8 +332,10 @@ class Bringing:
         yield items[first:]
 
     def _subscribe(self, keys: Iterable[SubscriptionKey]) -> None:
+        sending = self._store._sending
         for key in keys:
-            self._store.subscribe(self._to_come[key])
+            sending.write([sending.change(store_types.Change(self._to_come[key], True, False))], moves=True)
+            self._store._engine.asked(lambda: None)
             del self._to_come[key]
 
     def _write(self, items: Sequence[Item]) -> None:
@@ -308,11 +347,12 @@ class Bringing:
         if sending.room.limited:
             records = [len(item.record) for item in items if isinstance(item, Stored)]
             room = sending.room.reserve((len(records), sum(records)))
-        outcomes = sending.write(changes, unsynced=True, reservation=room)
+        outcomes = sending.write(changes, unsynced=True, reservation=room, moves=True)
         state = store._engine.catalog.destinations[self._destination]
         happened: list[Change] = []
         for item, (seq, duplicate) in zip(items, outcomes, strict=True):
             if not duplicate:
+                self._placed(item, seq)
                 happened += _happened(state, seq, item)
         if happened:
             sending.write(happened, unsynced=True)

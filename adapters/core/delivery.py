@@ -4,7 +4,8 @@ H1  A message that nobody holds is in exactly one place: beyond the cursor of it
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
     `_limited`; in a second one after an interruption, or if it came back before it was fetched: `lease` gives it once.
 H2  A message that somebody holds has a Lease in its feed's `held`: LEASED by a receiver, CLAIMED by a transaction, or
-    LEAVING while its ack or its return is under way.
+    LEAVING while its ack or its return is under way. Where its destination goes to another store it is MOVING, and
+    then MOVED, with a successor there (forwarding.py), or held as before.
 H3  Holds are memory alone: what a backend does to its own state, such as restoring an index, does not touch them.
 H4  Of those who wait the first gets what becomes free. Who is woken hands over to all whom there is something for.
 
@@ -26,12 +27,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ...policies.errors import StoreFullError, UnknownMessageError
 from ..messages import EXPIRED, Message, require_leased
 from ..store_types import SubscriptionKey
+from .gates import LeaseMovedError
 from .place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .priorities import Lane, Lanes
 from .sweep import Sweep, wall_ms
 
 if TYPE_CHECKING:
     from .changes import Send
+    from .gates import Gate
     from .states import DestinationState, SubscriptionState
     from .store import Store
 
@@ -40,6 +43,8 @@ log = logging.getLogger(__name__)
 LEASED: Final = 1
 CLAIMED: Final = 2
 LEAVING: Final = 3
+MOVING: Final = 4
+MOVED: Final = 5
 
 CLOCK_SECONDS: Final = 1.0
 """Who waits where a message was skipped looks at the clock so often: it may go back."""
@@ -131,7 +136,12 @@ _numbers = itertools.count(time.time_ns())
 class Lease:
     """That somebody holds a message."""
 
-    __slots__ = ("feeds", "hold", "number", "place", "whole")
+    __slots__ = ("feeds", "gate", "hold", "number", "place", "successor", "whole")
+
+    gate: Gate
+    """Set before its hold is MOVING."""
+    successor: tuple[Store, Lease]
+    """Set before its hold is MOVED: the store that its message is in now, and the lease there."""
 
     def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
         self.number = next(_numbers)
@@ -422,11 +432,26 @@ class Delivery:
                 for other in taken:
                     other.hold = before
                 require_leased(message)
+                if type(lease) is Lease and lease.hold >= MOVING:
+                    raise LeaseMovedError(lease.gate)
                 raise UnknownMessageError(
                     f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: it was "
                     "acked, released or claimed by a transaction"
                 )
         return taken
+
+    def freeze(self, feeds: Iterable[Feed], gate: Gate, frozen: dict[Lease, int]) -> bool:
+        """What is held of these feeds is MOVING, and its former hold in `frozen`; False while some is LEAVING."""
+        done = True
+        with self._lock:
+            for lease in [lease for feed in feeds for lease in list(feed.held.values())]:
+                if lease.hold == LEAVING:
+                    done = False
+                elif lease.hold < MOVING:
+                    frozen[lease] = lease.hold
+                    lease.gate = gate
+                    lease.hold = MOVING
+        return done
 
     def put_back(self, leases: Iterable[Lease], hold: int) -> None:
         """What was LEAVING and is still there is held again: its ack has failed, or was interrupted."""

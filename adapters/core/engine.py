@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
 from .. import locking
 from . import arrivals
@@ -23,6 +24,7 @@ from .backend import Backend, Host
 from .branches import Commit, Forget, Prepare, Rollback
 from .changes import Ack, Change, Send, SendMany
 from .delivery import CLAIMED, LEAVING, Delivery, Feed, Taker
+from .gates import MovedError
 from .mixed_rows import MixedRows
 from .nonpersistent import Nonpersistent
 from .pending_counts import Counted, PendingCounts
@@ -108,6 +110,9 @@ class Engine:
         """Somebody takes what is ready, or is about to: see `let_pass`."""
         self.usage: Recorder | None = None
         """What is told of each plan that takes effect, while the usage log is on."""
+        self.tap: Callable[[Plan], None] | None = None
+        """Told of each plan that takes effect, in order, once, while a destination moves (live_copy.py). Raises
+        nothing."""
         self.written: Plan | None = None
         """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
@@ -127,6 +132,14 @@ class Engine:
             raise self.failure()
         if self._guard is not None:
             self._guard()
+
+    def require_here(self, destination: Destination) -> None:
+        """Where a destination is not found: raise what `ensure_usable` raises, and MovedError if it has moved to
+        another store, or is about to."""
+        self.ensure_usable()
+        gate = self.sequencer.gates.get(destination)
+        if gate is not None:
+            raise MovedError(gate)
 
     def failure(self) -> StoreFailedError:
         """What callers of a failed store get."""
@@ -224,6 +237,8 @@ class Engine:
             usage = self.usage
             if usage is not None:
                 record_usage(usage, changes, plan)
+            if self.tap is not None:
+                self.tap(plan)
         if plan.is_more:
             self._take_more(plan)
         for change in changes:

@@ -15,6 +15,8 @@ from ...policies.errors import AnabranchError
 from ..background import shared
 from ..messages import Message
 from .delivery import Feed, Lease, Taker
+from .forwarding import give_back
+from .gates import MovedError
 from .subscriptions import unknown
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ class Listener(Taker):
     """
 
     __slots__ = (
-        "_calling", "_credit", "_due", "_ended", "_feed", "_gate", "_on_end", "_on_message", "_receiving", "_work",
+        "_calling", "_credit", "_due", "_ended", "_feed", "_gate", "_home", "_on_end", "_on_message", "_receiving",
+        "_work",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +54,8 @@ class Listener(Taker):
         self._due = False
         self._calling = False
         self._ended = False
+        self._home: tuple[Receiving, Feed] | None = None
+        """Where it goes on, since its destination has moved to another store."""
 
     def start(self) -> None:
         """From now on its feed stays, and it hears of the end of its store."""
@@ -69,9 +74,21 @@ class Listener(Taker):
     def add_credit(self, more: int) -> None:
         """As the contract says."""
         require_credit(more)
-        with self._receiving.engine.lock:
-            self._credit += more
+        receiving: Receiving | None = None
+        while receiving is not self._receiving:  # it may just be on its way to another store
+            receiving = self._receiving
+            with receiving.engine.lock:
+                if receiving is self._receiving:
+                    self._credit += more
         self.wake()
+
+    def move(self, receiving: Receiving, feed: Feed) -> None:
+        """Its destination is in another store from now on; it goes there, and nobody hears of it."""
+        feed.listeners[self] = None  # first: that store stays open
+        self._home = receiving, feed
+        self.wake()
+        if self._ended:
+            self._leave()
 
     def close(self) -> bool:
         """As the contract says."""
@@ -91,6 +108,8 @@ class Listener(Taker):
             left.listeners.pop(self, None)
             self._receiving.cancel(left, self)
             self._receiving.left(left)
+            if self._home is not None:
+                self._home[1].listeners.pop(self, None)
 
     def _run(self) -> None:
         if not self._work.acquire(blocking=False):
@@ -102,11 +121,30 @@ class Listener(Taker):
                     while (lease := self._next()) is not None:
                         self._hand(lease)
                 except Exception as error:  # the store has stopped, its subscription is gone, its disk does not read
-                    self._end(error)
+                    if isinstance(error, MovedError) or self._home is not None:
+                        self._move_on()
+                    else:
+                        self._end(error)
         finally:
             self._work.release()
         if self._due and not self._ended:
             shared().lead(self._run)
+
+    def _move_on(self) -> None:
+        """Its destination has moved before the message that it was given was read; or is about to move, and then it is
+        told when that is over. At work."""
+        old, lease = self._receiving.engine, self.lease
+        if lease is not None:
+            give_back(lease)
+        with old.lock:
+            if self.lease is not None:
+                self.lease = None
+                self._credit += 1
+            if self._home is not None:
+                self._feed.takers.pop(self, None)
+                self._feed.listeners.pop(self, None)
+                (self._receiving, self._feed), self._home = self._home, None
+                self._due = True
 
     def _end(self, error: Exception) -> None:
         """By itself: tell of it, unless it was closed before."""
@@ -127,11 +165,15 @@ class Listener(Taker):
     def _next(self) -> Lease | None:
         """What it is given now, which `lease` says until the callback begins: till then `close` gives it back. None if
         there is nothing, or it wants no more."""
+        if self._home is not None and self.lease is None:
+            self._move_on()
         engine = self._receiving.engine
         engine.check()
         with engine.lock:
             engine.current()
             feed = self._feed
+            if engine.sequencer.gates and self.lease is None:
+                engine.require_here(feed.state.destination)
             if engine.is_gone(feed):
                 raise unknown(feed.state.destination, feed.key or ("", ""))
             if self._ended:

@@ -19,7 +19,7 @@ from ...policies.destination import Destination
 from ...policies.errors import AnabranchError
 from . import copying
 from .branches import Branch, payload_of, send_of
-from .changes import Ack, Change, Send
+from .changes import Ack, Change, Send, VolatileChange
 from .destination_changes import Subscribe, Unsubscribe
 from .states import DestinationState
 
@@ -31,8 +31,15 @@ NOTHING: Final = b""
 
 def concerning(store: Store, destination: Destination) -> list[Branch]:
     """The branches of transactions that are prepared in a store and would change this destination."""
-    prepared = store._engine.asked(lambda: list(store._engine.sequencer.prepared.values()))
-    return [branch for branch in prepared if any(_is_of(destination, change) for change in branch.changes)]
+    engine = store._engine
+
+    def prepared() -> list[Branch]:
+        branches = list(engine.sequencer.prepared.values())
+        if engine.nonpersistent is not None:
+            branches += engine.nonpersistent.prepared.values()
+        return branches
+
+    return [branch for branch in engine.asked(prepared) if any(_is_of(destination, one) for one in branch.changes)]
 
 
 def is_whole(branch: Branch) -> bool:
@@ -65,7 +72,8 @@ def put(store: Store, transaction: bytes, payload: bytes) -> None:
 
 
 def _is_of(destination: Destination, change: Change) -> bool:
-    state = getattr(change, "state", None)
+    inner = change.change if type(change) is VolatileChange else change
+    state = getattr(inner, "state", None)
     return isinstance(state, DestinationState) and state.destination == destination
 
 

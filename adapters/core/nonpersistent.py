@@ -30,6 +30,7 @@ from .changes import SendMany as Many
 from .changes import VolatileChange as Volatile
 from .delivery import Feed
 from .destination_changes import Remove, Subscribe, Unsubscribe
+from .gates import require_passage
 from .limits import Reservation, release
 from .mixed_rows import AT_ONCE, PLANNED, MixedRows, shadow_of
 from .place import is_volatile
@@ -146,6 +147,7 @@ class Nonpersistent:
         Engine.check raises, StoreFullError and StoreFailedError; then nothing took effect."""
 
         def done() -> list[Any]:
+            require_passage(self._engine.sequencer.gates, changes)
             outcomes = self._write(changes)
             release(reservation)
             return outcomes

@@ -13,12 +13,14 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...policies.destination import Destination
 from ...policies.errors import AnabranchError
 from ..store_types import SubscriptionKey
 from .branches import Branch, Commit
 from .changes import Change, Send, SendMany, VolatileChange
 from .destination_changes import Declare
 from .duplicates import DuplicateWindow, Key
+from .gates import Gate, require_passage
 from .limits import Reservation, release
 from .records import is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
@@ -66,9 +68,12 @@ class Plan:
         self.changes: list[Change] = []
         self.tickets: list[Ticket] = []
         """Those that were not refused."""
+        gates = sequencer.gates
         for ticket in tickets:  # one that is refused leaves nothing
             done, content = len(self.changes), ticket.content
             try:
+                if gates and content:
+                    require_passage(gates, content, getattr(ticket, "moves", False))  # a log has others of its own
                 if len(content) == 1:
                     ticket.outcomes = [content[0].plan(self)]
                 else:
@@ -186,6 +191,10 @@ class Plan:
         those = {key: other for key, other in others if other is not subscriber}
         self.subscribed = {**self.subscribed, subscriber.topic.number: those}
 
+    def close(self, gate: Gate) -> None:
+        """The tickets behind have nothing for its destination."""
+        self._sequencer.gates[gate.destination] = gate
+
     def expire(self) -> None:
         """A message that expires."""
         self._sequencer.expiring = True
@@ -230,6 +239,8 @@ class Sequencer:
         """Branches that wait for their outcome, by transaction."""
         self.last_seq = 0
         """The highest of a message that was accepted."""
+        self.gates: dict[Destination, Gate] = {}
+        """Of destinations that are on their way to another store, or have gone there. Closed by who plans."""
         self.expiring = False
         """Some messages that were sent since it was made expire."""
         self.mixed = False

@@ -62,22 +62,22 @@ class Removal:
             return purge(engine, subscriber.topic, (subscriber.feed,), write)[0]
         state = engine.catalog.destinations.get(destination)
         if state is None:
-            engine.ensure_usable()
+            engine.require_here(destination)
             return 0
         free, gone = purge(engine, state, state.feeds(), write)
         return gone if state.is_topic else free
 
-    def delete(self, destination: Destination) -> int:
-        """As Store.delete."""
+    def delete(self, destination: Destination, moves: bool = False) -> int:
+        """As Store.delete. `moves`: it is a move that does so, which no gate keeps out."""
         engine = self._engine
         state = engine.catalog.destinations.get(destination)
         if state is None:
-            engine.ensure_usable()
+            engine.ensure_usable() if moves else engine.require_here(destination)
             return 0
         held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.total))
         require_unclaimed(str(destination), "deleted", held)
         remove = Remove(state)
-        self._sending.write([remove])
+        self._sending.write([remove], moves=moves)
         volatile = engine.nonpersistent
         if volatile is not None:
             engine.asked(lambda: volatile.remove(state))

@@ -15,6 +15,8 @@ from ..store_types import SubscriptionKey
 from .backend import ReadError
 from .delivery import CLOCK_SECONDS, Feed, Lease, Taker
 from .engine import Engine
+from .forwarding import give_back
+from .gates import MovedError
 from .listening import Listener, require_credit
 from .place import ORDER, ORDER_MAX, SEQ, Place, order_of
 from .records import decode
@@ -76,6 +78,8 @@ class Receiving:
         with engine.lock:
             engine.current()
             delivery, rows = engine.delivery, engine.rows
+            if engine.sequencer.gates:
+                engine.require_here(feed.state.destination)
             if engine.is_gone(feed):
                 raise unknown(feed.state.destination, feed.key or ("", ""))
             if feed.state.removed:
@@ -110,6 +114,8 @@ class Receiving:
                 with engine.lock:
                     if taker.lease is None:
                         engine.current()
+                        if engine.sequencer.gates:
+                            engine.require_here(feed.state.destination)
                         if engine.is_gone(feed):
                             raise unknown(feed.state.destination, feed.key or ("", ""))
                         if feed.state.removed:
@@ -137,6 +143,8 @@ class Receiving:
         """It waits no longer, and what it was given is free again. In a store that has stopped nobody holds anything.
         Idempotent."""
         feed.takers.pop(taker, None)
+        if taker.lease is not None and give_back(taker.lease):
+            taker.lease = None
         with suppress(AnabranchError, RuntimeError):
             engine = self.engine
             engine.check()
@@ -159,7 +167,9 @@ class Receiving:
         return None
 
     def let_go(self, lease: Lease) -> None:
-        """What it holds is dead."""
+        """What it holds is dead. Raises MovedError if it has moved to another store before it was read here."""
+        if give_back(lease):
+            raise MovedError(lease.gate)
         engine = self.engine
         engine.check()
         with engine.lock:
@@ -178,7 +188,7 @@ class Receiving:
             raise DestinationError(f"{destination} is a topic: receive for one of its subscriptions; say which")
         state = engine.catalog.destinations.get(destination)
         if state is None:
-            engine.ensure_usable()
+            engine.require_here(destination)
             if not make:
                 return None
             state = engine.catalog.state(destination)
@@ -193,6 +203,7 @@ class Receiving:
         if subscriber is None:
             subscriber = engine.asked(lambda: self._subscription(topic, key))
         if subscriber is None:
+            engine.require_here(topic)
             raise unknown(topic, key)
         return subscriber
 
@@ -261,6 +272,8 @@ class Receiving:
 
     def give_back(self, lease: Lease) -> None:
         """It is free again, at its old place; in a store that has stopped nobody holds anything."""
+        if give_back(lease):
+            return
         with suppress(AnabranchError, RuntimeError):
             engine = self.engine
             engine.check()
@@ -298,12 +311,15 @@ class Receiving:
         engine.ensure_usable()
         subscriber = None if key is None else self.subscription(destination, key)
         state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.require_here(destination)
         left = limit if limit is not None else -1
         while state is not None and after is not None and left != 0:
             engine.check()
             with engine.lock:
                 engine.current()
                 if state.removed or (subscriber is not None and engine.is_gone(subscriber.feed)):
+                    engine.require_here(destination)
                     return
                 places, after = self._page(state, subscriber, after, PAGE if left < 0 else min(PAGE, left))
             if not places:

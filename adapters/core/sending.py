@@ -82,8 +82,9 @@ class Sending:
         return ticket
 
     def _state(self, destination: Destination) -> DestinationState:
-        self._engine.ensure_usable()
-        return self._engine.catalog.state(destination)
+        state = self._engine.catalog.destinations.get(destination)
+        self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
+        return state or self._engine.catalog.state(destination)
 
     def sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send | VolatileChange]:
         """Of a transaction. Raises likewise."""
@@ -128,10 +129,13 @@ class Sending:
         sync: bool = False,
         unsynced: bool = False,
         reservation: Reservation[Amount] | None = None,
+        moves: bool = False,
     ) -> list[Any]:
         """Until the changes are written, together, in the room that is reserved for them. Returns what comes of
-        each."""
+        each. `moves`: no gate keeps them out."""
         ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
+        if moves:
+            ticket.moves = True
         if reservation is not None:
             ticket.held = reservation
         try:

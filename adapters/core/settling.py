@@ -23,8 +23,9 @@ from ..background import shared
 from ..messages import Message
 from ..store_types import Settlement
 from .changes import Ack, Change, acks_of, returned_of
-from .delivery import CLAIMED, LEASED, LEAVING, Lease
+from .delivery import CLAIMED, LEASED, LEAVING, MOVING, Lease
 from .engine import APPLY_AT, Engine
+from .gates import LeaseMovedError
 from .limits import Reservation
 from .nonpersistent import give_back_room
 from .tickets import Ticket
@@ -72,7 +73,7 @@ class Settling:
             del reservation
             self._engine.submit(ticket)
             outcomes = self._writer.wait(ticket)
-        except (UnknownMessageError, OutcomeUnknownError):
+        except (UnknownMessageError, LeaseMovedError, OutcomeUnknownError):
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
             self._engine.delivery.put_back(_leases(messages), hold)  # what the ack has reached is not held any more
@@ -98,7 +99,7 @@ class Settling:
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             return self._ack_leaving(leases, hold, first, sync, reservation, result)
-        except UnknownMessageError:  # another thread may be settling them
+        except (UnknownMessageError, LeaseMovedError):  # another thread may be settling them
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):
             self._engine.delivery.put_back(_leases(messages), hold)
@@ -140,7 +141,7 @@ class Settling:
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             self._give_back(leases, delivered)
-        except UnknownMessageError:  # another thread may be settling them
+        except (UnknownMessageError, LeaseMovedError):  # another thread may be settling them
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):
             self._engine.delivery.put_back(_leases(messages), hold)  # unless they are all given back
@@ -287,8 +288,10 @@ class Settling:
                 taken[at] = lease  # first: who is interrupted knows which to put back
                 if not self._engine.delivery.move(lease, LEASED, LEAVING):
                     del taken[at]
+                    if lease.hold >= MOVING:
+                        raise LeaseMovedError(lease.gate)
                     raise UnknownMessageError(f"the message of token {token} is being settled, or claimed")
-            except UnknownMessageError as error:
+            except (UnknownMessageError, LeaseMovedError) as error:
                 results[at] = error
 
 

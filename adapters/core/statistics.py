@@ -32,7 +32,10 @@ class Statistics:
     def _state(self, destination: Destination, key: SubscriptionKey | None) -> Counted | None:
         if key is not None:
             return self._receiving.subscription(destination, key)
-        return self._engine.catalog.destinations.get(destination)
+        state = self._engine.catalog.destinations.get(destination)
+        if state is None:
+            self._engine.require_here(destination)
+        return state
 
     def _counts(self, state: Counted, pending: PendingCounts) -> Counts:
         feeds = (state.feed,) if isinstance(state, SubscriptionState) else state.feeds()

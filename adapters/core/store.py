@@ -28,10 +28,12 @@ from pydantic import BaseModel
 from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
+    ClosedError,
     StoreFailedError,
     StoreLockedError,
     UnknownMessageError,
 )
+from ..background import shared
 from ..files import disk_errors
 from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Receipt, Undelivered, require_leased
 from ..store_types import (
@@ -49,6 +51,7 @@ from ..store_types import (
 from .backend import Backend, Found
 from .delivery import CLAIMED, LEASED, Lease
 from .engine import Engine
+from .forwarding import after_move, is_moving
 from .headers import pack_id
 from .limits import Amount, Reservation
 from .nonpersistent import sweep
@@ -370,15 +373,22 @@ class Store:
 
     def ack(self, messages: Sequence[Message]) -> None:
         """Remove leased messages, all or none of them; a topic's for its subscription alone, and for good when the last
-        one has acked. Raises UnknownMessageError (and removes none)."""
-        self._engine.ensure_usable()
-        self._settling.ack(messages, LEASED)
+        one has acked. Raises UnknownMessageError (and removes none). Those whose destination has moved to another store
+        since they were received are acked there, apart from the others; likewise below."""
+        try:
+            self._engine.ensure_usable()
+            self._settling.ack(messages, LEASED)
+        except ClosedError as error:
+            after_move(error, messages, lambda store, some: store.ack(some))
 
     def ack_nowait(self, messages: Sequence[Message]) -> Future[None]:
         """`ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
         returned, on a thread of ours. Until then nobody else can settle these messages."""
-        self._engine.ensure_usable()
-        return self._settling.ack_nowait(messages, LEASED)
+        try:
+            self._engine.ensure_usable()
+            return self._settling.ack_nowait(messages, LEASED)
+        except ClosedError as error:
+            return self._after_move(error, messages, lambda store, some: store.ack(some))
 
     def release(self, messages: Sequence[Message], delivered: bool = True) -> None:
         """Give leased messages back, each to its old place. Leases end with the process.
@@ -386,24 +396,45 @@ class Store:
         `delivered`: it counts as a delivery. The count is written, but not waited for: a power failure may forget the
         last ones, a kill does not. If it cannot be written the messages are free all the same.
         """
-        self._engine.ensure_usable()
-        self._settling.give_back(messages, LEASED, delivered)
+        try:
+            self._engine.ensure_usable()
+            self._settling.give_back(messages, LEASED, delivered)
+        except ClosedError as error:
+            after_move(error, messages, lambda store, some: store.release(some, delivered))
 
     def release_nowait(self, messages: Sequence[Message], delivered: bool = True) -> Future[None]:
         """`release`, likewise."""
-        self._engine.ensure_usable()
-        return self._settling.give_back_nowait(messages, LEASED, delivered)
+        try:
+            self._engine.ensure_usable()
+            return self._settling.give_back_nowait(messages, LEASED, delivered)
+        except ClosedError as error:
+            return self._after_move(error, messages, lambda store, some: store.release(some, delivered))
+
+    @staticmethod
+    def _after_move(
+        error: ClosedError, messages: Sequence[Message], call: Callable[[Store, list[Message]], object]
+    ) -> Future[None]:
+        """As `after_move`, on a thread of ours. What is not moving is refused at once."""
+        if not is_moving(messages):
+            raise error
+        return shared().call(lambda: after_move(error, messages, call))
 
     def claim(self, message: Message) -> None:
         """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""
-        self._engine.ensure_usable()
-        self._settling.claim(message)
+        try:
+            self._engine.ensure_usable()
+            self._settling.claim(message)
+        except ClosedError as error:
+            after_move(error, [message], lambda store, some: store.claim(some[0]))
 
     def unclaim(self, messages: Sequence[Message]) -> None:
         """The transaction is rolled back: its messages are free again, each at its old place, delivered once more, as
         by release."""
-        self._engine.ensure_usable()
-        self._settling.give_back(messages, CLAIMED, delivered=True)
+        try:
+            self._engine.ensure_usable()
+            self._settling.give_back(messages, CLAIMED, delivered=True)
+        except ClosedError as error:
+            after_move(error, messages, lambda store, some: store.unclaim(some))
 
     def token(self, message: Message) -> str:
         """What a leased message can be settled by, from any thread, without the Message. It begins with the store's id
@@ -412,6 +443,10 @@ class Store:
             require_leased(message)
             raise UnknownMessageError(f"{message!r} is not leased here any more")
         return self._settling.token(message._note)
+
+    def token_of(self, lease: Lease) -> str:
+        """The same of a lease."""
+        return self._settling.token(lease)
 
     def leased(self, token: str) -> Message:
         """The message of a token. Raises TypeError, UnknownMessageError."""
@@ -632,7 +667,7 @@ class Store:
         engine, state = self._engine, self._engine.catalog.destinations.get(destination)
         name = pack_id(message_id)
         if state is None:
-            engine.ensure_usable()
+            engine.require_here(destination)
             return None
         key, sequencer = (state.number, name), engine.sequencer
         seq = sequencer.window.get(key) or sequencer.volatile_window.get(key)

@@ -21,3 +21,5 @@ class Ticket(ticket.Ticket):
     """Room for their messages, until these are applied."""
     transaction = False
     """They are a transaction's."""
+    moves = False
+    """They are a move's own, which no gate keeps out (gates.py)."""

@@ -39,6 +39,8 @@ class GlobalTransaction:
     """Its outcome was given by hand: kept until somebody forgets it."""
     durable_in: frozenset[bytes] = frozenset()
     """The ids of the stores in which its outcome, carried out, is known to be on disk."""
+    passing = False
+    """It is on its way into its stores, or was interrupted there: a destination that it changes waits with moving."""
     begun = 0.0
     """When, by the monotonic clock."""
     told: TransactionState | None = None

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...adapters.core import Store
+from ...adapters.core.gates import MovedError
 from ...adapters.messages import Message, Outgoing, Receipt
 from ...adapters.store_types import Change
 from ...policies.destination import Destination
 from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
+from ..settling import by_store
 
 if TYPE_CHECKING:
     from ..store_registry import StoreRegistry
@@ -58,8 +60,8 @@ class Participant:
             assert self.store is not None
             try:
                 return registry.call_recorded(self.store, self.destinations, call)
-            except ClosedError:
-                if self.acks or self.first is None:
+            except ClosedError as error:
+                if isinstance(error, MovedError) or self.acks or self.first is None:
                     raise
                 registry.forget_closed(self.first, self.store)
                 self.store = registry.store_for(self.first)
@@ -69,6 +71,14 @@ class Participant:
         names = {destination: None for destination, _ in self.sends}
         names |= {change.subscription.topic: None for change in self.changes if change.subscribe}
         return list(names)
+
+    def concerns(self, destination: Destination) -> bool:
+        """Whether anything is done there."""
+        return (
+            any(one == destination for one, _ in list(self.sends))
+            or any(message.destination == destination for message in list(self.acks))
+            or any(change.subscription.topic == destination for change in list(self.changes))
+        )
 
     def unclaim(self) -> None:
         """Nothing is prepared there, or nothing any more: the messages are free again."""
@@ -84,7 +94,15 @@ class Participant:
 
 
 def unclaim(store: Store, messages: Sequence[Message]) -> None:
-    """Free those of these messages that are claimed still."""
+    """Free those of these messages that are claimed still; each where it is now."""
+    if all(message._store is store for message in messages):
+        _unclaim(store, messages)
+        return
+    for held_by, some in by_store(messages):
+        _unclaim(held_by, some)
+
+
+def _unclaim(store: Store, messages: Sequence[Message]) -> None:
     try:
         store.unclaim(messages)
     except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...adapters.background import shared
 from ...adapters.core import Store
+from ...adapters.core.forwarding import follow
 from ...adapters.core.subscriptions import require_same
 from ...adapters.messages import DEFAULT_PRIORITY, Headers, Message, Receipt, checked
 from ...adapters.store_types import Change, Subscription
@@ -84,6 +85,8 @@ class Transaction:
         self._savepoints: list[Savepoint] = []
         """By the number of operations before each, which differ."""
         self._bytes = 0
+        self._moves = registry.moves
+        """As it was when all was with the store that it is in."""
         self.receipts: list[Receipt] = []
         """Once it is committed: what `commit` has returned, a receipt for each send, in order."""
         self._entered = False
@@ -434,6 +437,7 @@ class Transaction:
         """May be done again."""
         if self._released:
             self._free_released()
+        self._global.passing = False
         self._table.ended(self._global)
 
     def _interrupted(self, told: TransactionState) -> None:
@@ -450,7 +454,57 @@ class Transaction:
         finally:
             self._ended()  # last: until then its xid is in use, though the log may not say so yet
 
+    def _pass(self) -> None:
+        """From now on what it changes does not move to another store, until it is `_ended`. What has moved since it was
+        done is done in the other store; what is about to move is waited for."""
+        registry, transaction = self._registry, self._global
+        while transaction.state is ACTIVE:
+            transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
+            if registry.moves == self._moves:
+                return
+            transaction.passing = False
+            moves = registry.moves
+            try:
+                self._follow()
+            except Exception:
+                self._coordinator.roll_back(transaction)
+                raise
+            self._moves = moves
+
+    def _follow(self) -> None:
+        """Each operation in the store that its destination is in now."""
+        participants: dict[bytes, Participant] = {}
+        order: list[tuple[Participant, int]] = []
+        acks = {store_id: iter(old.acks) for store_id, old in self._participants.items()}
+        changes = {store_id: iter(old.changes) for store_id, old in self._participants.items()}
+
+        def of(store: Store, destination: Destination) -> Participant:
+            return participants.setdefault(store.store_id, Participant(store.store_id, store, destination))
+
+        for old, place in self._order:
+            if place >= 0:
+                destination, message = old.sends[place]
+                new = of(self._registry.store_to_be(destination), destination)
+                order.append((new, len(new.sends)))
+                new.sends.append((destination, message))
+            elif place == ACK:
+                acked = next(acks[old.store_id])
+                follow(acked)
+                new = of(acked._store, acked.destination)
+                order.append((new, ACK))
+                new.acks.append(acked)
+            elif place == CHANGE:
+                change = next(changes[old.store_id])
+                new = of(self._registry.store_for(change.subscription.topic), change.subscription.topic)
+                order.append((new, CHANGE))
+                new.changes.append(change)
+            else:
+                order.append((old, place))
+        self._order = order
+        self._participants = self._global.participants = participants
+
     def _commit(self) -> None:
+        self._pass()
         participants = self._participants.values()
         mark_requeued(participants)
         self._coordinator.commit(self._global)
@@ -485,6 +539,7 @@ class Transaction:
             self._ending(partial(self._hold, self.xid))
 
     def _hold(self, xid: Xid) -> None:
+        self._pass()
         mark_requeued(self._participants.values())
         self._coordinator.hold(self._global, xid)
         if self._participants:
@@ -499,8 +554,10 @@ class Transaction:
         with self._lock:
             self._require_active()
             try:
+                self._pass()
                 mark_requeued(self._participants.values())
                 self._coordinator.prepare(self._global)
+                self._global.passing = False  # what is prepared in a store keeps it where it is
             except KeyboardInterrupt:
                 self._interrupted("rolled back")
                 raise

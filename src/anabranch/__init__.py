@@ -61,6 +61,8 @@ from .router.addresses import Address
 from .router.dbapi import Connection, ProgrammingError
 from .router.endpoint import SendOptions
 from .router.queue import Queue
+from .router.repartition import Repartitioned
+from .router.repartition_plan import Move
 from .router.router import Router, RouterStats, open
 from .router.topic import Subscriber, Topic
 from .router.transactions.outcomes import Heuristic, InDoubt
@@ -100,6 +102,7 @@ __all__ = [
     "Message",
     "MessageTooLargeError",
     "MissingExtraError",
+    "Move",
     "NoRouteError",
     "OutOfDescriptorsError",
     "Outcome",
@@ -112,6 +115,7 @@ __all__ = [
     "Progress",
     "Queue",
     "Receipt",
+    "Repartitioned",
     "RouteTable",
     "Router",
     "RouterStats",

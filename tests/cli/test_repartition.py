@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.adapters.core import Store, copying
+from anabranch.adapters.core import copying
 from anabranch.policies.errors import StoreFullError
 from anabranch.router.cli.app import app
 
@@ -225,7 +225,7 @@ def test_while_it_is_interrupted_nobody_takes_its_copy_for_messages(monkeypatch:
 def test_what_is_left_once_it_has_moved_does_not_count_either(monkeypatch: pytest.MonkeyPatch) -> None:
     fill()
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "delete", lambda store, destination: full(None) if store.name == "all" else 0)
+        patched.setattr(copying, "remove", lambda store, destination: full(None) if store.name == "all" else None)
         assert run("--config", "next.yaml", "data").exit_code == 1
     text, found = explained("data")
     assert found["copy"] == {"destination": "queue://orders.eu", "store": "all", "original": "orders"}

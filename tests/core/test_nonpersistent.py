@@ -67,7 +67,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Stall:
         real = getattr(os, name)
 
         def sync(fd: int, real: Any = real) -> None:
-            if not os.readlink(f"/proc/self/fd/{fd}").endswith((".tmp", ".free", ".spare")):
+            if Path(f"/proc/self/fd/{fd}").readlink().suffix not in (".tmp", ".free", ".spare"):
                 stall()
             real(fd)
 

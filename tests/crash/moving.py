@@ -63,8 +63,8 @@ def small_pages() -> Iterator[None]:
         yield
 
 
-def fill(directory: Path) -> Facts:
-    """Some of everything; returns what is there."""
+def fill(directory: Path, prepared: bool = True) -> Facts:
+    """Some of everything, and a prepared transaction; returns what is there."""
     with anabranch.open(before(directory)) as router:
         for name, count in ("a", 10), ("b", 3):
             queue = router.queue(name)
@@ -86,15 +86,21 @@ def fill(directory: Path) -> Facts:
             assert message is not None
             message.ack()
         router.topic("idle").subscribe("nothing")
-        transaction = router.transaction(XID)
-        for receiver in (router.queue("a"), router.queue("b"), second):
-            message = receiver.receive()
-            assert message is not None
-            transaction.ack(message)
-        for name in SENT:
-            transaction.send(name, b"x", message_id="prepared")
-        transaction.prepare()
+        if prepared:
+            prepare(router, second)
         return facts_of(router)
+
+
+def prepare(router: anabranch.Router, second: anabranch.Subscriber) -> None:
+    """A transaction that acks and sends in what moves, and waits for its manager."""
+    transaction = router.transaction(XID)
+    for receiver in (router.queue("a"), router.queue("b"), second):
+        message = receiver.receive()
+        assert message is not None
+        transaction.ack(message)
+    for name in SENT:
+        transaction.send(name, b"x", message_id="prepared")
+    transaction.prepare()
 
 
 def facts_of(router: anabranch.Router) -> Facts:

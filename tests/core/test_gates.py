@@ -1,0 +1,85 @@
+"""Who comes to a destination that is on its way to another store (adapters/core/gates.py)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.gates import Gate, MovedError
+from anabranch.adapters.core.live_copy import CloseGate
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Change, Subscription
+from anabranch.policies.errors import StoreFailedError
+
+from ..contract.disk import A, B, T, take
+from ..journal.disk import JournalDisk
+
+SUBSCRIPTION = Subscription(T, "s")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with JournalDisk(tmp_path) as disk:
+        yield disk.create()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.send(A, b""),
+        lambda store: store.send(A, b"", persistent=False),
+        lambda store: store.send_nowait(A, b"").result(10),
+        lambda store: store.send_many(A, [b"1", b"2"]),
+        lambda store: store.send_many(A, [b"1"] * 1000),
+        lambda store: store.commit([(B, Outgoing(b"")), (A, Outgoing(b""))], []),
+        lambda store: store.purge(A),
+        lambda store: store.delete(A),
+        lambda store: store.subscribe(SUBSCRIPTION),
+        lambda store: store.commit([], [], changes=[Change(SUBSCRIPTION, True)]),
+    ],
+)
+def test_is_sent_away(store: Store, call: Callable[[Store], object]) -> None:
+    """And nothing was done; what was in hand is settled."""
+    store.send(A, b"1")
+    store.send(A, b"2")
+    held = take(store)
+    gates = [Gate.passed(A), Gate.passed(T)]
+    store._sending.write([CloseGate(gate) for gate in gates])
+    with pytest.raises(MovedError, match=r"(queue://a|topic://t) moves to another store") as caught:
+        call(store)
+    assert caught.value.gate in gates
+    assert (store.depth(A), store.depth(B), store.subscriptions()) == (2, 0, [])
+    held.ack()
+    assert store.depth(A) == 1
+
+
+def test_a_copy_of_the_error_says_the_same() -> None:
+    """Each who waits for a write gets one."""
+    error = MovedError(Gate(A))
+    assert str(copy.copy(error)) == str(error)
+    assert copy.copy(error).gate is error.gate
+
+
+def test_what_its_opening_says() -> None:
+    gate = Gate(A)
+    with pytest.raises(RuntimeError, match="queue://a is being moved by this thread"):
+        gate.wait()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            gate.wait()
+        except StoreFailedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    gate.error = StoreFailedError("nobody knows")
+    gate.open()
+    thread.join(20)
+    assert errors == [gate.error]

@@ -1,0 +1,203 @@
+"""A destination is copied into another store while it is used (adapters/core/live_copy.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anabranch.adapters.core import Store, copying, live_copy
+from anabranch.adapters.core.gates import Gate
+from anabranch.adapters.core.live_copy import GivenUpError, LiveCopy, volatile_count
+from anabranch.adapters.messages import Message
+from anabranch.policies.errors import CorruptionError
+
+from ..contract.disk import A, T, bodies, take
+from .test_copying import EARLY, IDLE, LATE, Both, both, facts, fill_queue, sets, with_options  # noqa: F401
+
+Step = Callable[[Store], object]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of three messages, looked up five at a time."""
+    monkeypatch.setattr(copying, "PAGE", 3)
+    monkeypatch.setattr(copying, "READ", 5)
+    monkeypatch.setattr(live_copy, "PAGE", 3)
+
+
+def moved(both: Both, destination: Any, *steps: Step, last: Step = lambda store: None) -> LiveCopy:  # noqa: F811
+    """Copied, with a step after each page, and one before the gate is closed; and switched."""
+    rest = list(steps)
+
+    def told(count: int) -> None:
+        if rest:
+            rest.pop(0)(both.source)
+
+    copy = LiveCopy(both.source, both.target, destination)
+    copy.reserve()
+    copy.begin()
+    try:
+        copy.follow(told, lambda: None)
+        last(both.source)
+        gate = Gate.passed(destination)
+        copy.close(gate)
+        assert copy.finish()
+        copy.switch()
+    finally:
+        copy.abandon()
+    copying.remove(both.source, destination)
+    assert not rest
+    return copy
+
+
+def ack(count: int, destination: Any = A, subscription: Any = None) -> Step:
+    def step(store: Store) -> None:
+        for _ in range(count):
+            take(store, destination, subscription=subscription).ack()
+
+    return step
+
+
+@with_options({}, {}, every=True)
+def test_a_queue(both: Both) -> None:  # noqa: F811
+    fill_queue(both.source)
+    for number in range(20):
+        both.source.send(A, b"more %d" % number, message_id=f"more-{number}")
+    held: list[Message] = []
+
+    def hold(store: Store) -> None:
+        held.extend(take(store) for _ in range(3))
+
+    def give_back(store: Store) -> None:
+        take(store).release()
+
+    def some_more(store: Store) -> None:
+        store.send_many(A, [b"many"] * 4)
+        store.send(A, b"gone", message_id="gone")
+        held.append(take(store))
+
+    expected: list[Any] = []
+
+    def keep(store: Store) -> None:
+        store.send(A, b"at last", message_id="at-last")
+        held[0].ack()
+        held[1].release()
+        expected.extend(facts(store, A))
+
+    moved(both, A, ack(2), hold, give_back, some_more, ack(1), last=keep)
+    assert facts(both.target, A) == expected
+    assert A not in both.source.destinations()
+    for name in ("more-0", "more-19", "gone", "first", "last", "at-last"):
+        assert both.target.send(A, b"", message_id=name).duplicate, name
+    counts = both.target.counts(A)
+    assert (counts.ready, counts.leased) == (len(expected) - 2, 2)
+    held[2].ack()
+    held[3].release()
+    assert both.target.depth(A) == len(expected) - 1
+    assert list(both.target.check()) == [] and list(both.source.check()) == []
+
+
+@with_options({}, {}, every=True)
+def test_a_topic(both: Both) -> None:  # noqa: F811
+    source = both.source
+    for subscription in (EARLY, LATE, IDLE):
+        source.subscribe(subscription)
+    for number in range(20):
+        source.send(T, b"%d" % number)
+    source.purge(T, IDLE.key)
+    expected: dict[Any, list[Any]] = {}
+
+    def keep(store: Store) -> None:
+        store.send(T, b"for all")
+        for one in (EARLY, LATE, IDLE):
+            expected[one] = facts(store, T, one.key)
+
+    moved(both, T, ack(7, T, EARLY.key), ack(3, T, LATE.key), ack(2, T, EARLY.key), last=keep)
+    assert {one: facts(both.target, T, one.key) for one in expected} == expected
+    assert [len(expected[one]) for one in (EARLY, LATE, IDLE)] == [12, 18, 1]
+    assert [both.target.depth(T, one.key) for one in expected] == [12, 18, 1]
+    assert list(both.target.check()) == []
+
+
+def test_a_purge(both: Both) -> None:  # noqa: F811
+    for number in range(20):
+        both.source.send(A, b"%d" % number)
+    held = take(both.source)
+    moved(both, A, lambda store: None, lambda store: store.purge(A), last=lambda store: store.send(A, b"20"))
+    assert bodies(both.target) == [b"0", b"20"]
+    held.ack()
+    assert bodies(both.target) == [b"20"]
+
+
+def test_what_is_abandoned_is_as_it_was(both: Both) -> None:  # noqa: F811
+    for number in range(10):
+        both.source.send(A, b"%d" % number)
+    held = take(both.source)
+    copy = LiveCopy(both.source, both.target, A)
+    copy.reserve()
+    copy.begin()
+    copy.follow(lambda count: None, lambda: None)
+    assert both.target.depth(A) == 10
+    assert both.target.take_undelivered() == []
+    gate = Gate(A)
+    copy.close(gate)
+    copy.abandon()
+    gate.open()
+    assert both.target.depth(A) == 0
+    held.ack()
+    both.source.send(A, b"10")
+    assert [take(both.source).body for _ in range(10)] == [b"%d" % number for number in range(1, 11)]
+
+
+def test_a_copy_that_differs(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    for number in range(10):
+        both.source.send(A, b"%d" % number)
+    real = copying.Bringing.page
+    monkeypatch.setattr(copying.Bringing, "page", lambda self, items: real(self, items[:2]))
+    with pytest.raises(CorruptionError, match=r"the copy of queue://a in store .* is not what store"):
+        moved(both, A)
+    assert (both.source.depth(A), both.target.depth(A)) == (10, 0)
+
+
+def test_more_acks_than_can_be_kept(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(live_copy, "TOLD_MAX", 5)
+    both.source.send_many(A, [b""] * 30)
+    with pytest.raises(GivenUpError, match="more than 5 acks came while a page of it was copied"):
+        moved(both, A, ack(6))
+    assert (both.source.depth(A), both.target.depth(A)) == (24, 0)
+
+
+def test_subscriptions_that_change_without_end(both: Both) -> None:  # noqa: F811
+    both.source.subscribe(EARLY)
+    both.source.send_many(T, [b""] * 30)
+
+    def change(store: Store) -> None:
+        store.subscribe(LATE)
+        store.unsubscribe(T, LATE.key)
+
+    with pytest.raises(GivenUpError, match="its subscriptions change too often"):
+        moved(both, T, *[change] * 30)
+    assert (both.source.depth(T), both.target.depth(T)) == (30, 0)
+
+
+def test_messages_that_are_not_persistent(both: Both) -> None:  # noqa: F811
+    both.source.send(A, b"kept")
+    both.source.send(A, b"", persistent=False)
+    assert volatile_count(both.source, A) == 1
+    with pytest.raises(GivenUpError, match=r"queue://a: 1 message\(s\) of it .* are not persistent"):
+        moved(both, A)
+    assert both.source.depth(A) == 2
+
+
+@with_options({"priorities": True}, {"priorities": True})
+def test_in_order_of_priority(both: Both) -> None:  # noqa: F811
+    for number in range(20):
+        both.source.send(A, b"%d" % number, priority=number % 4)
+    held = take(both.source)
+    assert held.body == b"3"
+    moved(both, A, ack(2), ack(1), last=lambda store: store.send(A, b"urgent", priority=9))
+    assert [take(both.target).body for _ in range(4)] == [b"urgent", b"19", b"2", b"6"]
+    held.release()
+    assert take(both.target).body == b"3"

@@ -1,0 +1,316 @@
+"""`Router.repartition` while messages are sent and acked: every call of it is spoiled, and every power failure.
+
+    python -m tests.crash.moving_live --kind crash        the process ends before call number k
+    python -m tests.crash.moving_live --kind power        every directory that a disk may hold at any point
+
+What moving.py does to a directory that nobody uses. Here a router has it open, and each time that it tells of progress
+something is done to what moves: a script, so that call number k is the same in every run, and what is there after each
+step is known from a run without faults. Whatever happens, what is there is that of a step that was done, or under way;
+`anabranch repartition` finishes it; and where only an error came, the router goes on with all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import anabranch
+from anabranch.policies.errors import AnabranchError, PlacementError
+from anabranch.router.repartition import repartition
+from anabranch.router.repartition_progress import NAME
+
+from ..places import in_memory
+from ..shares import Share, add_options, of_options
+from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
+from .disk import Recorder, State, build, states
+from .ledger import violations
+from .moving import Facts, after, before, facts_of, fill, small_pages
+
+SCRIPT: Final = (
+    "send a", "ack a", "ack t", "send b", "send t", "commit", "hold", "send a", "ack held", "send new", "ack t",
+    "ack held",
+)  # fmt: skip
+"""Steps, which are done again from the first on."""
+AT_ONCE: Final = 2
+"""Steps each time that progress is told."""
+
+
+class Script:
+    """What is done to a router while it moves, and what it shows after each step."""
+
+    def __init__(self, router: anabranch.Router, shows: Callable[[], Facts]) -> None:
+        self._router, self._shows = router, shows
+        self._held: list[anabranch.Message] = []
+        self.step = 0
+        self.under_way = False
+        self.facts = [shows()]
+        self.times: list[tuple[int, int]] = []
+        self.now: Callable[[], int] = lambda: 0
+
+    def told(self, done: int, total: int) -> None:
+        """The next steps, after which no other comes if one fails."""
+        for _ in range(AT_ONCE):
+            if self.under_way:
+                return
+            self.under_way = True
+            begun = self.now()
+            self._do(SCRIPT[self.step % len(SCRIPT)])
+            self.times.append((begun, self.now()))
+            self.step += 1
+            self.facts.append(self._shows())
+            self.under_way = False
+
+    def _do(self, what: str) -> None:
+        router, body = self._router, b"live %d" % self.step
+        verb, _, name = what.partition(" ")
+        if verb == "send" and name == "t":
+            router.topic("t").send(body)
+        elif verb == "send":
+            router.queue(name).send(body, message_id=f"live-{self.step}")
+        elif verb == "commit":
+            message = router.queue("a").receive()
+            with router.transaction() as transaction:
+                if message is not None:
+                    transaction.ack(message)
+                transaction.send("b", body)
+                transaction.send("a", body)
+        elif verb == "hold":
+            self._held += [m for m in (router.queue("a").receive(), router.queue("b").receive()) if m is not None]
+        elif name == "held":
+            if self._held:
+                self._held.pop().ack()
+        else:
+            source = router.topic("t").subscriptions()[0] if name == "t" else router.queue(name)
+            message = source.receive()
+            if message is not None:
+                message.ack()
+
+
+def plain(facts: Facts) -> Facts:
+    """Without the time at which something was sent, and how often it was given back."""
+    return {name: [(m[0], m[1], m[2]) for m in messages] for name, messages in facts.items() if messages}
+
+
+def shown(settings: anabranch.Config, allowed: Sequence[Facts]) -> list[str]:
+    """What a router shows, if it opens."""
+    try:
+        with anabranch.open(settings) as router:
+            if (found := plain(facts_of(router))) not in allowed:
+                return [f"{[s.name for s in settings.stores]} show {found}, not {allowed[0]}"]
+            return violations(router)
+    except PlacementError:
+        return []
+
+
+def finished(directory: Path, allowed: Sequence[Facts]) -> list[str]:
+    """What is wrong with what was left, and with what `anabranch repartition` makes of it."""
+    wrong = shown(before(directory), allowed) + shown(after(directory), allowed)
+    repartition(after(directory), before(directory))
+    with anabranch.open(after(directory)) as router:
+        if (found := plain(facts_of(router))) not in allowed:
+            wrong.append(f"found {found}, not {allowed[0]}")
+        for name, identity in ("a", "a-0"), ("a", "a-9"), ("b", "b-0"):
+            if not router.queue(name).send(b"", message_id=identity).duplicate:
+                wrong.append(f"the duplicate window of {name} has lost {identity}")
+        wrong += violations(router)
+    stores = {path.name for path in (directory / "stores").iterdir()}
+    if stores - {"all"} != {"a", "rest", "topics"} or (directory / NAME).exists():
+        wrong.append(f"there are the stores {stores}")
+    return wrong
+
+
+class Run:
+    """One run of the script, of which a call may be spoiled."""
+
+    def __init__(self, directory: Path, faults: Faults) -> None:
+        self.directory, self._faults = directory, faults
+        self.script: Script | None = None
+        self.wrong: list[str] = []
+
+    def _shows(self, router: anabranch.Router) -> Facts:
+        on, self._faults.on = self._faults.on, False
+        try:
+            return plain(facts_of(router))
+        finally:
+            self._faults.on = on
+
+    def run(self, known: Sequence[Facts] = (), now: Callable[[], int] = lambda: 0) -> None:
+        """`known`: what a run without faults has shown."""
+        router = anabranch.open(before(self.directory))
+        self.script = script = Script(router, lambda: self._shows(router))
+        script.now = now
+        try:
+            router.repartition(after(self.directory), script.told)
+        except AnabranchError:
+            if not self._faults.kind:
+                raise
+            self._goes_on(router, known)
+        try:
+            router.close()
+        except AnabranchError:
+            if not self._faults.kind:
+                raise
+
+    def _goes_on(self, router: anabranch.Router, known: Sequence[Facts]) -> None:
+        """After an error all is in use, but what is in a store that has failed."""
+        self._faults.on = False
+        try:
+            if any(store.failed for store in router.stats().stores.values()):
+                return
+        except AnabranchError:  # the error came while a store was removed: that one does not open
+            return
+        try:
+            found = plain(facts_of(router))
+        except AnabranchError as error:
+            self.wrong.append(f"after an error: {type(error).__name__}: {error}")
+            return
+        if found not in self.allowed(known):
+            self.wrong.append(f"after an error it shows {found}, not {self.allowed(known)[0]}")
+
+    def allowed(self, known: Sequence[Facts]) -> list[Facts]:
+        """What may be there now."""
+        if self.script is None:
+            return list(known[:1])
+        return list(known[self.script.step : self.script.step + 1 + self.script.under_way])
+
+
+def trial(base: Path, template: Path, known: Sequence[Facts], kind: str, at: int) -> tuple[Faults, Run, list[str]]:
+    """Move with call number `at` spoilt; what is wrong."""
+    directory, killed = base / "data", base / "killed" / "data"
+    shutil.copytree(template, directory)
+    faults, jobs = Faults(base, kind, at), Jobs()
+    run = Run(directory, faults)
+    try:
+        with simulated(jobs, f"{kind} {at}"), small_pages():
+            with faults.patched():
+                try:
+                    run.run(known)
+                except Crash:
+                    pass
+                except AnabranchError:
+                    if not kind:
+                        raise
+                wrong = list(run.wrong)
+                if not faults.dead:
+                    faults.on = False
+                    allowed = run.allowed(known) if known else run.script.facts[-1:] if run.script else []
+                    wrong += finished(directory, allowed)
+                faults.dead = True  # what the abandoned objects still try to do does not reach the disk
+            if faults.hit and kind == "crash":
+                shutil.copytree(directory, killed)
+            wrong += jobs.raised
+        if killed.exists():
+            jobs = Jobs()
+            with simulated(jobs, f"after {kind} {at}"), small_pages():
+                wrong += finished(killed, run.allowed(known)) + jobs.raised
+    finally:
+        gc.collect()  # closes their files
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(killed, ignore_errors=True)
+    return faults, run, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
+
+
+def power(base: Path, report: Callable[[str], None], share: Share, every: int, only: int) -> int:
+    """Every state of the disk from the first call of the move on; how many are wrong."""
+    directory = base / "data"
+    recorder, jobs = Recorder(base), Jobs()
+    faults = Faults(base, watch=recorder.watch)
+    run = Run(directory, faults)
+    with simulated(jobs, "power"), small_pages(), faults.patched():
+        fill(directory, prepared=False)
+        begin = recorder.now()
+        run.run(now=recorder.now)
+        faults.dead = True
+    gc.collect()
+    shutil.rmtree(directory)
+    assert run.script is not None
+    script = run.script
+    found: dict[Any, State] = {}
+    for state in states(recorder.calls):
+        if state.point >= begin:
+            found[state.kept, state.torn] = state
+    bad = checked = 0
+    for state in share.of([state for state in found.values() if only in (0, state.point)], every):
+        checked += 1
+        done = sum(end <= state.point for _, end in script.times)
+        begun = max(done, sum(start < state.point for start, _ in script.times))
+        wrong = _power_trial(base, recorder, state, script.facts[done : begun + 1])
+        bad += bool(wrong)
+        for line in wrong[:3]:
+            report(line)
+    report(f"power: {recorder.now() - begin} points, {len(found)} distinct states, {checked} checked, {bad} wrong")
+    return bad
+
+
+def _power_trial(base: Path, recorder: Recorder, state: State, allowed: Sequence[Facts]) -> list[str]:
+    place, jobs = base / "state", Jobs()
+    try:
+        build(recorder.calls, state, place)
+        with simulated(jobs, f"{state.point} {state.what}"), small_pages():
+            wrong = finished(place / "data", allowed) + jobs.raised
+    except Exception as error:
+        wrong = [f"{type(error).__name__}: {error}"]
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    call = recorder.calls[state.point - 1]
+    return [f"power after {state.point}, {call.kind} {call.path}, {state.what}: {line}" for line in wrong]
+
+
+def campaign(kinds: Sequence[str], report: Callable[[str], None], share: Share, every: int = 1, only: int = 0) -> int:
+    """Every call, every kind, or a share of them; how many trials went wrong."""
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="moving-live-", dir=in_memory()) as place:
+        base = Path(place)
+        template = base / "template" / "data"
+        fill(template, prepared=False)
+        gc.collect()
+        gc.freeze()  # each trial collects what it made, and nothing else
+        faults, run, wrong = trial(base, template, (), "", 0)
+        assert run.script is not None
+        known = run.script.facts
+        bad += bool(wrong)
+        report(f"{faults.count} calls, {run.script.step} steps; {wrong[:3] or 'all is well without faults'}")
+        calls = [call.split()[0] for call in faults.log]
+        for kind in kinds:
+            if kind == "power":
+                bad += power(base, report, share, every, only)
+                continue
+            places = [
+                at
+                for at, call in enumerate(calls, 1)
+                if (kind != "short" or call == "pwrite") and (kind != "crash" or call not in READS)
+            ]
+            trials = 0
+            for at in [only] if only else share.of(places, every, kinds.index(kind)):
+                trials += 1
+                try:
+                    _, _, wrong = trial(base, template, known, kind, at)
+                except Exception as error:
+                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
+                bad += bool(wrong)
+                for line in wrong[:3]:
+                    report(line)
+            report(f"{kind}: {trials} of {len(places)} calls, {bad} wrong so far")
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Spoil every call of a repartition of an open router.")
+    parser.add_argument("--kind", choices=(*KINDS, "power"), action="append")
+    parser.add_argument("--only", type=int, default=0, help="this call alone (power: states at this point)")
+    add_options(parser)
+    given = parser.parse_args()
+    logging.disable()  # records would hold stores and their files
+    report = lambda line: print(line, flush=True)  # noqa: E731
+    return 1 if campaign(given.kind or (*KINDS, "power"), report, *of_options(given), given.only) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

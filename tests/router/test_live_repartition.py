@@ -1,0 +1,526 @@
+"""Destinations move to where a new configuration routes them while they are used (rule J11, invariants 2 and 3)."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch import (
+    ClosedError,
+    Config,
+    ConfigError,
+    Counts,
+    PlacementError,
+    Settlement,
+    StoreConfig,
+    StoreFailedError,
+    StoreFullError,
+    TransactionError,
+    UnknownMessageError,
+)
+from anabranch.router.repartition import repartition
+from anabranch.router.repartition_progress import NAME
+
+from ..contract.disk import eventually
+from ..crash.traffic import Traffic
+from .test_repartition import JOURNAL, KINDS, XID, config, facts, fill, new, old, stores_of
+
+
+@pytest.mark.parametrize("target", KINDS)
+@pytest.mark.parametrize("source", KINDS)
+def test_there_and_back(tmp_path: Path, source: str, target: str) -> None:
+    before, after = old(tmp_path, source), new(tmp_path, target)
+    fill(before)
+    expected = facts(before)
+    told: list[tuple[int, int]] = []
+    with anabranch.open(before) as router:
+        done = router.repartition(after, lambda *given: told.append(given))
+        assert len(done.moves) == 6
+        assert done.removed == ("all",)
+        assert router.queue("a.x").send(b"", message_id="a.x-0").duplicate
+        assert router.queue("emptied").send(b"", message_id="e").duplicate
+        router.queue("new").send(b"x")
+        router.delete("new")
+    assert told == sorted(told) and told[-1] == (60, 60)
+    assert facts(after) == expected
+    assert stores_of(after) == ["a", "rest", "ticks"]
+    with anabranch.open(after) as router:
+        router.repartition(before)
+        router.repartition(after)
+        router.repartition(before)
+    assert facts(before) == expected
+    assert stores_of(before) == ["all"]
+
+
+long = pytest.mark.campaign
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("journal", "journal"),
+        ("journal", "sql"),
+        pytest.param("sql", "journal", marks=long),
+        pytest.param("sql", "sql", marks=long),
+    ],
+)
+def test_while_it_is_used(tmp_path: Path, source: str, target: str) -> None:
+    """Nothing is lost, nothing comes twice, all in order, and nobody gets an error."""
+    before = anabranch.Config(tmp_path, [StoreConfig("all", [">"], **KINDS[source])])
+    after = anabranch.Config(
+        tmp_path, [StoreConfig("all", ["stays"], **KINDS[source]), StoreConfig("other", [">"], **KINDS[target])]
+    )
+    with anabranch.open(before) as router:
+        with Traffic(router, pause=0.01) as traffic:
+            for to in (after, before, after):
+                assert len(router.repartition(to).moves) > 5
+        assert traffic.wrong() == []
+        assert {str(d): count for d, count in router.stats().stores["other"].destinations.items() if count} == {}
+        for store in router.registry.all_stores():
+            assert list(store.check()) == []
+
+
+class TestHolding:
+    """Who has a message in hand while its queue moves settles it afterwards."""
+
+    @pytest.fixture(params=["stays open", "is removed"])
+    def moved(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Moved]:
+        """A queue with ten messages, and its move."""
+        journal = {**JOURNAL, "dead_letter": "dlq.{name}"}
+        stays = request.param == "stays open"
+        before = Config(tmp_path, [StoreConfig("one", ["q", "dlq.>"], journal=journal)])
+        two = StoreConfig("two", ["q"] if stays else ["q", "dlq.>"], journal=journal)
+        one = StoreConfig("one", ["queue://other", "dlq.>"], journal=journal)
+        after = Config(tmp_path, [one, two] if stays else [two])
+        with anabranch.open(before) as router:
+            for number in range(10):
+                router.queue("q").send(b"%d" % number, message_id=f"id-{number}")
+            yield Moved(router, router.queue("q"), after, before)
+        with anabranch.open(after) as router:
+            for store in router.registry.all_stores():
+                assert list(store.check()) == []
+
+    def test_acks(self, moved: Moved) -> None:
+        held = moved.take(5)
+        tokens = [message.token for message in held]
+        moved.there()
+        held[0].ack()
+        moved.router.ack(held[1:3])
+        held[3].ack_nowait().result(10)
+        moved.router.settle(tokens[4], Settlement.ACK)
+        assert moved.bodies() == [5, 6, 7, 8, 9]
+        for message in held:
+            with pytest.raises(UnknownMessageError):
+                message.ack()
+
+    def test_releases(self, moved: Moved) -> None:
+        held = moved.take(5)
+        tokens = [message.token for message in held]
+        moved.there()
+        moved.back()
+        moved.there()
+        assert moved.queue.counts() == Counts(5, 5)
+        held[3].release()
+        held[1].release_nowait().result(10)
+        moved.router.release([held[0], held[2]])
+        assert moved.router.settle_nowait([tokens[4]], Settlement.RELEASE).result(10) == [None]
+        assert [(m.body, m.deliveries) for m in moved.take(6)] == [(b"%d" % n, 2 if n < 5 else 1) for n in range(6)]
+
+    def test_rejects(self, moved: Moved) -> None:
+        held = moved.take(2)
+        token = held[1].token
+        moved.there()
+        held[0].reject("bad")
+        moved.router.settle(token, Settlement.REJECT, "worse")
+        assert [m.body for m in moved.router.queue("dlq.q").browse()] == [b"0", b"1"]
+        assert moved.bodies() == list(range(2, 10))
+
+    @pytest.mark.parametrize("commit", [True, False])
+    def test_in_a_transaction(self, moved: Moved, commit: bool) -> None:
+        held = moved.take(3)
+        with moved.router.transaction() as transaction:
+            transaction.ack(held[0])
+            transaction.send("q", b"10")
+            point = transaction.savepoint()
+            transaction.ack(held[1])
+            moved.there()
+            transaction.send("q", b"11")
+            point.rollback()
+            transaction.ack(held[2])
+            transaction.send("q", b"12")
+            if not commit:
+                transaction.rollback()
+        if commit:
+            assert [receipt.destination.name for receipt in transaction.receipts] == ["q", "q"]
+            assert moved.bodies() == [1, 3, 4, 5, 6, 7, 8, 9, 10, 12]
+        else:
+            assert moved.bodies() == list(range(10))
+        assert moved.queue.counts().leased == 0
+
+    def test_a_listener(self, moved: Moved) -> None:
+        seen: list[int] = []
+        ended: list[Exception] = []
+
+        def on_message(message: anabranch.Message) -> None:
+            seen.append(int(message.body))
+            message.ack()
+
+        listener = moved.queue.listen(on_message, credit=4, on_end=ended.append)
+        eventually(lambda: len(seen) == 4)
+        moved.there()
+        listener.add_credit(3)
+        eventually(lambda: len(seen) == 7)
+        moved.back()
+        listener.add_credit(100)
+        eventually(lambda: len(seen) == 10)
+        listener.close()
+        assert (seen, ended) == (list(range(10)), [])
+
+    def test_who_waits(self, moved: Moved) -> None:
+        for message in moved.take(10):
+            message.ack()
+        found: list[anabranch.Message | None] = []
+        thread = threading.Thread(target=lambda: found.append(moved.queue.receive(timeout=20)))
+        thread.start()
+        eventually(lambda: sum(store.waiting for store in moved.router.stats().stores.values()) == 1)
+        moved.there()
+        moved.queue.send(b"at last")
+        thread.join(20)
+        assert [message and message.body for message in found] == [b"at last"]
+
+
+class Moved:
+    """A queue, and two configurations between which it goes."""
+
+    def __init__(self, router: anabranch.Router, queue: anabranch.Queue, after: Config, before: Config) -> None:
+        self.router, self.queue, self._after, self._before = router, queue, after, before
+
+    def there(self) -> None:
+        self.router.repartition(self._after)
+
+    def back(self) -> None:
+        self.router.repartition(self._before)
+
+    def take(self, count: int) -> list[anabranch.Message]:
+        return [message for _ in range(count) if (message := self.queue.receive()) is not None]
+
+    def bodies(self) -> list[int]:
+        return [int(message.body) for message in self.queue.browse()]
+
+
+class TestRefused:
+    """Each with one message; the others have moved, and all is in use."""
+
+    @pytest.fixture
+    def router(self, tmp_path: Path) -> Iterator[anabranch.Router]:
+        fill(old(tmp_path))
+        with anabranch.open(old(tmp_path)) as router:
+            yield router
+
+    def test_routed_nowhere(self, router: anabranch.Router, tmp_path: Path) -> None:
+        """Before anything is changed."""
+        for wrong, said in (
+            (config(tmp_path, ("a", ["queue://a.>"])), r"queue://b: 18 messages in store .* routed to no store; add a"),
+            (config(tmp_path, ("m", [">"]), memory={}), r"from store 'all' to 'm', a memory store, which keeps no"),
+            (config(tmp_path, ("all", [">"]), sql={}), r"store 'all' is a journal store in .*, and the configuration"),
+        ):
+            with pytest.raises(PlacementError, match=said):
+                router.repartition(wrong)
+        assert not (tmp_path / NAME).exists()
+        router.queue("elsewhere").send(b"")
+        assert list(router.stats().stores) == ["all"]
+
+    def test_another_directory(self, router: anabranch.Router, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="must be the same"):
+            fill(old(tmp_path / "other"))
+            router.repartition(new(tmp_path / "other"))
+        with pytest.raises(PlacementError, match="is no data directory"):
+            router.repartition(Config(tmp_path / "nowhere", new(tmp_path).stores))
+
+    def test_a_prepared_transaction(self, router: anabranch.Router, tmp_path: Path) -> None:
+        transaction = router.transaction(XID)
+        transaction.send("a.x", b"prepared")
+        transaction.prepare()
+        with pytest.raises(
+            PlacementError, match=r"queue://a\.x: transaction \w+ is prepared in store 'all'.* for 0\.05"
+        ):
+            router.repartition(new(tmp_path), prepared_seconds=0.05)
+        assert {d.name for d in router.registry.table.destinations_in(store_id(router, "all"))} == {"a.x"}
+        threading.Timer(0.2, router.commit, [XID]).start()
+        done = router.repartition(new(tmp_path))
+        assert ([move.destination.name for move in done.moves], done.removed) == (["a.x"], ("all",))
+        assert router.queue("a.x").depth() == 19
+
+    def test_messages_that_are_not_persistent(self, router: anabranch.Router, tmp_path: Path) -> None:
+        router.queue("a.y").send(b"", persistent=False)
+        with pytest.raises(
+            PlacementError, match=r"queue://a\.y: 1 message\(s\) of it in store 'all' are not persistent"
+        ):
+            router.repartition(new(tmp_path))
+        assert {d.name for d in router.registry.table.destinations_in(store_id(router, "all"))} == {"a.y"}
+        router.queue("a.y").purge()
+        assert len(router.repartition(new(tmp_path)).moves) == 1
+
+    def test_a_full_target(self, router: anabranch.Router, tmp_path: Path) -> None:
+        small = [
+            StoreConfig("a", ["queue://a.>"], journal={**JOURNAL, "max_messages": 20}), *new(tmp_path).stores[1:]
+        ]  # fmt: skip
+        with pytest.raises(StoreFullError) as caught:
+            router.repartition(Config(tmp_path, small))
+        assert caught.value.__notes__[0].startswith("moved: queue://a.x; where they were: queue://a.y, queue://b")
+        assert [router.queue(name).depth() for name in ("a.x", "a.y", "b")] == [18, 18, 18]
+        assert router.stats().stores["a"].messages == 18
+        router.queue("a.y").purge()
+        assert len(router.repartition(Config(tmp_path, small)).moves) == 5
+
+    def test_another_configuration_half_way(self, router: anabranch.Router, tmp_path: Path) -> None:
+        router.queue("b").send(b"", persistent=False)
+        with pytest.raises(PlacementError, match="What could not be moved"):
+            router.repartition(new(tmp_path))
+        with pytest.raises(PlacementError, match="is being repartitioned to another configuration"):
+            router.repartition(old(tmp_path))
+        assert len(router.repartition(old(tmp_path), restart=True).moves) == 5
+        assert list(router.stats().stores) == ["all"]
+
+    def test_twice_at_once_and_close(self, router: anabranch.Router, tmp_path: Path) -> None:
+        """The second is refused; close() stops the first, and the next opening goes on."""
+        reached, errors = threading.Event(), list[Exception]()
+
+        def progress(done: int, total: int) -> None:
+            if done > 20 and not reached.is_set():
+                with pytest.raises(TransactionError, match="is being repartitioned already"):
+                    router.repartition(new(tmp_path))
+                reached.set()
+                time.sleep(0.05)
+
+        def move() -> None:
+            try:
+                router.repartition(new(tmp_path), progress)
+            except ClosedError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=move)
+        thread.start()
+        assert reached.wait(20)
+        router.close()
+        thread.join(20)
+        assert "the repartition was stopped; call it again" in str(errors[0])
+        with pytest.raises(PlacementError, match="is being repartitioned, and that was interrupted"):
+            anabranch.open(new(tmp_path))
+        repartition(new(tmp_path))
+        assert len(facts(new(tmp_path))["queue://a.x"]) == 18
+
+    def test_an_interruption(self, router: anabranch.Router, tmp_path: Path) -> None:
+        def progress(done: int, total: int) -> None:
+            if done > 20:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                time.sleep(0.05)
+
+        with pytest.raises(KeyboardInterrupt):
+            router.repartition(new(tmp_path), progress)
+        assert [router.queue(name).depth() for name in ("a.x", "a.y", "b")] == [18, 18, 18]
+        assert 3 < len(router.repartition(new(tmp_path)).moves) < 6
+
+    def test_a_progress_that_raises(self, router: anabranch.Router, tmp_path: Path) -> None:
+        def progress(done: int, total: int) -> None:
+            if done > 20:
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            router.repartition(new(tmp_path), progress)
+        assert [router.queue(name).depth() for name in ("a.x", "a.y", "b")] == [18, 18, 18]
+        router.repartition(new(tmp_path))
+
+
+def store_id(router: anabranch.Router, name: str) -> bytes:
+    return next(row.store_id for row in router.registry.table.stores.values() if row.name == name)
+
+
+def test_from_a_memory_store(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path, ("m", [">"]), memory={})) as router:
+        for number in range(5):
+            router.queue("q").send(b"%d" % number)
+        assert router.repartition(old(tmp_path)).removed == ("m",)
+        assert [message.body for message in router.queue("q").browse()] == [b"0", b"1", b"2", b"3", b"4"]
+    with anabranch.open(old(tmp_path)) as router:
+        assert router.queue("q").depth() == 5
+
+
+def test_what_becomes_of_a_queue_that_is_deleted_meanwhile(tmp_path: Path) -> None:
+    fill(old(tmp_path))
+    with anabranch.open(old(tmp_path)) as router:
+
+        def progress(done: int, total: int) -> None:
+            if router.exists("a.x"):
+                router.delete("a.x")
+                router.topic("ticks").subscribe("third")
+
+        router.repartition(new(tmp_path), progress)
+        router.queue("a.x").send(b"anew", message_id="a.x-0")
+        assert [message.body for message in router.queue("a.x").browse()] == [b"anew"]
+        assert [s.subscription.name for s in router.topic("ticks").subscriptions()] == ["second", "third", "first"]
+    assert len(facts(new(tmp_path))["queue://a.y"]) == 18
+
+
+def test_a_subscription_that_begins_while_its_topic_is_copied(tmp_path: Path) -> None:
+    """It is copied anew."""
+    before, after = old(tmp_path), new(tmp_path)
+    with anabranch.open(before) as router:
+        topic = router.topic("t")
+        first = topic.subscribe("first")
+        for number in range(1500):
+            topic.send(b"%d" % number)
+        done = [topic.subscribe("second") and False, False, False]
+
+        def progress(moved: int, total: int) -> None:
+            for at, (name, begin) in enumerate((("third", True), ("second", False), ("fourth", True))):
+                if moved >= 512 and not done[at]:
+                    topic.subscribe(name) if begin else next(
+                        s for s in topic.subscriptions() if s.subscription.name == name
+                    ).unsubscribe()
+                    topic.send(b"after %d" % at)
+                    done[at] = True
+                    break
+
+        router.repartition(after, progress)
+        assert first.depth() == 1503
+        third, fourth = (topic.subscribe(name) for name in ("third", "fourth"))
+        assert [m.body for m in third.browse()] == [b"after 0", b"after 1", b"after 2"]
+        assert [m.body for m in fourth.browse()] == [b"after 2"]
+        assert [s.subscription.name for s in topic.subscriptions()] == ["first", "fourth", "third"]
+
+
+def test_to_a_server_and_back(tmp_path: Path, postgres_url: str) -> None:
+    before, after = old(tmp_path), Config(tmp_path, [StoreConfig("server", [">"], sql={"url": postgres_url})])
+    fill(before)
+    expected = facts(before)
+    with anabranch.open(before) as router:
+        assert len(router.repartition(after).moves) == 6
+        router.repartition(before)
+    assert facts(before) == expected
+
+
+@long
+@pytest.mark.parametrize("options", [{}, {"native_two_phase": True}])
+def test_to_a_server_while_it_is_used(tmp_path: Path, postgres_url: str, options: dict[str, bool]) -> None:
+    before = config(tmp_path, ("stays", ["stays"]), ("all", [">"]))
+    after = Config(tmp_path, [before.stores[0], StoreConfig("server", [">"], sql={"url": postgres_url, **options})])
+    with anabranch.open(before) as router:
+        with Traffic(router, pause=0.004) as traffic:
+            for to in (after, before, after):
+                assert len(router.repartition(to).moves) > 5
+        assert traffic.wrong() == []
+        for store in router.registry.all_stores():
+            assert list(store.check()) == []
+
+
+def test_a_store_is_opened_again_while_it_is_copied(tmp_path: Path) -> None:
+    """The copy is begun anew."""
+    with anabranch.open(old(tmp_path)) as router:
+        for number in range(1500):
+            router.queue("a.x").send(b"%d" % number)
+        names = ["all", "a"]
+
+        def progress(moved: int, total: int) -> None:
+            if moved and names:
+                router.reopen(names.pop())
+
+        router.repartition(new(tmp_path), progress)
+        assert [int(message.body) for message in router.queue("a.x").browse()] == list(range(1500))
+
+
+def test_who_browses_is_told(tmp_path: Path) -> None:
+    with anabranch.open(old(tmp_path)) as router:
+        for number in range(1500):
+            router.queue("a.x").send(b"%d" % number)
+        browsed = router.queue("a.x").browse()
+        next(browsed)
+        router.repartition(new(tmp_path))
+        with pytest.raises(ClosedError, match=r"queue://a\.x has moved to another store since <Message 1 of"):
+            list(browsed)
+
+
+def test_transactions_over_stores_that_move(tmp_path: Path) -> None:
+    """An open one over two stores is in one when it is prepared, and the other way round."""
+    before, after = new(tmp_path), old(tmp_path)
+    with anabranch.open(before) as router:
+        for config_, xid in ((after, XID), (before, anabranch.Xid(1, "g", "c"))):
+            router.queue("a.x").send(b"0")
+            message = router.queue("a.x").receive()
+            assert message is not None
+            transaction = router.transaction(xid)
+            transaction.send("b", b"1")
+            transaction.ack(message)
+            transaction.subscribe("ticks", xid.branch)
+            router.repartition(config_)
+            transaction.prepare()
+            router.commit(xid)
+        assert (router.queue("a.x").depth(), router.queue("b").depth()) == (0, 2)
+        assert [s.subscription.name for s in router.topic("ticks").subscriptions()] == ["b", "c"]
+        assert router.in_doubt() == []
+
+
+def test_a_queue_that_is_there_anew_meanwhile(tmp_path: Path) -> None:
+    """What is sent to it then is in its new store, and is not taken for the copy."""
+    fill(old(tmp_path))
+    with anabranch.open(old(tmp_path)) as router:
+        threads: list[threading.Thread] = []
+
+        def anew() -> None:
+            for number in range(5):
+                router.queue("a.x").send(b"%d" % number, message_id=f"a.x-{number}")
+
+        def progress(done: int, total: int) -> None:
+            if not threads:
+                router.delete("a.x")
+                threads.append(threading.Thread(target=anew))
+                threads[0].start()
+                eventually(lambda: router.exists("a.x"))
+
+        router.repartition(new(tmp_path), progress)
+        threads[0].join(20)
+        assert [message.body for message in router.queue("a.x").browse()] == [b"0", b"1", b"2", b"3", b"4"]
+        assert router.queue("a.y").depth() == 18
+    assert len(facts(new(tmp_path))["queue://a.x"]) == 5
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_placement_record_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """Of one destination nobody can tell where it is: nobody uses it, and neither copy goes, until the next call or
+    `anabranch repartition` has written where."""
+    fill(old(tmp_path))
+    expected = facts(old(tmp_path))
+    with anabranch.open(old(tmp_path)) as router:
+        table = router.registry.table
+        real = table.record_destinations
+
+        def fails(rows: Any) -> None:
+            if router.registry._gates:
+                real(rows) if rows[0].store_id == store_id(router, "a") and not goes_on else None
+                raise StoreFailedError("EIO")
+            real(rows)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(table, "record_destinations", fails)
+            with pytest.raises(StoreFailedError, match="EIO"):
+                router.repartition(new(tmp_path))
+            with pytest.raises(
+                StoreFailedError, match=r"queue://a\.x may be in store 'all' or in .* cannot be written"
+            ):
+                router.queue("a.x").receive()
+            assert router.queue("a.y").depth() == 18
+        assert router.stats().stores["a"].messages == 18
+        if goes_on:
+            assert len(router.repartition(new(tmp_path)).moves) == 6
+            assert router.queue("a.x").depth() == 18
+    repartition(new(tmp_path))
+    assert facts(new(tmp_path)) == expected
