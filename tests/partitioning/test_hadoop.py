@@ -112,6 +112,7 @@ def test_a_directory_takes_the_place_of_a_trace_alone(url: str, tmp_path: Path) 
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["t"]
 
 
+@pytest.mark.campaign  # what they call is tested above
 def test_the_commands_write_there(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("shop.yaml").write_text(WORKLOAD)

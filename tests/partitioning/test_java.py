@@ -156,6 +156,7 @@ spark.stop()
 """
 
 
+@pytest.mark.campaign  # Spark, begun anew; what it is begun with is tested above
 def test_spark_starts_and_counts_on_a_machine_without_java(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

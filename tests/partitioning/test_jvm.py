@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
 
-from anabranch.policies.errors import MissingExtraError
+from anabranch.policies.errors import MissingExtraError, SparkError
 from anabranch.policies.partitioning.jvm import gateway
+from anabranch.policies.partitioning.session import spark_errors
 
 from ..contract.disk import eventually
 
@@ -92,6 +94,19 @@ def test_a_java_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pytes
     assert "PYSPARK_GATEWAY_PORT" not in os.environ
 
 
+@pytest.mark.parametrize("error", [Py4JError("empty answer"), ConnectionRefusedError()])
+def test_interrupted_it_says_so_whatever_fails_after_it(error: Exception) -> None:
+    """A call to Java that Ctrl-C meets fails while PySpark cleans up, and so does the next."""
+    with pytest.raises(KeyboardInterrupt), spark_errors():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+    with pytest.raises(SparkError, match="mend that"), spark_errors():
+        raise error
+
+
+@pytest.mark.campaign  # Spark, begun anew
 def test_interrupted_at_work_it_ends_quietly_with_its_owner() -> None:
     process = subprocess.Popen([sys.executable, "-c", _RECOMMEND], stdout=-1, stderr=-1, text=True)
     assert process.stdout is not None
@@ -102,6 +117,7 @@ def test_interrupted_at_work_it_ends_quietly_with_its_owner() -> None:
     eventually(lambda: not is_alive(pid))  # the kernel takes its time
 
 
+@pytest.mark.campaign  # likewise
 def test_interrupted_it_is_so_even_if_what_cleans_up_fails() -> None:
     """Ctrl-C in the middle of a call to Java leaves a connection on which the next one fails."""
     process = subprocess.run([sys.executable, "-c", _RECOMMEND, "without java"], capture_output=True, text=True)

@@ -141,7 +141,7 @@ def test_what_is_lost_is_made_again_and_is_the_same(spark: Any, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("seed", "model", "clock"),
     [
-        (2, "anabranch", "ts"),
+        pytest.param(2, "anabranch", "ts", marks=CAMPAIGN),
         pytest.param(3, "kahadb", "seq", marks=CAMPAIGN),
         pytest.param(4, "kahadb", "ts", marks=CAMPAIGN),
     ],
