@@ -557,7 +557,8 @@ class Router:
         transactions and listeners go on; messages have other seqs. What is sent for the first time goes where the new
         configuration routes it from the beginning on. Who browses just then gets ClosedError.
 
-        `progress` is called with how many messages have moved, and how many there are to move, on a thread of ours. A
+        `progress` is called with how many messages have moved, and how many there are to move, on the thread that moves
+        them: it must not wait for a destination that may be on its way. A
         destination that a prepared transaction would change waits for its outcome up to `prepared_seconds`. `restart`:
         an interrupted call for another configuration is not gone on with.
 

@@ -39,10 +39,10 @@ def lean() -> Iterator[None]:
     ("arguments", "every"),
     [
         ("--stores 2 --kind crash", 16),
-        ("--stores 2 --kind eio --kind enospc --kind short", 48),
-        ("--stores 3 --kind crash --kind eio --kind enospc --backward", 128),
-        ("--stores 4 --kind crash --kind eio --kind enospc", 192),
-        ("--stores 2 --stores 3 --stores 4 --kind power", 256),
+        ("--stores 2 --kind eio --kind enospc --kind short", 96),
+        ("--stores 3 --kind crash --kind eio --kind enospc --backward", 256),
+        ("--stores 4 --kind crash --kind eio --kind enospc", 384),
+        ("--stores 2 --kind power", 128),
         *(
             pytest.param(
                 f"--stores {stores} --kind {kind}{order}", 1, marks=[pytest.mark.campaign, pytest.mark.weight(stores)]
