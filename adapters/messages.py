@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+from types import MemberDescriptorType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from ..policies.destination import Destination
 from ..policies.errors import DeadLetterError, UnknownMessageError
@@ -175,9 +176,12 @@ class Message:
     """
 
     __slots__ = (
-        "_note", "_store", "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id",
-        "persistent", "priority", "seq", "subscription", "timestamp_ms",
+        "_codec", "_decoded", "_note", "_store", "body", "deliveries", "destination", "expires_at_ms", "headers",
+        "leased", "message_id", "persistent", "priority", "seq", "subscription", "timestamp_ms",
     )  # fmt: skip
+
+    _codec: Callable[[Message, bytes], Any]
+    _decoded: Any
 
     def __init__(
         self,
@@ -258,8 +262,46 @@ class Message:
         """Whether it was handed out before."""
         return self.deliveries > 1
 
+    @property
+    def raw_body(self) -> bytes:
+        """The body as it is stored: the same as `body`, unless that is decoded by a codec."""
+        return self.body
+
     def __repr__(self) -> str:
-        return f"<Message {self.seq} of {self.destination}, {len(self.body)} bytes>"
+        return f"<Message {self.seq} of {self.destination}, {len(self.raw_body)} bytes>"
+
+
+_stored_body: Final = cast(MemberDescriptorType, vars(Message)["body"])
+
+
+class CodedMessage(Message):
+    """A message whose `body` is what a codec makes of the stored bytes, which are in `raw_body`."""
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> Any:  # type: ignore[override]  # nobody sets it
+        """What the codec has decoded, when it is asked for first; later the same object again. Raises DecodeError for
+        bytes that the codec does not take, and for those that another codec has made, by the header `content_type`."""
+        try:
+            return self._decoded
+        except AttributeError:
+            pass
+        self._decoded = decoded = self._codec(self, self.raw_body)
+        return decoded
+
+    @property
+    def raw_body(self) -> bytes:
+        """The body as it is stored."""
+        raw: bytes = _stored_body.__get__(self)
+        return raw
+
+
+def coded(message: Message, decode: Callable[[Message, bytes], Any]) -> CodedMessage:
+    """The same object, whose `body` is from now on what `decode` makes of it and its bytes."""
+    message._codec = decode
+    message.__class__ = CodedMessage  # not a copy: whoever watches over its lease watches this object
+    return cast(CodedMessage, message)
 
 
 def require_leased(message: Message) -> None:

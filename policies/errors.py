@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from .text import count_of
 
@@ -116,6 +116,16 @@ class UnknownMessageError(AnabranchError, LookupError):
 
 class DeadLetterError(AnabranchError, ValueError):
     """The message is no dead letter, or cannot go back where it came from. Nothing was done with it."""
+
+
+class DecodeError(AnabranchError, ValueError):
+    """The codec of a queue or a subscription does not take the body of a message, which is as it was: leased, if it was
+    received. `__cause__` says what the codec did not like, if it tried."""
+
+    def __init__(self, text: str, message: Any) -> None:
+        self.message = message
+        """The Message: its `raw_body` has the bytes; release it or reject it."""
+        super().__init__(text)
 
 
 class SubscriptionError(AnabranchError, ValueError):

@@ -70,6 +70,7 @@ class Consumer(Backlog):
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
 
         It is this process's until `message.ack()` or `message.release()`; when the process ends, all its leases do.
+        A `timeout` that is over already, below 0, does not wait.
         Raises TypeError and ValueError for what is no number of seconds, and UnknownSubscriptionError for a
         subscription that was ended.
         """
@@ -77,7 +78,7 @@ class Consumer(Backlog):
             return self._registry.for_held(
                 self.destination, lambda store: store.receive(self.destination, 0, self._key), None
             )
-        _require_timeout(timeout)
+        require_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def receive(store: Store) -> Message | None:  # called again if the store was closed for being idle
@@ -85,6 +86,33 @@ class Consumer(Backlog):
             return store.receive(self.destination, left, self._key)
 
         return self._registry.for_store(self.destination, receive)
+
+    def receive_many(self, n: int, timeout: float | None = 0) -> list[Message]:
+        """Lease up to `n` messages, in order, waiting up to `timeout` seconds for the first (None: for ever): as soon
+        as there is one, all that are there then, up to `n`. An empty list if none has come.
+
+        Each is settled on its own, or several at once with `router.ack(messages)`. Raises as `receive`; and TypeError
+        and ValueError for what is no number of messages.
+        """
+        require_count(n)
+        if timeout == 0:
+            return self._registry.for_held(
+                self.destination, lambda store: store.receive_many(self.destination, n, 0, self._key), []
+            )
+        require_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def receive(store: Store) -> list[Message]:  # likewise
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            return store.receive_many(self.destination, n, left, self._key)
+
+        return self._registry.for_store(self.destination, receive)
+
+    def consume(self, timeout: float | None = None) -> Iterator[Message]:
+        """Each message, leased, one after the other: the next one is received when it is asked for, so that none is
+        leased ahead. Ends when none has come for `timeout` seconds (None: goes on for ever). Raises as `receive`."""
+        require_timeout(timeout)
+        return iter(lambda: self.receive(timeout), None)
 
     def listen(
         self,
@@ -121,13 +149,21 @@ class Consumer(Backlog):
         )
 
 
-def _require_timeout(timeout: object) -> None:
+def require_timeout(timeout: object) -> None:
     """Raise TypeError or ValueError for what cannot be waited for."""
     if timeout is None:
         return
-    if not isinstance(timeout, int | float):
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
         raise TypeError(f"timeout is a number of seconds, not {type(timeout).__name__}: {timeout!r}")
     if not timeout <= threading.TIMEOUT_MAX:
         raise ValueError(
             f"timeout is a number of seconds up to {threading.TIMEOUT_MAX:.0f}, not {timeout!r}; None is for ever"
         )
+
+
+def require_count(n: object) -> None:
+    """Raise TypeError or ValueError for what is no number of messages to receive."""
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"n is a number of messages, not {type(n).__name__}: {n!r}")
+    if n < 1:
+        raise ValueError(f"n is a number of messages, 1 or more, not {n}")

@@ -185,7 +185,7 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copi
                 if not together.is_first(message, headers, (source, message_id), key, subscriptions):
                     continue
             transaction.send(
-                source, message.body, headers, message_id, priority=message.priority, persistent=persistent
+                source, message.raw_body, headers, message_id, priority=message.priority, persistent=persistent
             )
         for letter in letters:  # last: what is given back by a transaction counts as delivered
             transaction.ack(letter.message)
@@ -237,7 +237,7 @@ def _requeue_batch(
                 letters.append(checker.letter(message))
             except DeadLetterError as error:
                 wrong = error
-            size += len(message.body)
+            size += len(message.raw_body)
         _put_back(begin, letters, copies)
         del taken[: len(letters)]
     finally:

@@ -33,6 +33,8 @@ from ..policies.errors import (
 )
 from . import requeue
 from .addresses import Address, queue_of, resolve, topic_of
+from .codecs import Codec, codec_of
+from .coded import CodedEndpoint, CodedQueue, CodedTopic
 from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
@@ -204,25 +206,71 @@ class Router:
 
     # What users do
 
-    def queue(self, name: Address) -> Queue:
+    @overload
+    def queue(self, name: Address, *, codec: None = None) -> Queue: ...
+
+    @overload
+    def queue(self, name: Address, *, codec: str | Codec) -> CodedQueue: ...
+
+    def queue(self, name: Address, *, codec: str | Codec | None = None) -> Queue:
         """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
-        send. Raises DestinationError, NoRouteError, and TypeError for what names no destination."""
+        send.
+
+        With a `codec` (`json`, `msgpack`, `pickle`, or an object; codecs.py) bodies are values: what is sent is encoded
+        and labelled with the header `content_type`, and `message.body` is decoded. Without one they are bytes. Raises
+        DestinationError, NoRouteError, TypeError for what names no destination or is no codec, and ValueError for a
+        codec that is not known.
+        """
         self.registry.require_open()
         destination = queue_of(name)
         self.registry.route(destination)
-        return Queue(self.registry, destination)
+        return (
+            Queue(self.registry, destination)
+            if codec is None
+            else CodedQueue(self.registry, destination, codec_of(codec))
+        )
 
-    def topic(self, name: Address) -> Topic:
-        """The topic of that name (`prices.eu` or `topic://prices.eu`); likewise."""
+    @overload
+    def topic(self, name: Address, *, codec: None = None) -> Topic: ...
+
+    @overload
+    def topic(self, name: Address, *, codec: str | Codec) -> CodedTopic: ...
+
+    def topic(self, name: Address, *, codec: str | Codec | None = None) -> Topic:
+        """The topic of that name (`prices.eu` or `topic://prices.eu`); likewise, also for its subscriptions."""
         self.registry.require_open()
         destination = topic_of(name)
         self.registry.route(destination)
-        return Topic(self.registry, destination)
+        return (
+            Topic(self.registry, destination)
+            if codec is None
+            else CodedTopic(self.registry, destination, codec_of(codec))
+        )
 
+    @overload
+    def send(
+        self,
+        destination: CodedEndpoint,
+        body: Any,
+        headers: Headers | None = ...,
+        message_id: str | None = ...,
+        **options: Unpack[SendOptions],
+    ) -> list[Receipt]: ...
+
+    @overload
     def send(
         self,
         destination: Address,
         body: bytes,
+        headers: Headers | None = ...,
+        message_id: str | None = ...,
+        **options: Unpack[SendOptions],
+    ) -> list[Receipt]: ...
+
+    def send(
+        self,
+        destination: Address,
+        body: Any,
         headers: Headers | None = None,
         message_id: str | None = None,
         **options: Unpack[SendOptions],

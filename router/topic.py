@@ -69,12 +69,15 @@ class Topic(Endpoint, Backlog):
         """
         subscription = Subscription(self.destination, name, client_id, selector, no_local)
         self._registry.for_store(self.destination, lambda store: store.subscribe(subscription, retroactive))
-        return Subscriber(self._registry, subscription)
+        return self._subscriber(subscription)
 
     def subscriptions(self) -> list[Subscriber]:
         """Its durable subscriptions, in order of client and name."""
         subscriptions = sorted(self._registry.subscriptions_of(self.destination), key=lambda s: s.key)
-        return [Subscriber(self._registry, subscription) for subscription in subscriptions]
+        return [self._subscriber(subscription) for subscription in subscriptions]
+
+    def _subscriber(self, subscription: Subscription) -> Subscriber:
+        return Subscriber(self._registry, subscription)
 
     def receive(self, timeout: float | None = 0) -> NoReturn:
         """Nobody receives from a topic as such, whose messages go to its subscriptions. Raises DestinationError, which

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -70,6 +70,81 @@ class Receiving:
                     self.cancel(feed, taker)
                 raise
             self.let_go(lease)  # it was purged after it had been fetched
+
+    def receive_many(
+        self,
+        destination: Destination,
+        most: int,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> list[Message]:
+        """As Store.receive_many."""
+        messages: list[Message] = []
+        try:
+            first = self.receive(destination, timeout, subscription)
+            if first is not None:
+                messages.append(first)
+                while len(messages) < most and self._receive_more(destination, subscription, most, messages):
+                    pass
+        except AnabranchError as error:
+            if not messages:
+                raise
+            level = logging.ERROR if self.is_damage(error) else logging.DEBUG  # else the next call meets it again
+            log.log(level, "store %s: no more is received at once: %s", self.engine.name, error)
+        except BaseException:
+            for message in messages:
+                with suppress(AnabranchError, RuntimeError):
+                    self._store.release([message], delivered=False)
+            raise
+        return messages
+
+    def _receive_more(
+        self, destination: Destination, key: SubscriptionKey | None, most: int, messages: list[Message]
+    ) -> bool:
+        """What is there without waiting, up to so many in all and a page at a time; whether there may be more."""
+        feed = self.feed(destination, key, make=False)
+        if feed is None:
+            return False
+        takers: list[Taker] = []
+        try:
+            self._lease_page(feed, min(most - len(messages), PAGE), takers)
+            leases = [taker.lease for taker in takers if taker.lease is not None]
+            for number, record in enumerate(self._bodies(feed.state, leases)):
+                lease = leases[number]
+                if record is not None:
+                    messages.append(decode(self._store, destination, lease.place, record, lease))
+                else:
+                    self.let_go(lease)  # it was purged after it had been fetched
+                takers[number].lease = None
+            return bool(leases)
+        except BaseException as error:
+            for taker in takers:
+                self.cancel(feed, taker)
+            if not self.is_damage(error):
+                raise
+        message = self.receive(destination, 0, key)  # which tells whether it is the first one that is damaged
+        if message is not None:
+            messages.append(message)
+        return message is not None
+
+    def _lease_page(self, feed: Feed, count: int, takers: list[Taker]) -> None:
+        """Lease so many, unless others wait for them; each has its taker, in order."""
+        engine = self.engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            if engine.sequencer.gates:
+                engine.require_here(feed.state.destination)
+            if feed.state.removed or engine.is_gone(feed):
+                return
+            while len(takers) < count and not feed.takers and engine.delivery.has_room(feed):
+                takers.append(Taker())
+                if not engine.delivery.lease(feed, engine.rows, takers[-1]):
+                    return
+
+    def _bodies(self, state: DestinationState, leases: Sequence[Lease]) -> Iterable[bytes | None]:
+        """The records of these messages, in order; None for one that has died meanwhile."""
+        return self.engine.rows.bodies(state, [lease.place for lease in leases]) if leases else ()
 
     def _lease(self, feed: Feed, taker: Taker, wait: bool) -> bool | None:
         """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already. None

@@ -330,6 +330,18 @@ class Store:
         """
         return self._receiving.receive(destination, timeout, subscription)
 
+    def receive_many(
+        self,
+        destination: Destination,
+        most: int,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> list[Message]:
+        """Lease up to so many, in order: as soon as there is one, all that are there then; none if there is none in
+        `timeout` seconds. What is wrong with a later one (damage, too many leases) is raised by the call that finds it
+        first; a damaged one stays leased, and is logged. Else as `receive`."""
+        return self._receiving.receive_many(destination, most, timeout, subscription)
+
     def listen(
         self,
         destination: Destination,

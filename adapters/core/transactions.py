@@ -111,7 +111,9 @@ class Transactions:
         freed = self._freed(acks) if acks else []
         if count <= len(freed):
             size = min(size, sum(len(message.body) for _, message in sends))
-        return room.reserve((max(0, count - len(freed)), max(0, size - sum(len(message.body) for message in freed))))
+        return room.reserve(
+            (max(0, count - len(freed)), max(0, size - sum(len(message.raw_body) for message in freed)))
+        )
 
     def _freed(self, acks: Sequence[Message]) -> list[Message]:
         """Those of which nothing is left once they are acked; of a topic's, those that nobody else has yet to ack."""

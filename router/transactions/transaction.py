@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 from ...adapters.background import shared
 from ...adapters.core import Store
@@ -32,7 +32,8 @@ from ...adapters.store_types import Change, Subscription
 from ...policies.destination import Destination
 from ...policies.errors import TransactionError
 from ..addresses import Address, resolve_all, topic_of
-from ..endpoint import expiry
+from ..coded import CodedEndpoint
+from ..endpoint import SendOptions, expiry
 from ..requeue import mark_requeued
 from ..xid import Xid
 from .coordinator import Coordinator
@@ -135,10 +136,30 @@ class Transaction:
         manager knows."""
         return self._global.shown
 
+    @overload
+    def send(
+        self,
+        destination: CodedEndpoint,
+        body: Any,
+        headers: Headers | None = ...,
+        message_id: str | None = ...,
+        **options: Unpack[SendOptions],
+    ) -> None: ...
+
+    @overload
     def send(
         self,
         destination: Address,
         body: bytes,
+        headers: Headers | None = ...,
+        message_id: str | None = ...,
+        **options: Unpack[SendOptions],
+    ) -> None: ...
+
+    def send(
+        self,
+        destination: Address,
+        body: Any,
         headers: Headers | None = None,
         message_id: str | None = None,
         *,
@@ -146,13 +167,15 @@ class Transaction:
         expires_in: float | None = None,
         persistent: bool = True,
     ) -> None:
-        """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. The rest as Queue.send;
-        `expires_in` counts from now.
+        """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. To a queue or topic that
+        has a codec a value is sent. The rest as Queue.send; `expires_in` counts from now.
 
         Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError beyond the
         limits of a transaction; the transaction goes on without it either way.
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        if isinstance(destination, CodedEndpoint):
+            body, headers = destination._coder.encode(body, headers)
         destinations = resolve_all(destination)
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
         with self._lock:

@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .adapters.acceleration import accelerated
-from .adapters.messages import Headers, HeaderValue, Message, Outgoing, Receipt
+from .adapters.messages import CodedMessage, Headers, HeaderValue, Message, Outgoing, Receipt
 from .adapters.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
 from .policies.config import (
     Config,
@@ -37,6 +37,7 @@ from .policies.errors import (
     ConfigError,
     CorruptionError,
     DeadLetterError,
+    DecodeError,
     DestinationError,
     MessageTooLargeError,
     MissingExtraError,
@@ -58,6 +59,8 @@ from .policies.errors import (
 )
 from .policies.wildcard import Match, Pattern, RouteTable
 from .router.addresses import Address
+from .router.codecs import Codec
+from .router.coded import CodedQueue, CodedSubscriber, CodedTopic
 from .router.dbapi import Connection, ProgrammingError
 from .router.endpoint import SendOptions
 from .router.queue import Queue
@@ -81,12 +84,18 @@ __all__ = [
     "AnabranchError",
     "ClockError",
     "ClosedError",
+    "Codec",
+    "CodedMessage",
+    "CodedQueue",
+    "CodedSubscriber",
+    "CodedTopic",
     "Config",
     "ConfigError",
     "Connection",
     "CorruptionError",
     "Counts",
     "DeadLetterError",
+    "DecodeError",
     "Destination",
     "DestinationError",
     "HeaderValue",

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.policies.errors import ClosedError
+from anabranch.adapters.store_types import Counts, Subscription
+from anabranch.policies.errors import ClosedError, StoreFullError
 
-from .disk import PATIENCE, A, B, Disk, Parallel, bodies, drain, survives, take
+from .disk import PATIENCE, A, B, Disk, Parallel, T, bodies, drain, survives, take
 
 
 class ReceivingContract:
@@ -114,6 +115,49 @@ class ReceivingContract:
             store.send(A, b"1")
             store.send(A, b"2")
             assert {one.result().body, two.result().body} == {b"1", b"2"}
+
+    # receive many
+
+    def test_receive_many_in_order(self, store: Store) -> None:
+        """More than a page of them; each is settled on its own."""
+        sent = [str(n).encode() for n in range(700)]
+        store.send_many(A, sent)
+        first = store.receive_many(A, 650)
+        assert [message.body for message in first] == sent[:650]
+        first[0].ack()
+        first[1].release()
+        assert [message.body for message in store.receive_many(A, 1000)] == [sent[1], *sent[650:]]
+        assert store.receive_many(A, 10) == []
+        assert store.counts(A) == Counts(0, 699)
+
+    def test_receive_many_takes_what_is_there(self, store: Store) -> None:
+        """It waits for the first one alone."""
+        with Parallel(lambda: store.receive_many(A, 10, None)) as receiver:
+            assert receiver.outlives(0.05)
+            store.send(A, b"1")
+            assert [message.body for message in receiver.result()] == [b"1"]
+        store.send_many(A, [b"2", b"3"])
+        assert [message.body for message in store.receive_many(A, 10, PATIENCE)] == [b"2", b"3"]
+
+    def test_receive_many_of_a_subscription(self, store: Store) -> None:
+        desk = Subscription(T, "desk")
+        store.subscribe(desk)
+        store.send_many(T, [b"1", b"2", b"3"])
+        messages = store.receive_many(T, 2, 0, desk.key)
+        assert [(message.body, message.subscription) for message in messages] == [(b"1", desk.key), (b"2", desk.key)]
+
+    def test_receive_many_of_both_sorts(self, store: Store) -> None:
+        """What is not persistent comes in its place."""
+        for n in range(6):
+            store.send(A, b"%d" % n, persistent=bool(n % 2))
+        assert [message.body for message in store.receive_many(A, 5)] == [b"0", b"1", b"2", b"3", b"4"]
+
+    def test_receive_many_up_to_the_leases_that_there_may_be(self, disk: Disk) -> None:
+        store = disk.create(max_leases=3)
+        store.send_many(A, [b"1", b"2", b"3", b"4"])
+        assert [message.body for message in store.receive_many(A, 10)] == [b"1", b"2", b"3"]
+        with pytest.raises(StoreFullError, match="max_leases"):
+            store.receive_many(A, 10)
 
     # browse
 

@@ -332,6 +332,31 @@ def test_receive_interrupted_anywhere_passes_nothing_over(router: anabranch.Rout
     assert reopened(router) == {}
 
 
+def test_receive_many_interrupted_anywhere_passes_nothing_over(router: anabranch.Router) -> None:
+    """Nor does it keep any, unless it was about to return them."""
+    kept: list[str] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        queue = router.queue(f"q.{at}")
+        queue.send_many([body_of(f"s.{n}") for n in range(3)])
+        return lambda: queue.receive_many(3)
+
+    def check(at: int, where: str) -> None:
+        queue = router.queue(f"q.{at}")
+        if where:
+            messages = queue.receive_many(9)
+            left = range(3 - len(messages), 3)
+            assert [identity_of(message.body) for message in messages] == [f"s.{n}" for n in left], where
+            assert store_of(router).stats().leased == 3, where  # none was passed over
+            if len(messages) < 3:
+                kept.append(where)
+        queue.delete()
+
+    assert everywhere(prepare, check, every=3) > 50
+    assert len(kept) < 8, kept
+    assert reopened(router) == {}
+
+
 @pytest.mark.parametrize("what", ["checkpoint", "reclaim", "delete", "purge"])
 def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, what: str) -> None:
     queue, gone = router.queue("q"), router.queue("gone")

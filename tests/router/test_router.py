@@ -481,7 +481,7 @@ class TestArguments:
     def test_a_transaction_keeps_what_it_was_given(self, router: anabranch.Router) -> None:
         body, headers = bytearray(b"x"), {"h": 1}
         with router.transaction() as tx:
-            tx.send("one.a", body, headers)  # type: ignore[arg-type]
+            tx.send("one.a", body, headers)  # type: ignore[call-overload]
             body[0], headers["h"] = 0, 2
         message = take(router.queue("one.a"))
         assert (message.body, message.headers) == (b"x", {"h": 1})

@@ -317,7 +317,7 @@ class TestMisuse:
             with pytest.raises(anabranch.NoRouteError):
                 tx.send("b.q,nowhere", b"y")
             with pytest.raises(TypeError):
-                tx.send("b.q", "text")  # type: ignore[arg-type]
+                tx.send("b.q", "text")  # type: ignore[call-overload]
             with pytest.raises(TypeError):
                 tx.ack("text")  # type: ignore[arg-type]
         assert bodies(cross, "a.q", "b.q") == [[b"x"], []]
