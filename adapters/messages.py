@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from contextlib import suppress
+from types import MemberDescriptorType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 from ..policies.destination import Destination
-from ..policies.errors import DeadLetterError, UnknownMessageError
+from ..policies.errors import AnabranchError, DeadLetterError, UnknownMessageError
 
 if TYPE_CHECKING:
     from .core.store import Store
@@ -239,6 +240,11 @@ class Message:
         """`release` without waiting, as `ack_nowait`."""
         return self._store.release_nowait([self], delivered)
 
+    def extend(self, seconds: float | None = None) -> None:
+        """Its lease ends so many seconds from now; with None as many as it was leased for, and one that has no end has
+        none then either. Raises UnknownMessageError if it is not leased, or its time is over."""
+        self._store.extend(self, seconds)
+
     def reject(self, reason: str = REJECTED) -> None:
         """Put it into its store's dead-letter queue, with the `reason`, in one step: after any crash it is in one of
         the two. Dropped, and counted, if its store has none. Raises UnknownMessageError, and what a transaction's
@@ -250,6 +256,25 @@ class Message:
                 "dead-letter queues; ack it, or release it"
             )
         owner.reject(self, reason)
+
+    def __enter__(self) -> Self:
+        """`with message:` acks it at the end, and releases it, delivered once more, if an error is raised; neither if
+        it was settled inside, or a transaction has it. Raises UnknownMessageError for one that was browsed."""
+        require_leased(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises as `ack`: UnknownMessageError too where its lease has run out. After an error that one alone is
+        raised."""
+        if self._note.is_settled:
+            return
+        if kind is None:
+            self.ack()
+            return
+        with suppress(AnabranchError):  # in a store that has stopped nobody holds anything
+            self.release()
 
     @property
     def token(self) -> str:

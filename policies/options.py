@@ -55,6 +55,9 @@ class StoreOptions(Options):
     """How many of the latest message ids are remembered to store a repeated send once. 0: none."""
     max_leases: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 100_000
     """How many messages may be received and not yet acked or released at one time."""
+    lease_timeout: Annotated[float, Duration(0.001)] | None = None
+    """How long a received message may be held before it is free again, unless its receiver acks, releases or extends
+    it, or has said `lease=`. None: as long as its process lives."""
     message_bytes_max: Annotated[int, Size(1)] = 100 * MIB
     """The largest message, headers included. A larger one is refused before anything is written."""
     max_messages: Positive | None = None

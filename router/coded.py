@@ -85,18 +85,20 @@ class CodedConsumer(CodedBacklog, Consumer):
 
     __slots__ = ()
 
-    def receive(self, timeout: float | None = 0) -> CodedMessage | None:
+    def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> CodedMessage | None:
         """As Consumer.receive. That its body does not decode shows when `message.body` is asked for."""
-        message = super().receive(timeout)
+        message = super().receive(timeout, lease=lease)
         return self._coder.wrap(message) if message is not None else None
 
-    def receive_many(self, n: int, timeout: float | None = 0) -> list[CodedMessage]:  # type: ignore[override]
+    def receive_many(  # type: ignore[override]
+        self, n: int, timeout: float | None = 0, *, lease: float | None = None
+    ) -> list[CodedMessage]:
         """As Consumer.receive_many."""
-        return [self._coder.wrap(message) for message in super().receive_many(n, timeout)]
+        return [self._coder.wrap(message) for message in super().receive_many(n, timeout, lease=lease)]
 
-    def consume(self, timeout: float | None = None) -> Iterator[CodedMessage]:
+    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[CodedMessage]:
         """As Consumer.consume."""
-        return cast("Iterator[CodedMessage]", super().consume(timeout))
+        return cast("Iterator[CodedMessage]", super().consume(timeout, lease=lease))
 
     def listen(
         self,
@@ -104,10 +106,11 @@ class CodedConsumer(CodedBacklog, Consumer):
         credit: int = 1,
         *,
         on_end: Callable[[Exception], object] | None = None,
+        lease: float | None = None,
     ) -> Listener:
         """As Consumer.listen."""
         wrap = self._coder.wrap
-        return super().listen(lambda message: on_message(wrap(message)), credit, on_end=on_end)
+        return super().listen(lambda message: on_message(wrap(message)), credit, on_end=on_end, lease=lease)
 
 
 class CodedQueue(CodedEndpoint, CodedConsumer, Queue):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..adapters.core import Store
+from ..adapters.core.lease_times import require_seconds
 from ..adapters.messages import Message
 from ..adapters.store_types import Counts, Listener, SubscriptionKey
 from ..policies.destination import Destination
@@ -66,28 +67,31 @@ class Consumer(Backlog):
 
     __slots__ = ()
 
-    def receive(self, timeout: float | None = 0) -> Message | None:
+    def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> Message | None:
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
 
         It is this process's until `message.ack()` or `message.release()`; when the process ends, all its leases do.
-        A `timeout` that is over already, below 0, does not wait.
+        With `lease`, or the store's option `lease_timeout`, it is free again after so many seconds, counted as a
+        delivery, unless `message.extend()` gives it more. A `timeout` that is over already, below 0, does not wait.
         Raises TypeError and ValueError for what is no number of seconds, and UnknownSubscriptionError for a
         subscription that was ended.
         """
+        if lease is not None:
+            require_seconds(lease, "lease")
         if timeout == 0:
             return self._registry.for_held(
-                self.destination, lambda store: store.receive(self.destination, 0, self._key), None
+                self.destination, lambda store: store.receive(self.destination, 0, self._key, lease), None
             )
         require_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def receive(store: Store) -> Message | None:  # called again if the store was closed for being idle
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            return store.receive(self.destination, left, self._key)
+            return store.receive(self.destination, left, self._key, lease)
 
         return self._registry.for_store(self.destination, receive)
 
-    def receive_many(self, n: int, timeout: float | None = 0) -> list[Message]:
+    def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> list[Message]:
         """Lease up to `n` messages, in order, waiting up to `timeout` seconds for the first (None: for ever): as soon
         as there is one, all that are there then, up to `n`. An empty list if none has come.
 
@@ -95,24 +99,28 @@ class Consumer(Backlog):
         and ValueError for what is no number of messages.
         """
         require_count(n)
+        if lease is not None:
+            require_seconds(lease, "lease")
         if timeout == 0:
             return self._registry.for_held(
-                self.destination, lambda store: store.receive_many(self.destination, n, 0, self._key), []
+                self.destination, lambda store: store.receive_many(self.destination, n, 0, self._key, lease), []
             )
         require_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def receive(store: Store) -> list[Message]:  # likewise
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            return store.receive_many(self.destination, n, left, self._key)
+            return store.receive_many(self.destination, n, left, self._key, lease)
 
         return self._registry.for_store(self.destination, receive)
 
-    def consume(self, timeout: float | None = None) -> Iterator[Message]:
+    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message]:
         """Each message, leased, one after the other: the next one is received when it is asked for, so that none is
         leased ahead. Ends when none has come for `timeout` seconds (None: goes on for ever). Raises as `receive`."""
         require_timeout(timeout)
-        return iter(lambda: self.receive(timeout), None)
+        if lease is not None:
+            require_seconds(lease, "lease")
+        return iter(lambda: self.receive(timeout, lease=lease), None)
 
     def listen(
         self,
@@ -120,13 +128,15 @@ class Consumer(Backlog):
         credit: int = 1,
         *,
         on_end: Callable[[Exception], object] | None = None,
+        lease: float | None = None,
     ) -> Listener:
         """Call `on_message` with each message, leased, up to `credit` of them; more with `Listener.add_credit`.
 
         Listeners and those who wait in `receive` stand in one line: what becomes free goes to who came first. The
         callback runs on a background thread of the library, one message at a time, in order; never inside a sender's
         `send`, never in this call, and one that takes long holds up nobody but its own listener. It settles the message
-        then or later, from any thread; if it raises, the message is released.
+        then or later, from any thread; if it raises, the message is released. `lease` is as for `receive`, from the
+        call on.
 
         The store is opened, and stays open until the listener is closed. If it closes all the same or fails
         (`router.close()`, `router.reopen()`), its disk does not give a message, or the subscription is ended, the
@@ -134,7 +144,8 @@ class Consumer(Backlog):
         is no credit.
         """
         return self._registry.for_store(
-            self.destination, lambda store: store.listen(self.destination, on_message, credit, self._key, on_end)
+            self.destination,
+            lambda store: store.listen(self.destination, on_message, credit, self._key, on_end, lease),
         )
 
     def purge(self) -> int:

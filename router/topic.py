@@ -79,7 +79,7 @@ class Topic(Endpoint, Backlog):
     def _subscriber(self, subscription: Subscription) -> Subscriber:
         return Subscriber(self._registry, subscription)
 
-    def receive(self, timeout: float | None = 0) -> NoReturn:
+    def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> NoReturn:
         """Nobody receives from a topic as such, whose messages go to its subscriptions. Raises DestinationError, which
         names them."""
         self._refuse("receive")

@@ -45,6 +45,8 @@ class Settings:
     duplicate_window: int = 100_000
     max_leases: int = 100_000
     max_deliveries: int | None = None
+    lease_timeout: float | None = None
+    """Seconds for which a message is leased where its receiver says nothing else; None: without an end."""
     max_messages: int | None = None
     max_bytes: int | None = None
     max_bytes_option: str = "max_bytes"
@@ -69,6 +71,7 @@ class Settings:
             duplicate_window=options.duplicate_window,
             max_leases=options.max_leases,
             max_deliveries=options.max_deliveries,
+            lease_timeout=options.lease_timeout,
             max_messages=options.max_messages,
             message_bytes_max=options.message_bytes_max,
             **others,

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...policies.errors import StoreFullError, UnknownMessageError
@@ -133,15 +134,33 @@ class Feed:
 _numbers = itertools.count(time.time_ns())
 
 
+class LeaseTime:
+    """For how long a lease lasts (lease_times.py)."""
+
+    __slots__ = ("lapsed", "queued", "seconds", "until")
+
+    def __init__(self, seconds: float, until: float) -> None:
+        self.seconds = seconds
+        """As its holder was told last."""
+        self.until = until
+        """When it ends (monotonic)."""
+        self.queued = until
+        """When it is looked at next (likewise)."""
+        self.lapsed = False
+        """It is over, and the message was given back."""
+
+
 class Lease:
     """That somebody holds a message."""
 
-    __slots__ = ("feeds", "gate", "hold", "number", "place", "successor", "whole")
+    __slots__ = ("feeds", "gate", "hold", "number", "place", "successor", "time", "whole")
 
     gate: Gate
     """Set before its hold is MOVING."""
     successor: tuple[Store, Lease]
     """Set before its hold is MOVED: the store that its message is in now, and the lease there."""
+    time: LeaseTime
+    """Set where it has an end: see `time_limit`."""
 
     def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
         self.number = next(_numbers)
@@ -164,6 +183,24 @@ class Lease:
         if len(feeds) == 1:
             return feeds[0].held.get(seq) is self
         return any(feed.held.get(seq) is self for feed in feeds)
+
+    @property
+    def time_limit(self) -> LeaseTime | None:
+        """None: it has no end."""
+        return getattr(self, "time", None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its holder has done with it, or a transaction has it: not so if its time ran out."""
+        if self.hold == MOVED:
+            return self.successor[1].is_settled
+        time = self.time_limit
+        return self.hold in (CLAIMED, LEAVING) and not (time is not None and time.lapsed)
+
+    def is_late(self, now: float) -> bool:
+        """Whether its time is over (`now` is monotonic), though its message was not given back yet."""
+        time = self.time_limit
+        return time is not None and time.until <= now and self.hold == LEASED and self.is_held
 
 
 class Taker:
@@ -226,15 +263,17 @@ class Rows(Protocol):
 
 
 class Delivery:
-    """Of one store. A lease's `hold` changes under `_lock`; all else under the store's lock."""
+    """Of one store. A lease's `hold`, and its time, change under `lock`; all else under the store's lock."""
 
     def __init__(self, name: str, max_leases: int, max_deliveries: int | None = None, priorities: bool = False) -> None:
         self._name = name
         self._priorities = priorities
         self._max_leases = max_leases
         self._max_deliveries = max_deliveries
-        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
+        self.lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._sweep = Sweep(max_deliveries)
+        self.timed = False
+        """Some leases have an end."""
         self.mixed = False
         """Some messages are not persistent: what lies between two seqs is not of one kind."""
         self.era = 1
@@ -409,9 +448,9 @@ class Delivery:
     # Settling
 
     def move(self, lease: Lease, before: int, after: int) -> bool:
-        """Move one from one hold to another; False if it is not held so."""
-        with self._lock:
-            if lease.hold != before or not lease.is_held:
+        """Move one from one hold to another; False if it is not held so, or its time is over."""
+        with self.lock:
+            if lease.hold != before or not lease.is_held or (self.timed and lease.is_late(monotonic())):
                 return False
             lease.hold = after
             return True
@@ -419,7 +458,9 @@ class Delivery:
     def take(self, store: Store, messages: Sequence[Message], before: int, after: int) -> list[Lease]:
         """Move all from one hold to another, or none. Returns their leases. Raises UnknownMessageError."""
         taken: list[Lease] = []
-        with self._lock:
+        with self.lock:
+            if self.timed and before == LEASED:
+                _require_in_time(messages)
             for message in messages:
                 lease = message._note
                 if (
@@ -435,15 +476,23 @@ class Delivery:
                 if type(lease) is Lease and lease.hold >= MOVING:
                     raise LeaseMovedError(lease.gate)
                 raise UnknownMessageError(
-                    f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: it was "
-                    "acked, released or claimed by a transaction"
+                    f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: {_why(lease)}"
                 )
         return taken
+
+    def lapse(self, lease: Lease, now: float) -> bool:
+        """If its time is over, it is LEAVING from now on; False if it is not leased, or not over."""
+        with self.lock:
+            if not lease.is_late(now):
+                return False
+            lease.time.lapsed = True
+            lease.hold = LEAVING
+            return True
 
     def freeze(self, feeds: Iterable[Feed], gate: Gate, frozen: dict[Lease, int]) -> bool:
         """What is held of these feeds is MOVING, and its former hold in `frozen`; False while some is LEAVING."""
         done = True
-        with self._lock:
+        with self.lock:
             for lease in [lease for feed in feeds for lease in list(feed.held.values())]:
                 if lease.hold == LEAVING:
                     done = False
@@ -455,7 +504,7 @@ class Delivery:
 
     def put_back(self, leases: Iterable[Lease], hold: int) -> None:
         """What was LEAVING and is still there is held again: its ack has failed, or was interrupted."""
-        with self._lock:
+        with self.lock:
             for lease in leases:
                 if lease.hold == LEAVING:
                     lease.hold = hold
@@ -529,6 +578,28 @@ class Delivery:
             feed.first.set_back(seq)
         elif feed.lanes is not None:
             feed.lanes.set_back(order, seq)
+
+
+def _require_in_time(messages: Iterable[Message]) -> None:
+    now = monotonic()
+    for message in messages:
+        lease = message._note
+        if type(lease) is Lease and lease.is_late(now):
+            raise UnknownMessageError(f"{message!r} is not leased here any more: {_over(lease.time)}")
+
+
+def _why(lease: object) -> str:
+    """It is not held any more."""
+    if type(lease) is Lease and lease.time_limit is not None and lease.time.lapsed:
+        return _over(lease.time)
+    return "it was acked, released or claimed by a transaction"
+
+
+def _over(time: LeaseTime) -> str:
+    return (
+        f"its lease of {time.seconds:g} s ran out, and others may receive it again; give it more time (`lease=`, "
+        "`lease_timeout`), or extend() it while you work"
+    )
 
 
 def claimed(feed: Feed) -> int:

@@ -34,7 +34,7 @@ class Listener(Taker):
 
     __slots__ = (
         "_calling", "_credit", "_due", "_ended", "_feed", "_gate", "_home", "_on_end", "_on_message", "_receiving",
-        "_work",
+        "_seconds", "_work",
     )  # fmt: skip
 
     def __init__(
@@ -44,9 +44,12 @@ class Listener(Taker):
         on_message: Callable[[Message], object],
         credit: int,
         on_end: Callable[[Exception], object] | None = None,
+        seconds: float | None = None,
     ) -> None:
+        """`seconds`: for so long each message is leased; None: as its store says."""
         super().__init__()
         self._receiving, self._feed, self._on_message, self._on_end = receiving, feed, on_message, on_end
+        self._seconds = seconds
         self._credit = credit
         """How many messages it still wants. Belongs to the store's lock."""
         self._work = threading.Lock()
@@ -231,6 +234,8 @@ class Listener(Taker):
             return None
         if message is None:
             receiving.let_go(lease)
+        elif receiving.hand_out.needed or self._seconds is not None:
+            receiving.hand_out((lease,), self._seconds)
         return message
 
 

@@ -378,6 +378,9 @@ class LiveCopy:
             self._to.sequencer.gates.pop(self._destination, None)
             copied.feed.listeners.pop(self._idle, None)
         for lease, successor in moved.items():
+            time = lease.time_limit
+            if time is not None:  # what is left of it
+                self.target._lease_times.carry(successor, time.seconds, time.until)
             lease.successor = self.target, successor
             lease.hold = MOVED
         self._move_listeners(copied)

@@ -17,6 +17,7 @@ from .delivery import CLOCK_SECONDS, Feed, Lease, Taker
 from .engine import Engine
 from .forwarding import give_back
 from .gates import MovedError
+from .handing_out import HandingOut
 from .listening import Listener, require_credit
 from .place import ORDER, ORDER_MAX, SEQ, Place, order_of
 from .records import decode
@@ -38,13 +39,19 @@ Position = tuple[int, int]
 class Receiving:
     """Of one store that is open. Threads: all."""
 
-    def __init__(self, store: Store, engine: Engine) -> None:
-        self._store, self.engine = store, engine
+    def __init__(self, store: Store, engine: Engine, hand_out: HandingOut) -> None:
+        self._store, self.engine, self.hand_out = store, engine, hand_out
 
     def receive(
-        self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
+        self,
+        destination: Destination,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+        seconds: float | None = None,
     ) -> Message | None:
-        engine = self.engine
+        engine, hand_out = self.engine, self.hand_out
+        if seconds is not None:
+            hand_out.check(seconds)
         deadline = time.monotonic() + timeout if timeout else None  # without one and not to wait: it is not asked for
         while True:
             feed = self.feed(destination, subscription, make=timeout != 0)
@@ -64,6 +71,8 @@ class Receiving:
                 assert lease is not None
                 message = self.read(lease)
                 if message is not None:
+                    if hand_out.needed or seconds is not None:
+                        hand_out((lease,), seconds)
                     return message
             except BaseException as error:
                 if not self.is_damage(error):
@@ -77,14 +86,15 @@ class Receiving:
         most: int,
         timeout: float | None = 0,
         subscription: SubscriptionKey | None = None,
+        seconds: float | None = None,
     ) -> list[Message]:
         """As Store.receive_many."""
         messages: list[Message] = []
         try:
-            first = self.receive(destination, timeout, subscription)
+            first = self.receive(destination, timeout, subscription, seconds)
             if first is not None:
                 messages.append(first)
-                while len(messages) < most and self._receive_more(destination, subscription, most, messages):
+                while len(messages) < most and self._receive_more(destination, subscription, most, messages, seconds):
                     pass
         except AnabranchError as error:
             if not messages:
@@ -99,7 +109,12 @@ class Receiving:
         return messages
 
     def _receive_more(
-        self, destination: Destination, key: SubscriptionKey | None, most: int, messages: list[Message]
+        self,
+        destination: Destination,
+        key: SubscriptionKey | None,
+        most: int,
+        messages: list[Message],
+        seconds: float | None,
     ) -> bool:
         """What is there without waiting, up to so many in all and a page at a time; whether there may be more."""
         feed = self.feed(destination, key, make=False)
@@ -109,6 +124,8 @@ class Receiving:
         try:
             self._lease_page(feed, min(most - len(messages), PAGE), takers)
             leases = [taker.lease for taker in takers if taker.lease is not None]
+            if leases and (self.hand_out.needed or seconds is not None):
+                self.hand_out(leases, seconds)
             for number, record in enumerate(self._bodies(feed.state, leases)):
                 lease = leases[number]
                 if record is not None:
@@ -122,7 +139,7 @@ class Receiving:
                 self.cancel(feed, taker)
             if not self.is_damage(error):
                 raise
-        message = self.receive(destination, 0, key)  # which tells whether it is the first one that is damaged
+        message = self.receive(destination, 0, key, seconds)  # which tells whether it is the first one that is damaged
         if message is not None:
             messages.append(message)
         return message is not None
@@ -323,13 +340,15 @@ class Receiving:
         credit: int = 1,
         subscription: SubscriptionKey | None = None,
         on_end: Callable[[Exception], object] | None = None,
+        seconds: float | None = None,
     ) -> Listener:
         require_credit(credit)
+        self.hand_out.check(seconds)
         self.engine.ensure_usable()
         while True:
             feed = self.feed(destination, subscription, make=True)
             assert feed is not None
-            listener = Listener(self, feed, on_message, credit, on_end)
+            listener = Listener(self, feed, on_message, credit, on_end, seconds)
             try:
                 listener.start()
                 if self.engine.catalog.current(feed.state) is feed.state:

@@ -168,6 +168,10 @@ class Settling:
 
         return shared().call(give_back)
 
+    def give_back_lapsed(self, leases: Sequence[Lease]) -> None:
+        """Of what is LEAVING since its time is over (lease_times.py)."""
+        self._give_back(leases, delivered=True)
+
     def _give_back(self, leases: Sequence[Lease], delivered: bool) -> None:
         engine = self._engine
         if delivered:
@@ -220,7 +224,8 @@ class Settling:
             if lease is not None and lease.number == number:
                 return lease
         raise UnknownMessageError(
-            f"the message of token {token} is not leased here any more: it was acked, released or its queue is gone"
+            f"the message of token {token} is not leased here any more: it was acked or released, its lease ran out, "
+            "or its queue is gone"
         )
 
     def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
@@ -290,7 +295,9 @@ class Settling:
                     del taken[at]
                     if lease.hold >= MOVING:
                         raise LeaseMovedError(lease.gate)
-                    raise UnknownMessageError(f"the message of token {token} is being settled, or claimed")
+                    raise UnknownMessageError(
+                        f"the message of token {token} is being settled, or claimed, or its lease has just run out"
+                    )
             except (UnknownMessageError, LeaseMovedError) as error:
                 results[at] = error
 

@@ -52,7 +52,9 @@ from .backend import Backend, Found
 from .delivery import CLAIMED, LEASED, Lease
 from .engine import Engine
 from .forwarding import after_move, is_moving
+from .handing_out import HandingOut
 from .headers import pack_id
+from .lease_times import LeaseTimes
 from .limits import Amount, Reservation
 from .nonpersistent import sweep
 from .purging import Removal
@@ -117,8 +119,9 @@ class Store:
         own = self.backend.writer(engine)
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
         self._sending = Sending(engine, self._writer, self.directory, getattr(self.options, "file_mode", None))
-        self._receiving = Receiving(self, engine)
         self._settling = Settling(self, engine, self._writer, self._sending.write)
+        self._lease_times = LeaseTimes(engine, self._settling.give_back_lapsed)
+        self._receiving = Receiving(self, engine, HandingOut(self.backend.settings, self._lease_times))
         self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling)
         self._removal = Removal(engine, self._sending, self._receiving)
         self._statistics = Statistics(engine, self._receiving)
@@ -320,15 +323,24 @@ class Store:
     # Receiving
 
     def receive(
-        self, destination: Destination, timeout: float | None = 0, subscription: SubscriptionKey | None = None
+        self,
+        destination: Destination,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+        lease: float | None = None,
     ) -> Message | None:
         """Lease the first message that nobody holds; None if there is none in `timeout` seconds (None: wait).
 
         First is the oldest, with `priorities` that of the highest priority. One whose time is over or that has come
         back `max_deliveries` times is skipped. From a topic one receives for a `subscription`: UnknownSubscription-
         Error if the topic has none of that key, DestinationError without one. Subscriptions lease independently.
+
+        If it is not acked, released or extended in `lease` seconds (None: the store's `lease_timeout`), it is free
+        again, at its old place, delivered once more, within a second; its holder then gets UnknownMessageError. The
+        time of one that a transaction has claimed does not run out. By a monotonic clock. Raises TypeError and
+        ValueError for what is no time.
         """
-        return self._receiving.receive(destination, timeout, subscription)
+        return self._receiving.receive(destination, timeout, subscription, lease)
 
     def receive_many(
         self,
@@ -336,11 +348,12 @@ class Store:
         most: int,
         timeout: float | None = 0,
         subscription: SubscriptionKey | None = None,
+        lease: float | None = None,
     ) -> list[Message]:
         """Lease up to so many, in order: as soon as there is one, all that are there then; none if there is none in
         `timeout` seconds. What is wrong with a later one (damage, too many leases) is raised by the call that finds it
         first; a damaged one stays leased, and is logged. Else as `receive`."""
-        return self._receiving.receive_many(destination, most, timeout, subscription)
+        return self._receiving.receive_many(destination, most, timeout, subscription, lease)
 
     def listen(
         self,
@@ -349,19 +362,20 @@ class Store:
         credit: int = 1,
         subscription: SubscriptionKey | None = None,
         on_end: Callable[[Exception], object] | None = None,
+        lease: float | None = None,
     ) -> Listener:
         """Lease messages for who is called with each, up to `credit` of them; more with `Listener.add_credit`.
 
         A listener stands in one line with those who wait in `receive`: what becomes free goes to who came first. It is
         called on a thread of ours, with one message at a time, in order, never inside a sender's `send`; the message
-        is leased as a received one is. If it raises, its message is released. As long as it is not closed, `retire`
-        refuses.
+        is leased as a received one is, its time (`lease`) from the call on. If it raises, its message is released. As
+        long as it is not closed, `retire` refuses.
 
         It ends by itself when the store closes or fails, its subscription is removed, or the disk does not give a
         message (a damaged one stays leased, and is skipped): `on_end` is then called with the error, likewise.
         Raises as `receive`, and TypeError and ValueError for what is no credit.
         """
-        return self._receiving.listen(destination, on_message, credit, subscription, on_end)
+        return self._receiving.listen(destination, on_message, credit, subscription, on_end, lease)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time
@@ -421,6 +435,16 @@ class Store:
             return self._settling.give_back_nowait(messages, LEASED, delivered)
         except ClosedError as error:
             return self._after_move(error, messages, lambda store, some: store.release(some, delivered))
+
+    def extend(self, message: Message, seconds: float | None = None) -> None:
+        """The lease of a message ends so many seconds from now, be that earlier or later than before; with None as
+        many as it was leased for, and nothing happens to one that has no end. Raises UnknownMessageError if it is not
+        leased, or its time is over; TypeError and ValueError for what is no time."""
+        try:
+            self._engine.ensure_usable()
+            self._lease_times.extend(self, message, seconds)
+        except ClosedError as error:
+            after_move(error, [message], lambda store, some: store.extend(some[0], seconds))
 
     @staticmethod
     def _after_move(

@@ -13,6 +13,7 @@ from .deliveries import DeliveriesContract
 from .disk import PLACES, Disk
 from .expiring import ExpiringContract
 from .hosting import HostingContract
+from .leasing import LeasingContract
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
 from .nonpersistent import NonpersistentContract
@@ -33,6 +34,7 @@ class EssentialContract(
     ReceivingContract,
     SettlingContract,
     DeliveriesContract,
+    LeasingContract,
     TopicsContract,
     RemovingContract,
     PreparingContract,

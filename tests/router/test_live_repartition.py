@@ -29,6 +29,7 @@ from anabranch.router.repartition import repartition
 from anabranch.router.repartition_progress import NAME
 
 from ..contract.disk import eventually
+from ..contract.leasing import LONG, Lasting
 from ..crash.traffic import Traffic
 from .test_repartition import JOURNAL, KINDS, XID, config, facts, fill, new, old, stores_of
 
@@ -141,6 +142,28 @@ class TestHolding:
         moved.router.settle(token, Settlement.REJECT, "worse")
         assert [m.body for m in moved.router.queue("dlq.q").browse()] == [b"0", b"1"]
         assert moved.bodies() == list(range(2, 10))
+
+    def test_what_is_left_of_a_lease(self, moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It runs out when it would have without the move; the others can be extended."""
+        lasting = Lasting(monkeypatch)
+        held = [moved.queue.receive(lease=seconds) for seconds in (LONG, 4 * LONG, LONG, LONG)]
+        assert None not in held
+        one, two, three, four = (message for message in held if message is not None)
+        lasting.ahead += LONG / 2
+        moved.there()
+        three.extend(4 * LONG)
+        with moved.router.transaction() as transaction:
+            transaction.ack(four)
+            lasting.go_on(moved.router.registry.store_for(moved.queue.destination), LONG)
+            back = moved.queue.receive()
+            assert back is not None
+            assert (back.body, back.deliveries) == (one.body, 2)
+            with pytest.raises(UnknownMessageError, match="its lease of 3600 s ran out"):
+                one.ack()
+            two.ack()
+        three.ack()
+        back.ack()
+        assert moved.bodies() == [4, 5, 6, 7, 8, 9]
 
     @pytest.mark.parametrize("commit", [True, False])
     def test_in_a_transaction(self, moved: Moved, commit: bool) -> None:
