@@ -108,6 +108,9 @@ class DestinationsTable:
         """Whether the lock's owner is at the file: who comes to it again, in a signal handler, is refused."""
         self.stores: dict[bytes, StoreRow] = {}
         self.destinations: dict[Destination, DestinationRow] = {}
+        self.on_record: Callable[[Iterable[Destination]], object] = lambda destinations: None
+        """Called with the destinations that get a row, before they have it and after: who is struck by Ctrl-C in
+        between has said it all the same. With the lock held: it must not wait."""
         self._by_path: dict[str, bytes] = {}
         self._waiting: deque[_Batch] = deque()
         """What the next commit takes together."""
@@ -299,7 +302,10 @@ class DestinationsTable:
             self._remove(store_id)
         for kind, name in changes.gone:
             self._remove(Destination(Kind(kind), name))
-        self.destinations.update((row.destination, row) for row in changes.destinations)
+        rows = {row.destination: row for row in changes.destinations}
+        self.on_record(rows)
+        self.destinations.update(rows)
+        self.on_record(rows)
         for store in changes.stores:
             before = self.stores.get(store.store_id)
             if before is not None and before.path != store.path:

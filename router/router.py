@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..adapters.background import shared
 from ..adapters.core import Store
 from ..adapters.files import FULL, disk_errors, make_directory, refused
 from ..adapters.locking import DirectoryLock
-from ..adapters.messages import REJECTED, Headers, Message, Receipt
+from ..adapters.messages import REJECTED, CodedMessage, Headers, Message, Receipt
 from ..adapters.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
 from ..policies.config import Config, UsageOptions, load
 from ..policies.destination import Destination
@@ -38,6 +38,7 @@ from .coded import CodedEndpoint, CodedQueue, CodedTopic
 from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
+from .pattern_consumers import PatternConsumers
 from .queue import Queue
 from .reentry import refuse_in_handler
 from .settling import TokenSettler, by_store, settle_nowait
@@ -108,6 +109,7 @@ class Router:
         self._repartition: LiveRepartition | None = None
         """What moves destinations now."""
         self._tokens = TokenSettler(self.registry, self.sweeper.reject)
+        self._patterns = PatternConsumers(self.registry)
 
     # Opening and closing
 
@@ -155,12 +157,14 @@ class Router:
         if self._usage is not None:
             self._usage.attach(store)  # first: what it commits now is recorded
         self.coordinator.resolver.recover(store)
+        self._patterns.opened(store)
 
     def _lose(self, error: StoreFailedError) -> None:
         """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
         log.error("the router has stopped: %s", error)
         self.sweeper.closed = True
         self.registry.stop(error)
+        self._patterns.close()
 
     def close(self) -> None:
         """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all, and
@@ -173,6 +177,7 @@ class Router:
         if self.registry.forked:
             self.registry.opened = False  # all of it belongs to the parent
             return
+        self._patterns.close()
         repartition = self._repartition
         if repartition is not None:
             repartition.stop()
@@ -280,6 +285,70 @@ class Router:
         with self.transaction() as transaction:
             transaction.send(destination, body, headers, message_id, **options)
             return transaction.commit()
+
+    @overload
+    def receive(
+        self, pattern: CodedQueue, timeout: float | None = 0, *, lease: float | None = None
+    ) -> CodedMessage | None: ...
+
+    @overload
+    def receive(
+        self, pattern: Address, timeout: float | None = 0, *, lease: float | None = None, codec: None = None
+    ) -> Message | None: ...
+
+    @overload
+    def receive(
+        self, pattern: Address, timeout: float | None = 0, *, lease: float | None = None, codec: str | Codec
+    ) -> CodedMessage | None: ...
+
+    def receive(
+        self,
+        pattern: Address,
+        timeout: float | None = 0,
+        *,
+        lease: float | None = None,
+        codec: str | Codec | None = None,
+    ) -> Message | None:
+        """Lease a message of one of the queues that a pattern names (`orders.>`, `queue://*.eu`), waiting up to
+        `timeout` seconds for one (None: for ever). `lease` is as of Queue.receive. With a
+        `codec` its body is decoded, as of a queue.
+
+        Each queue that has messages has its turn, in its own order, and is one of many: a receive costs the same
+        however many there are. Queues that are sent to for the first time meanwhile belong to it. Who receives from one
+        of the queues itself comes first there. A store that fails, or cannot be opened, is passed over, and logged; so
+        is, for as long, a queue that moves. A pattern may match dead letters: `>` does. A name without wildcards is
+        that queue.
+
+        Raises DestinationError for what is no pattern of queues, and as Queue.receive.
+        """
+        return self._patterns.receiver(pattern, timeout, lease, codec)()
+
+    @overload
+    def consume(
+        self, pattern: CodedQueue, timeout: float | None = None, *, lease: float | None = None
+    ) -> Iterator[CodedMessage]: ...
+
+    @overload
+    def consume(
+        self, pattern: Address, timeout: float | None = None, *, lease: float | None = None, codec: None = None
+    ) -> Iterator[Message]: ...
+
+    @overload
+    def consume(
+        self, pattern: Address, timeout: float | None = None, *, lease: float | None = None, codec: str | Codec
+    ) -> Iterator[CodedMessage]: ...
+
+    def consume(
+        self,
+        pattern: Address,
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+        codec: str | Codec | None = None,
+    ) -> Iterator[Message]:
+        """Each message of these queues, leased, one after the other, until none has come for `timeout` seconds (None:
+        for ever); as `receive`."""
+        return iter(self._patterns.receiver(pattern, timeout, lease, codec), None)
 
     def subscriptions(self) -> list[Subscription]:
         """All durable subscriptions, in order of topic, client and name."""

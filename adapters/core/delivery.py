@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from ...policies.errors import StoreFullError, UnknownMessageError
 from ..messages import EXPIRED, Message, require_leased
@@ -95,8 +95,18 @@ class Feed:
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody waits, listens, or holds a message."""
+        """Whether somebody waits, watches, listens, or holds a message."""
         return bool(self.takers or self.listeners or self.held)
+
+    @property
+    def is_needed(self) -> bool:
+        """The same but for those who watch: they hear of it when the store is opened again."""
+        return bool(self.listeners or self.held or self.waiting)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait or listen, and would take a message."""
+        return sum(not taker.watches for taker in list(self.takers)) if self.takers else 0
 
     def rewind(self) -> None:
         """Fetch everything anew. Wherever Ctrl-C strikes nothing is out of sight: cursors go first."""
@@ -207,6 +217,9 @@ class Taker:
     """Who waits for one message of a feed."""
 
     __slots__ = ("_waiter", "lease")
+
+    watches: ClassVar[bool] = False
+    """Nothing is handed to it, and whatever happens in its feed wakes it (watching.py)."""
 
     def __init__(self) -> None:
         self.lease: Lease | None = None
@@ -414,8 +427,12 @@ class Delivery:
         while feed.takers and len(feed.held) < self._max_leases:
             try:
                 taker = next(iter(feed.takers))
-            except (RuntimeError, StopIteration):
+                if taker.watches:
+                    taker = next(other for other in feed.takers if not other.watches)
+            except RuntimeError:
                 continue  # another thread has just come or gone
+            except StopIteration:
+                return
             if taker.lease is None and not self.lease(feed, rows, taker):
                 return
             taker.wake()  # first: who is struck between the two leaves it in line, where whoever comes finds it

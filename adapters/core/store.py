@@ -66,6 +66,7 @@ from .statistics import Statistics
 from .subscriptions import require_same
 from .transactions import Transactions
 from .usage import Recorder
+from .watching import OnWake, Watch, receive_or_watch
 from .writers import Direct, Threaded, Writer
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,11 @@ class Store:
     @usage.setter
     def usage(self, usage: Recorder | None) -> None:
         self._engine.usage = usage
+
+    @property
+    def failed(self) -> BaseException | None:
+        """Why it has stopped itself, if it has. Never waits."""
+        return self._engine.failed
 
     # Opening and closing
 
@@ -354,6 +360,15 @@ class Store:
         `timeout` seconds. What is wrong with a later one (damage, too many leases) is raised by the call that finds it
         first; a damaged one stays leased, and is logged. Else as `receive`."""
         return self._receiving.receive_many(destination, most, timeout, subscription, lease)
+
+    def receive_or_watch(
+        self, destination: Destination, on_wake: OnWake, watch: Watch | None = None, lease: float | None = None
+    ) -> Message | Watch:
+        """Lease the first message of a queue that nobody holds; if there is none, `on_wake` is called once there may be
+        one, or the store closes or fails: then what is returned stands in line for it, or this `watch`, if that does
+        still. Never waits for a message, also not where as many are leased as may be; does not keep the store from
+        retiring. Else as `receive`."""
+        return receive_or_watch(self._receiving, destination, on_wake, watch, lease)
 
     def listen(
         self,
@@ -653,7 +668,7 @@ class Store:
         engine.check()
         with engine.lock:
             engine.current()
-            if any(feed.is_used for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
+            if any(feed.is_needed for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
                 return False
             if self.volatile and self._holds_anything():
                 return False

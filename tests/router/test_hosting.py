@@ -239,9 +239,9 @@ def test_a_message_shows_no_private_field(router: anabranch.Router) -> None:
     message = take(router.queue("q"))
     shown = [name for name in dir(message) if not name.startswith("_")]
     assert shown == [
-        "ack", "ack_nowait", "body", "deliveries", "destination", "expires_at_ms", "headers", "leased", "message_id",
-        "persistent", "priority", "redelivered", "reject", "release", "release_nowait", "seq", "subscription",
-        "timestamp_ms", "token",
+        "ack", "ack_nowait", "body", "deliveries", "destination", "expires_at_ms", "extend", "headers", "leased",
+        "message_id", "persistent", "priority", "raw_body", "redelivered", "reject", "release", "release_nowait",
+        "seq", "subscription", "timestamp_ms", "token",
     ]  # fmt: skip
     assert repr(message) == f"<Message {message.seq} of queue://q, 1 bytes>"
     assert not hasattr(message, "__dict__")
