@@ -81,10 +81,12 @@ class StoreStats:
     """The same files at their full size, which they grow to as they fill."""
     pool_bytes: int = 0
     segments: Mapping[str, int] = field(default_factory=dict)
-    """Files by state: `active`, `retained`, `pooled`."""
+    """Files by state: `active`, `retained`, `copies` (of what lives, made by compaction), `pooled`."""
     live_percent: float = 100.0
     """Bytes of live messages in the journal's records, of all its records' bytes; all of a file in which no message has
     died yet are live."""
+    compactions: int = 0
+    """Files of copies that were made since the store was opened."""
     failed: str | None = None
     """Why the store has stopped itself, if it has."""
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict)

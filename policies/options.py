@@ -98,6 +98,11 @@ class JournalOptions(StoreOptions):
     """The most bytes that are gathered into one write and one sync. A segment's size limits it too."""
     pool_files: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 2
     """How many released segment files are kept for use again instead of being deleted."""
+    compact_live_percent: Annotated[int, Field(strict=True, ge=0, le=95)] = 50
+    """A segment whose messages have died but for at most this part of its bytes is compacted: what lives in it is
+    copied, and it is released. 0: none is."""
+    compact_min_segments: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 4
+    """So many such segments are compacted together; fewer wait for more."""
     archive_directory: Directory | None = None
     """Released segments are moved here instead of being used again or deleted."""
     max_bytes: Annotated[int, Size(1)] | None = None

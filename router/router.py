@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -584,7 +584,26 @@ class Router:
         """
         self.registry.require_open()
         refuse_in_handler("reclaim")
-        freed = shared().for_each(self.registry.open_stores(), lambda store: store.reclaim())
+        return self._freed(self.registry.open_stores(), lambda store: store.reclaim())
+
+    def compact(self, store: str | None = None) -> int:
+        """Free also the space for which what is there has to be copied, now, in all open stores or in those of one
+        name; returns bytes. What pays happens by itself in the background (`compact_live_percent`). Others send and
+        receive meanwhile.
+
+        Raises the first error of a store after trying all, ConfigError if no open store has this name.
+        """
+        self.registry.require_open()
+        refuse_in_handler("compact")
+        there = self.registry.open_stores()
+        stores = [one for one in there if store is None or one.name == store]
+        if store is not None and not stores:
+            names = ", ".join(sorted({one.name for one in there})) or "none"
+            raise ConfigError([f"no store {store!r} is open, to be compacted; open are: {names}"])
+        return self._freed(stores, lambda store: store.compact())
+
+    def _freed(self, stores: Sequence[Store], free: Callable[[Store], int]) -> int:
+        freed = shared().for_each(stores, free)
         self.registry.require_open()
         for _, _, error in freed:
             if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle

@@ -103,6 +103,7 @@ class BackendStats:
     pool_bytes: int = 0
     segments: dict[str, int] = field(default_factory=dict)
     live_percent: float = 100.0
+    compactions: int = 0
     memory_bytes: int = 0
     swap_bytes: int = 0
 
@@ -215,6 +216,10 @@ class Backend(Rows, Protocol):
     def reclaim(self) -> int:
         """Free the space that can be freed; returns bytes. Any thread."""
         return 0
+
+    def compact(self) -> int:
+        """Free also what takes copying what is there; returns bytes. Any thread."""
+        return self.reclaim()
 
     def stats(self) -> BackendStats:
         """Cheap enough to take every second."""

@@ -73,6 +73,7 @@ class Statistics:
             pool_bytes=backend.pool_bytes,
             segments=backend.segments,
             live_percent=backend.live_percent,
+            compactions=backend.compactions,
             failed=str(engine.failed) if engine.failed is not None else None,
             subscriptions={
                 subscriber.subscription: pending.of(subscriber)

@@ -691,6 +691,14 @@ class Store:
         with disk_errors(f"store {self.name!r} cannot give back space"):
             return self.backend.reclaim()
 
+    def compact(self) -> int:
+        """Free now also the space for which what is there has to be copied; returns bytes. What pays happens in the
+        background by itself; here less is enough. Others send and receive meanwhile. A disk without room for the
+        copies is no error."""
+        self._engine.ensure_usable()
+        with disk_errors(f"store {self.name!r} cannot give back space"):
+            return self.backend.compact()
+
     def checkpoint(self) -> None:
         """Write out what shortens the next opening. Happens by itself; durability never depends on it."""
         self._engine.ensure_usable()

@@ -22,7 +22,8 @@ Where things are:
   damaged is not opened)
 - `bodies` reads messages back
 - at open: `opening` (recovery in order), `replay` (the index is brought up to the log); `check` (invariants)
-- space: `snapshot` (what must be said before segments go), `pending_before` (as it was when one began)
+- space: `compaction` (what lives in mostly dead segments moves together), `copied` (the change that makes it count),
+  `snapshot` (what must be said before segments go), `pending_before` (as it was when one began)
 - files: `directory`
 """
 

@@ -65,6 +65,9 @@ class Applier:
         self._require_owned = require_owned
         self.on_empty: Callable[[], None] = lambda: None
         """Called when a sealed segment has lost its last live message."""
+        self.on_sealed: Callable[[], None] = lambda: None
+        """Called when another segment is sealed, and when the index was written out: it is time to look which segments
+        are mostly dead."""
         self._applied: Applied
         self._snapshot_at: Callable[[], tuple[int, int]]
         self._checkpoint_in_time = CoalescedJob(self._background_checkpoint)
@@ -105,9 +108,11 @@ class Applier:
         except lmdb.Error as error:
             self._damaged(error)
         index.operations += tail.lsn - before.lsn
-        if tail.segment is not before.segment and not before.segment.live:
-            index.emptied = True
         self._applied = Applied(last.number, tail)
+        if tail.segment is not before.segment:
+            if not before.segment.live:
+                index.emptied = True
+            self.on_sealed()
         self._look_after()
 
     def _look_after(self) -> None:
@@ -132,7 +137,7 @@ class Applier:
             index.abort()
             if index.checkpointed is None:
                 raise AssertionError("an index without a checkpoint has been open")
-            index.load(self._log.table.segments)
+            index.load(self._log.table.all)
             with disk_errors(f"{self._log.name}: the journal cannot be read to bring the index up to it"):
                 Replay(index, self._log.table).from_checkpoint(index.checkpointed, self._applied.tail)
             self._engine.catalog.recount()
@@ -192,7 +197,7 @@ class Applier:
             engine.interrupted = True
             try:
                 index.drop_segments(dropped)
-                index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).segments, files)
+                index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).all, files)
             except lmdb.Error as error:
                 if not is_for_room(error, index.file.path) or index.checkpointed is None:
                     raise
@@ -201,8 +206,9 @@ class Applier:
                 self._write_in_steps()
                 index.drop_segments(dropped)
                 files = self._checksum_files()
-                index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).segments, files)
+                index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).all, files)
             engine.interrupted = amid
+            self.on_sealed()
         except (lmdb.Error, OSError) as error:
             engine.counts_stand = False
             # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which
@@ -258,7 +264,7 @@ class Applier:
             if index.operations > step:
                 seq = max(tail.counter, checkpointed.seq)
                 position = self._checkpoint_at(tail._replace(counter=seq), False)
-                index.checkpoint(position, self._log.table.segments, self._checksum_files(), is_last=False)
+                index.checkpoint(position, self._log.table.all, self._checksum_files(), is_last=False)
 
         Replay(index, self._log.table).from_checkpoint(checkpointed, self._applied.tail, after)
 
@@ -266,9 +272,14 @@ class Applier:
         """To the last checkpoint."""
         index = self._index
         index.abort()
-        index.load(self._log.table.segments)
+        index.load(self._log.table.all)
 
     # Reclaiming: without the lock
+
+    @property
+    def tail(self) -> Tail:
+        """How far the index is in the log."""
+        return self._applied.tail
 
     def snapshot(self) -> tuple[list[Segment], bytes]:
         """The segments that hold no live message any more, and the snapshot that lets them go (rule J6); nothing if
@@ -293,6 +304,7 @@ class Applier:
         else:  # all is applied: the segment before a new one that is still empty may go
             self._applied = self._applied._replace(tail=tail)
         sealed = [s for s in self._log.table.segments if s.number < tail.segment.number]
+        sealed += [s for s in self._log.table.copies if s.counts]
         empty = [s for s in sealed if not s.live]
         kept = [s for s in sealed if s.live]
         rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
@@ -308,7 +320,7 @@ class Applier:
         table, engine, index = self._log.table, self._engine, self._index
         if table is not self._measured:
             last = table.segments[-1]
-            self._dead_bytes, self._measured = snapshot.size_most(table.segments, max(last.allocated, FILL_MAX)), table
+            self._dead_bytes, self._measured = snapshot.size_most(table.all, max(last.allocated, FILL_MAX)), table
         rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
         return self._dead_bytes + snapshot.ID_BYTES * (rows + len(engine.catalog.by_number))
 
@@ -318,7 +330,7 @@ class Applier:
         index = self._index
         applied = index.checkpointed.seq if index.checkpointed is not None else 0
         sends = self._engine.sequencer.last_seq - applied + size // snapshot.RECORD_MIN
-        index.file.reserve(sends, len(self._log.table.segments), self._dead_bytes)
+        index.file.reserve(sends, len(self._log.table.all), self._dead_bytes)
         self._counted = index.rows.counted
 
     @property

@@ -35,6 +35,7 @@ from ..wal.ticket import LogOptions
 from .applying import Applier
 from .bodies import Bodies
 from .check import violations
+from .compaction import Compactor
 from .directory import StoreDirectory, first_segment
 from .index import Index, is_of_index
 from .index_file import remove_file
@@ -76,6 +77,7 @@ class JournalBackend(Backend):
         self._applier: Applier
         self._bodies: Bodies
         self._reclaimer: Reclaimer
+        self._compactor: Compactor
 
     @classmethod
     def create(cls, name: str, directory: Path, options: JournalOptions) -> bytes:
@@ -126,7 +128,7 @@ class JournalBackend(Backend):
             index.close()
             raise
         self._fill(catalog)
-        self._writer.start(self._log, self._reclaimer.finish)
+        self._writer.start(self._log, self._finish)
         log_recovered(self.name, opened, index, self._log, started)
         return Found(opened.seq, opened.ids.items(), opened.prepared, opened.committed)
 
@@ -151,7 +153,14 @@ class JournalBackend(Backend):
             self._log, applier.snapshot, lambda payload: [WriteSnapshot(payload)], applier.forget, archive
         )
         applier.on_empty = self._reclaimer.notice
+        self._compactor = Compactor(engine, self._log, self._index, options, lambda: applier.tail)
+        applier.on_sealed = self._compactor.notice
         self._is_made = True
+
+    def _finish(self) -> None:
+        """The log is closed: wait for what may still make or remove files."""
+        self._compactor.finish()
+        self._reclaimer.finish()
 
     def _fill(self, catalog: Catalog) -> None:
         """What the index holds is what there is."""
@@ -248,8 +257,15 @@ class JournalBackend(Backend):
     def reclaim(self) -> int:
         return self._reclaimer.run()
 
+    def compact(self) -> int:
+        freed = self._reclaimer.run()
+        while self._compactor.run(1):
+            freed += self._reclaimer.run()
+        return freed
+
     def stats(self) -> BackendStats:
-        segments, tail, files = self._log.table.segments, self._log.tail, self._log.files
+        table, tail, files = self._log.table, self._log.tail, self._log.files
+        segments = table.all
         used = [(s.end or tail.offset) - w.HEADER_BYTES for s in segments]
         # Where no message has died all is live, what belongs to no message too: a new store has nothing to reclaim.
         live = sum(
@@ -261,7 +277,13 @@ class JournalBackend(Backend):
             journal_bytes=sum(max(s.allocated, s.end or 0) for s in segments),
             capacity_bytes=sum(s.capacity for s in segments),
             pool_bytes=files.pool_bytes,
-            segments={"active": 1, "retained": len(segments) - 1, "pooled": len(files.pool)},
+            segments={
+                "active": 1,
+                "retained": len(table.segments) - 1,
+                "copies": len(table.copies),
+                "pooled": len(files.pool),
+            },
+            compactions=self._compactor.compactions,
             live_percent=100.0 * live / sum(used) if sum(used) else 100.0,
         )
 

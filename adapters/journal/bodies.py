@@ -37,7 +37,7 @@ _unpack = HEAD.unpack_from
 
 class Bodies:
     """The messages of one store. Reading takes no lock of the store; a message that is not where the index said is
-    looked up once more, to tell one that has died meanwhile from damage."""
+    looked up once more, to tell one that has died meanwhile, or was copied, from damage."""
 
     def __init__(self, engine: Engine, wal: Log) -> None:
         self._engine, self._log = engine, wal
@@ -49,26 +49,30 @@ class Bodies:
         return self._page(state, places)
 
     def _one(self, state: DestinationState, place: Place) -> bytes | None:
-        lsn, offset, length = place[OWN]
-        segment = self._log.table.find(lsn)
-        if segment is not None:
-            try:
-                file = segment.open()
-                record = os.pread(file.fd, length, offset)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                if is_out_of_files(error):
-                    what = f"message {place[SEQ]} of {state.destination} cannot be read now"
-                    raise refused(f"{self._log.name}: {what}: {error}", error) from error
-                raise ReadError(str(segment.path), offset, f"the disk cannot read it: {error}") from error
-            else:
-                body = body_of(record, segment.seed, state.number, place)
-                if body is not None:
-                    return body
-        alive = self._engine.asked(lambda: self._engine.backend.row(state, None, place[SEQ]))
-        if alive is None or alive[OWN] != place[OWN]:
-            return None
+        while True:
+            lsn, offset, length = place[OWN]
+            segment = self._log.table.find(lsn)
+            if segment is not None:
+                try:
+                    file = segment.open()
+                    record = os.pread(file.fd, length, offset)
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    if is_out_of_files(error):
+                        what = f"message {place[SEQ]} of {state.destination} cannot be read now"
+                        raise refused(f"{self._log.name}: {what}: {error}", error) from error
+                    raise ReadError(str(segment.path), offset, f"the disk cannot read it: {error}") from error
+                else:
+                    body = body_of(record, segment.seed, state.number, place)
+                    if body is not None:
+                        return body
+            alive = self._now(state, place)
+            if alive is None:
+                return None
+            if alive[OWN] == place[OWN]:
+                break
+            place = alive  # it was copied meanwhile (rule J8)
         where = str(segment.path) if segment is not None else str(self._log.files.directory)
         raise CorruptionError(
             where,
@@ -76,6 +80,10 @@ class Bodies:
             f"message {place[SEQ]} of {state.destination} does not read back: its bytes are damaged. "
             "Receivers go on behind it; restore the file from a backup to have it again",
         )
+
+    def _now(self, state: DestinationState, place: Place) -> Place | None:
+        """Where a message is by now, if it lives."""
+        return self._engine.asked(lambda: self._engine.backend.row(state, None, place[SEQ]))
 
     def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """In order; None for what is known to have died since it was looked up."""
@@ -88,7 +96,8 @@ class Bodies:
                     if self._engine.behind:
                         self._engine.asked(lambda: None)  # what has been acked is marked dead then
                     if segment is not None and segment.dead is not None and segment.is_dead(place[OWN][0]):
-                        yield None
+                        alive = self._now(state, place)  # it may have been copied
+                        yield self._one(state, alive) if alive is not None else None
                         continue
                     yield body if body is not None else self._one(state, place)
 

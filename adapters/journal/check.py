@@ -69,8 +69,8 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
 
 
 def _segments(table: SegmentTable, applied: Tail) -> Iterator[str]:
-    for segment in table.segments:
-        if segment.number > applied.segment.number:
+    for segment in table.all:
+        if not segment.counts or applied.segment.number < segment.number < w.COPIES:
             continue
         end = applied.offset if segment is applied.segment else segment.end
         reader = BatchReader(segment, w.HEADER_BYTES, segment.base_lsn - 1, end)
@@ -119,7 +119,7 @@ def _counts(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[st
                 f"C3 {state.destination} counts {state.count} messages of {state.bytes} bytes; "
                 f"the index holds {held[0]} of {held[1]}"
             )
-    for segment in table.segments:
+    for segment in table.all:
         live = counted.live[segment.number], counted.live_bytes[segment.number]
         if (segment.live, segment.live_bytes) != live:
             yield (

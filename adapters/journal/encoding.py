@@ -7,10 +7,11 @@ What a record's header and a batch are, wal/format.py says; a message's record b
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...policies.destination import Destination, Kind
+from ...policies.errors import CorruptionError
 from ..core.branches import Branch, Commit, Forget, Prepare, Rollback
 from ..core.changes import Ack, AckRange, Change, Returned, Send
 from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
@@ -19,7 +20,10 @@ from ..core.records import HEAD
 from ..core.states import DestinationState, SubscriptionState
 from ..store_types import TRANSACTION_BYTES, Subscription
 from ..wal import format as w
-from ..wal.reader import Record
+from ..wal.reader import BatchReader, Record, records_of
+from ..wal.recovery import require_end
+from ..wal.segment import Segment
+from .copied import Compacted, Copied
 from .snapshot import WriteSnapshot
 
 Own = tuple[int, int, int]
@@ -39,6 +43,7 @@ SUBSCRIBE: Final = 10
 UNSUBSCRIBE: Final = 11
 RETURNED: Final = 12
 FORGET: Final = 13
+COMPACTED: Final = 15
 
 NUMBER = struct.Struct("<I")
 """A destination's number: what all begin with but those of a transaction. All of a REMOVE."""
@@ -59,6 +64,8 @@ UNSUBSCRIBE_PAYLOAD = struct.Struct("<II")
 """Destination, subscription."""
 RETURNED_PAYLOAD = struct.Struct("<IIQI")
 """Destination, subscription (0: a queue), seq, how often it has been given back."""
+COMPACTED_PAYLOAD = struct.Struct("<QQQI")
+"""Number of a file of copies, its nonce, where its records end, how many there are."""
 DELIVERIES_MAX: Final = (1 << 32) - 1
 
 SEND_OVERHEAD: Final = w.RECORD_HEADER.size + SEND_START.size
@@ -78,6 +85,9 @@ class Numbers(Protocol):
     priorities: bool
     states: dict[int, DestinationState]
     subscriptions: dict[int, SubscriptionState]
+
+    def find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
+        """The file of copies of which a record says so much. Raises CorruptionError where it is not there."""
 
 
 class Codec(NamedTuple):
@@ -249,6 +259,30 @@ def _decode_snapshot(record: Record, numbers: Numbers) -> None:
     """It says again what was said before it."""
 
 
+def _encode_compacted(change: Compacted) -> bytes:
+    copies = change.copies
+    count = copies.last_lsn + 1 - copies.base_lsn
+    return COMPACTED_PAYLOAD.pack(copies.number, copies.nonce, copies.end or 0, count)
+
+
+def _decode_compacted(record: Record, numbers: Numbers) -> Compacted:
+    copies = numbers.find_copies(*COMPACTED_PAYLOAD.unpack(record.payload))
+    return Compacted(copies, list(copied_in(copies)))
+
+
+def copied_in(copies: Segment) -> Iterator[Copied]:
+    """The messages of a file of copies, from the file. Raises CorruptionError, OSError."""
+    reader = BatchReader(copies, w.HEADER_BYTES, copies.base_lsn - 1, copies.end)
+    for batch in reader:
+        for record in records_of(batch):
+            if record.kind != SEND:
+                reason = f"record of unknown kind {record.kind}; a newer version wrote it"
+                raise CorruptionError(str(copies.path), record.offset, reason)
+            number, seq = SEND_START.unpack_from(record.payload)
+            yield Copied(number, seq, own_of(record))
+    require_end(reader, copies, copies.end)
+
+
 CODECS: Final[dict[type, Codec]] = {
     Send: Codec(SEND, _encode_send, decode_send),
     Ack: Codec(ACK, _encode_ack, _decode_ack),
@@ -262,6 +296,7 @@ CODECS: Final[dict[type, Codec]] = {
     Commit: Codec(COMMIT, _encode_outcome, _decode_commit),
     Rollback: Codec(ROLLBACK, _encode_outcome, _decode_rollback),
     Forget: Codec(FORGET, _encode_forget, _decode_forget),
+    Compacted: Codec(COMPACTED, _encode_compacted, _decode_compacted),
     WriteSnapshot: Codec(SNAPSHOT, _encode_snapshot, _decode_snapshot),
 }
 """By type of change."""

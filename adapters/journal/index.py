@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,10 +33,12 @@ from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import AT_ONCE, SEQ_MAX
 from ..files import FILE_MODE
 from ..store_types import Subscription
+from ..wal.format import COPIES
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Checkpoint as LogCheckpoint
 from ..wal.survey import Kept
 from .checksums import Files, IndexBrokenError
+from .copied import Copied
 from .index_file import IndexFile
 from .indexed import IndexedSubscription, indexed
 from .rows import ID, TABLES, Ask, MessageRows, at_once
@@ -44,7 +46,7 @@ from .transaction_rows import TransactionRows
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 5
+VERSION: Final = 6
 HELD_MAX: Final = 200_000
 """Messages; an error of a store with more does not look for those of one segment, which takes 1 us for each."""
 
@@ -115,6 +117,8 @@ class Index:
         """Ids that are kept of the duplicate window."""
         self._ids: Counter[int] = Counter()
         """The same by destination's number."""
+        self.find_copies: Callable[[int, int, int, int], Segment]
+        """As Numbers' (encoding.py), of what is being replayed."""
         self.operations = 0
         """Applied since the last checkpoint."""
         self.emptied = False
@@ -216,6 +220,8 @@ class Index:
                 msgspec.msgpack.decode(row)[2:] if row else (0, 0, 0, b"")
             )
             segment.dead = bytearray(dead) if dead else None
+            if segment.number >= COPIES:
+                segment.counts = row is not None
             # A segment sealed after the checkpoint: with its row left as it is, the next open would not know its end.
             segment.changed = row is None or known_end != (segment.end or 0)
         self._ids = Counter(number for (number, _), _ in self.duplicates())
@@ -423,6 +429,20 @@ class Index:
             self._txn.delete(key, db=self._duplicates_db)
         self._duplicates -= len(keys)
 
+    def take_copies(self, copies: Segment, messages: Sequence[Copied]) -> None:
+        """The messages in a file of copies that live are there from now on, and nowhere else."""
+        dead = []
+        for number, seq, own in messages:
+            if self.rows.move(number, seq, own, f"message {seq}"):
+                copies.add_live(own[2])
+            else:
+                dead.append(own[0])
+        if dead:
+            copies.mark_dead(*dead)
+        copies.counts = copies.changed = True
+        self.emptied |= not copies.live
+        self.operations += len(messages)
+
     def drop_segments(self, numbers: Iterable[int]) -> None:
         """Released segments: their rows go with the next checkpoint."""
         for number in numbers:
@@ -437,7 +457,7 @@ class Index:
         what `IndexFile.open_checksums` gave. Unless it `is_last`, more is known already than was applied."""
         txn = self._txn
         for segment in segments:
-            if segment.changed:
+            if segment.changed and segment.counts:
                 segment.changed = False
                 txn.put(NUMBER.pack(segment.number), _segment_row(segment), db=self._segments_db)
         for state in self.rows.changed:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -16,11 +17,12 @@ from ...policies.errors import CorruptionError
 from ..store_types import Progress
 from ..wal import format as w
 from ..wal import recovery
-from ..wal.files import SegmentFiles
+from ..wal.copies import RECORDS_MAX
+from ..wal.files import COPIES_SUFFIX, SegmentFiles
 from ..wal.log import Log
 from ..wal.reader import read_record
-from ..wal.segment import SegmentTable
-from ..wal.survey import CheckpointMismatchError, Survey, survey
+from ..wal.segment import Segment, SegmentTable
+from ..wal.survey import CheckpointMismatchError, Survey, open_copies, survey
 from ..wal.ticket import Tail
 from . import snapshot
 from .checksums import IndexBrokenError
@@ -61,13 +63,13 @@ def bring_up(
     try:
         checkpoint, surveyed = _survey(name, store_id, files, index)
         settle(surveyed, files)
-        replay = Replay(index, surveyed.table())
+        replay = Replay(index, surveyed.table(), partial(_open_copies, surveyed, files, store_id))
         replay.seq = surveyed.highest_counter
         if checkpoint is None:
             replay.everything(surveyed, progress)
         else:
             replay.seq = max(replay.seq, checkpoint.seq)
-            index.load(surveyed.table().segments)
+            index.load(surveyed.table().all)
             last = surveyed.chain[surveyed.end.link]
             replay.from_checkpoint(checkpoint, Tail(last, surveyed.end.offset, surveyed.end.lsn, 0))
         ids: dict[tuple[int, bytes], int] = {}
@@ -105,6 +107,16 @@ def _survey(name: str, store_id: bytes, files: SegmentFiles, index: Index) -> tu
         return None, surveyed
 
 
+def _open_copies(
+    surveyed: Survey, files: SegmentFiles, store_id: bytes, number: int, nonce: int, end: int, count: int
+) -> Segment:
+    """A file of copies that a record behind what the survey had looked at speaks of. Raises CorruptionError."""
+    base_lsn = w.COPIES + (number - w.COPIES) * RECORDS_MAX
+    copies = open_copies(files, number, end, base_lsn + count - 1, store_id, nonce)
+    surveyed.add_copies(copies)
+    return copies
+
+
 def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes:
     """What is behind the transaction's id in the PREPARE record at a place. Raises CorruptionError."""
     lsn, offset, length = own
@@ -123,7 +135,8 @@ def _name_held(error: CorruptionError, index: Index) -> None:
     if index.is_open and index.checkpointed is not None:
         number = Path(error.path).stem
         with suppress(lmdb.Error):  # what is damaged counts more than what lay there
-            error.name_held(*index.held(int(number) if number.isdigit() else None))
+            copies = w.COPIES if error.path.endswith(COPIES_SUFFIX) else 0
+        error.name_held(*index.held(copies + int(number) if number.isdigit() else None))
 
 
 def log_recovered(name: str, opened: Opened, index: Index, wal: Log, started: float) -> None:

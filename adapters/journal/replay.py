@@ -31,9 +31,16 @@ file counts for nothing."""
 class Replay:
     """Applies to an index what the segments of a table say."""
 
-    def __init__(self, index: Index, table: SegmentTable) -> None:
-        self._index, self._table = index, table
+    def __init__(
+        self,
+        index: Index,
+        table: SegmentTable,
+        open_copies: Callable[[int, int, int, int], Segment] | None = None,
+    ) -> None:
+        """`open_copies` opens a file of copies that a record speaks of and `table` does not have; None: it has all."""
+        self._index, self._table, self._open_copies = index, table, open_copies
         index.table = table
+        index.find_copies = self._find_copies
         self.seq = 0
         """The highest that was met."""
         self._after: Callable[[Tail], None] = lambda position: None
@@ -70,9 +77,10 @@ class Replay:
             latest = snapshots.decode(survey.snapshot)
             kept = {segment.number: segment for segment in latest.kept}
             self._begin_with(latest)
-        total = sum(segment.end or survey.end.offset for segment in self._table.segments)
+        total = sum(segment.end or survey.end.offset for segment in self._table.all)
         done = 0
-        for segment in survey.older:
+        for segment in (*survey.older, *survey.copies):
+            segment.counts = True
             dead = kept[segment.number].dead_bits() if segment.number in kept else b""
             self._old_segment(segment, dead, segment.end)
             done = _report(progress, done, segment.end or 0, total)
@@ -117,6 +125,17 @@ class Replay:
             index.unsubscribe(ended)
             # To its end, as at any opening: its slot was perhaps free as the pages were read, and another's by then.
             index.ack_range(ended.topic, 0, SEQ_MAX, number)
+
+    def _find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
+        """As Numbers' (encoding.py)."""
+        for copies in self._table.copies:
+            if copies.number == number and copies.nonce == nonce:
+                return copies
+        if self._open_copies is None:
+            raise AssertionError(f"the file of copies {number - w.COPIES} is not in the table")
+        copies = self._open_copies(number, nonce, end, count)
+        self._index.table = self._table = self._table.with_copies(copies)
+        return copies
 
     def _old_segment(
         self, segment: Segment, dead: bytes, end: int | None, reflected: Callable[[], None] | None = None

@@ -289,6 +289,17 @@ class MessageRows:
             emptied |= not segment.live and segment.end is not None
         return emptied
 
+    def move(self, number: int, seq: int, own: tuple[int, int, int], what: object) -> bool:
+        """From now on this message of a destination is there. False: it has died."""
+        key = _pack_key(number, seq)
+        value = self._txn.get(key, db=self._messages_db)
+        if value is None:
+            return False
+        lsn, _, length = _unpack_where(value)
+        self._txn.put(key, WHERE.pack(*own) + value[WHERE.size :], db=self._messages_db)
+        self._remove_live(lsn, length, what)
+        return True
+
     def remove(self, state: DestinationState, seq: int) -> None:
         """It is dead, for all."""
         value = self._txn.pop(_pack_key(state.number, seq), db=self._messages_db)

@@ -32,6 +32,7 @@ Checkpoint to `survey`, and reading begins there. A directory has one owner at a
 On disk, in the log's directory (formats: docs/format.md):
 
     000000000001.seg      segments, each a page with its header and then batches of records; all integers little-endian
+    000000001234.copies   what still counts of earlier segments, where an owner has copied it (`copies`)
     pool-1.free           files for the next segments: used ones, and one that is zero-filled ahead of need
     1.spare               the reserve: allocated files that only what makes room may take
     *.tmp                 unfinished; removed when the log is opened
@@ -57,7 +58,8 @@ StoreFailedError (it had failed before: open it again), ClosedError, CorruptionE
 
 Where things are: `format` the bytes; `segment`, `files` what lies where; `ticket` what goes in, `records` the simplest
 encoder; `group_commit` who writes, `log` what is written, `segment_writer` where it finds room, `reserve` on a full
-disk, `syncing` when it is on disk; `reader` batches in order; `survey`, `recovery` at open; `reclaim`.
+disk, `syncing` when it is on disk; `reader` batches in order; `survey`, `recovery` at open; `reclaim`; `copies` for
+what still counts of old segments.
 """
 
 from .files import SegmentFiles, create_log

@@ -3,6 +3,7 @@
     <number>.seg      a published segment: its header is whole, its name is durable
     pool-<n>.free     a released or prepared file of a segment's full size, zero-filled or with void content, waiting to
                       become a segment
+    <n>.copies        what still counts of earlier segments (copies.py)
     <n>.spare         the reserve (reserve.py)
     watermark         says which segment is the newest (watermark.py)
     *.tmp             unfinished; removed at open
@@ -24,7 +25,7 @@ from typing import Final
 from ...policies.errors import CorruptionError
 from ..files import FILE_MODE, make_directory, new_directory, write_all
 from .file import FILL_MAX, FILL_MIN, File, allocate, zero_fill
-from .format import HEADER_BYTES, SegmentHeader
+from .format import COPIES, HEADER_BYTES, SegmentHeader
 from .reserve import SPARE_SUFFIX, Reserve
 from .watermark import Watermark, WatermarkFile
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 SEGMENT_SUFFIX: Final = ".seg"
 POOL_SUFFIX: Final = ".free"
+COPIES_SUFFIX: Final = ".copies"
 UNFINISHED_SUFFIX: Final = ".tmp"
 
 
@@ -83,6 +85,11 @@ class SegmentFiles:
             if self.path(header.number) != path:
                 raise CorruptionError(str(path), 16, f"the header says that this is segment {header.number}")
             yield header
+
+    def copies(self) -> dict[int, Path]:
+        """The files of copies by number; what is in them is not looked at. Raises OSError."""
+        paths = self._named("", COPIES_SUFFIX)
+        return {COPIES | int(path.stem): path for path in paths if path.stem.isdigit()}
 
     def load_pool(self) -> int:
         """Take stock of the pool and of the reserve at open; returns the highest segment number that a file in them
@@ -181,7 +188,7 @@ class SegmentFiles:
         spare: list[tuple[Path, int]] = []
         for number, capacity in segments:
             path = self.path(number)
-            if archive is not None:
+            if archive is not None and number < COPIES:  # what is copied was in a segment before
                 make_directory(archive, self.file_mode)
                 shutil.move(path, archive / path.name)
             elif (made := self.reserve.make_of(path, len(spare))) is not None:
@@ -253,7 +260,9 @@ def _fill_up(path: Path, size: int) -> bool:
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Where a segment of the log in a directory lies."""
+    """Where a segment of the log in a directory lies, or a file of copies."""
+    if number >= COPIES:
+        return directory / f"{number - COPIES:012d}{COPIES_SUFFIX}"
     return directory / f"{number:012d}{SEGMENT_SUFFIX}"
 
 

@@ -16,7 +16,7 @@ from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAGIC: Final = b"ANBRSEG\n"
 
 RESTORE: Final = "restore it from a backup"
@@ -40,6 +40,10 @@ CRC = struct.Struct("<I")
 RECORD_REST = struct.Struct("<IQBBH")
 """A record's header without its CRC, which covers these bytes and the payload."""
 assert CRC.size + RECORD_REST.size == RECORD_HEADER.size
+
+COPIES: Final = 1 << 63
+"""From here on numbers are those of files of copies (copies.py), and LSNs those of records in them: no log comes so
+far."""
 
 SNAPSHOT: Final = 6
 """The kind of record after which earlier segments may be released: it says what in them was still needed. All other

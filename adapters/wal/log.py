@@ -21,7 +21,7 @@ from ..files import FULL, refused, write_small
 from . import format as f
 from .files import SegmentFiles
 from .group_commit import GroupCommit
-from .segment import SegmentTable
+from .segment import Segment, SegmentTable
 from .segment_writer import SegmentWriter
 from .syncing import Syncer
 from .ticket import GROWS, SHRINKS, Encoder, LogOptions, Tail, Ticket, WriteBatch
@@ -155,6 +155,10 @@ class Log(GroupCommit):
     def count_sync(self) -> None:
         """Somebody has waited for the disk on its behalf."""
         self._syncer.count += 1
+
+    def add_copies(self, copies: Segment) -> None:
+        """A file of copies is there: its records may be found from now on."""
+        self._writer.add_copies(copies)
 
     def forget_segments(self, numbers: set[int]) -> None:
         """Take released segments out of the table."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..descriptors import read_files
 from ..files import is_out_of_files
 from .file import File
-from .format import HEADER_BYTES, SegmentHeader
+from .format import COPIES, HEADER_BYTES, SegmentHeader
 
 
 class Segment:
@@ -21,8 +21,8 @@ class Segment:
     """
 
     __slots__ = (
-        "__weakref__", "allocated", "base_lsn", "capacity", "changed", "dead", "end", "file", "last_lsn", "live",
-        "live_bytes", "nonce", "number", "path", "seed",
+        "__weakref__", "allocated", "base_lsn", "capacity", "changed", "counts", "dead", "end", "file", "generation",
+        "last_lsn", "live", "live_bytes", "nonce", "number", "path", "seed",
     )  # fmt: skip
 
     def __init__(self, header: SegmentHeader, path: Path, file: File | None = None) -> None:
@@ -33,6 +33,10 @@ class Segment:
         self.capacity = header.capacity
         self.path = path
         self.file = file
+        self.generation = header.counter if header.number >= COPIES else 0
+        """How often what is in it was copied."""
+        self.counts = header.number < COPIES
+        """Its records count. Of copies that is said by a record of the log, and so once that is applied."""
         self.allocated = HEADER_BYTES
         self.end: int | None = None
         """Where its records end; None while it is the one being written."""
@@ -100,16 +104,29 @@ class Segment:
 
 
 class SegmentTable:
-    """The segments in order. Immutable: a change makes a new table, so readers need no lock."""
+    """The segments in order, and the files of copies (copies.py). Immutable: a change makes a new table, so readers
+    need no lock."""
 
-    __slots__ = ("_bases", "segments")
+    __slots__ = ("_bases", "_copies_bases", "copies", "segments")
 
-    def __init__(self, segments: Iterable[Segment]) -> None:
+    def __init__(self, segments: Iterable[Segment], copies: Iterable[Segment] = ()) -> None:
         self.segments = tuple(segments)
+        self.copies = tuple(copies)
+        """In order of their LSNs, too."""
         self._bases = [segment.base_lsn for segment in self.segments]
+        self._copies_bases = [segment.base_lsn for segment in self.copies]
+
+    @property
+    def all(self) -> tuple[Segment, ...]:
+        return (*self.segments, *self.copies)
 
     def find(self, lsn: int) -> Segment | None:
         """The segment whose records include this LSN, if it is still there."""
+        if lsn >= COPIES:
+            position = bisect_right(self._copies_bases, lsn) - 1
+            if position < 0 or lsn > self.copies[position].last_lsn:
+                return None
+            return self.copies[position]
         position = bisect_right(self._bases, lsn) - 1
         if position < 0:
             return None
@@ -117,4 +134,10 @@ class SegmentTable:
         return segment if segment.end is None or lsn <= segment.last_lsn else None
 
     def without(self, gone: set[int]) -> SegmentTable:
-        return SegmentTable(s for s in self.segments if s.number not in gone)
+        return SegmentTable(
+            (s for s in self.segments if s.number not in gone), (s for s in self.copies if s.number not in gone)
+        )
+
+    def with_copies(self, copies: Segment) -> SegmentTable:
+        """One more file of copies: the latest."""
+        return SegmentTable(self.segments, (*self.copies, copies))

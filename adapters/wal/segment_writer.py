@@ -73,7 +73,7 @@ class SegmentWriter:
         self.stop_preparing()
         with self._prepare_lock:
             pass
-        for segment in self.table.segments:
+        for segment in self.table.all:
             segment.close()
 
     def stop_preparing(self) -> None:
@@ -83,14 +83,20 @@ class SegmentWriter:
     def forget(self, numbers: set[int]) -> None:
         """Take released segments out of the table."""
         with self._table_lock:
-            gone = [segment for segment in self.table.segments if segment.number in numbers]
+            gone = [segment for segment in self.table.all if segment.number in numbers]
             self.table = self.table.without(numbers)
             self._sealed_bytes = self._sealed()
         for segment in gone:
             segment.close()  # an open file keeps its space on the disk
 
+    def add_copies(self, copies: Segment) -> None:
+        """One more file of copies is there. Any thread."""
+        with self._table_lock:
+            self.table = self.table.with_copies(copies)
+            self._sealed_bytes = self._sealed()
+
     def _sealed(self) -> int:
-        return sum(segment.end or 0 for segment in self.table.segments)
+        return sum(segment.end or 0 for segment in self.table.all)
 
     # Room
 
@@ -205,7 +211,7 @@ class SegmentWriter:
         # An interrupted roll may have left a void segment of the same base.
         with self._table_lock:
             kept = (s for s in self.table.segments if s is old or s.base_lsn != header.base_lsn)
-            self.table = SegmentTable((*kept, segment))
+            self.table = SegmentTable((*kept, segment), self.table.copies)
         self.tail = Tail(segment, f.HEADER_BYTES, base_lsn - 1, tail.counter)
         self.vouch()  # before anything is written to it: who is interrupted here begins another
         self.limit, self._sealed_bytes = 0, self._sealed_bytes + old.end

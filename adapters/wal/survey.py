@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...policies.errors import CorruptionError
 from . import format as f
-from .files import SegmentFiles
+from .files import SegmentFiles, read_header
 from .reader import BatchReader, Record, read_at, records_of
 from .segment import Segment, SegmentTable
 from .watermark import Watermark, WatermarkFile
@@ -91,9 +91,16 @@ class Survey:
     """What it says; None without one, or if a checkpoint stands in for it."""
     void: list[Path] = field(default_factory=list)
     """Files that nothing accounts for: released, or void by rule J1."""
+    copies: list[Segment] = field(default_factory=list)
+    """The files of copies that a checkpoint or a snapshot knows, and what `add_copies` was told of."""
 
     def table(self) -> SegmentTable:
-        return SegmentTable((*self.older, *self.chain))
+        return SegmentTable((*self.older, *self.chain), sorted(self.copies, key=lambda copies: copies.base_lsn))
+
+    def add_copies(self, copies: Segment) -> None:
+        """A record of the log accounts for one more."""
+        self.copies.append(copies)
+        self.void = [path for path in self.void if path != copies.path]
 
 
 def survey(
@@ -135,6 +142,13 @@ def survey(
     for segment in (*older, *whole):
         _require_length(segment, log_end.watermark, checkpoint)
     counted = {s.number for s in whole} | {s.number for s in older}
+    there = files.copies()
+    copies = [
+        open_copies(files, number, kept.end, kept.last_lsn, log_id)
+        for number, kept in sorted(needs.kept.items())
+        if number >= f.COPIES and (kept.required or number in there)
+    ]
+    known = {segment.number for segment in copies}
     return Survey(
         older=older,
         chain=whole,
@@ -147,8 +161,31 @@ def survey(
         clean=log_end.clean,
         snapshot_at=snapshot_at,
         snapshot=snapshot,
-        void=[files.path(number) for number in headers if number not in counted],
+        void=[files.path(number) for number in headers if number not in counted]
+        + [path for number, path in there.items() if number not in known],
+        copies=copies,
     )
+
+
+def open_copies(
+    files: SegmentFiles, number: int, end: int, last_lsn: int, log_id: bytes, nonce: int | None = None
+) -> Segment:
+    """The file of copies that a record of the log speaks of, or a snapshot, or a checkpoint. Raises CorruptionError if
+    it is not there, or is another one."""
+    path = files.path(number)
+    try:
+        header = read_header(path)
+    except FileNotFoundError:
+        reason = "this file of copies is missing, and messages that count are in it"
+        raise CorruptionError(str(path), 0, reason, f.RESTORE) from None
+    if (header.log_id, header.number) != (log_id, number) or (nonce is not None and header.nonce != nonce):
+        raise CorruptionError(str(path), 16, "this file of copies is another one's, not that of this journal")
+    segment = _segment(header, files)
+    segment.end, segment.last_lsn = end, last_lsn
+    if segment.allocated < end:
+        reason = f"the file is cut short: records up to offset {end} were known to be on disk"
+        raise CorruptionError(str(path), segment.allocated, reason, f.RESTORE)
+    return segment
 
 
 def _stretches(chain: list[Segment], log_end: _End) -> Iterator[tuple[Segment, int, int]]:

@@ -223,7 +223,8 @@ def _config(directory: Path, stores: Stores) -> Config:
     from ...policies.config import Config, JournalOptions, StoreConfig
     from ...policies.durability import Sync
 
-    options = JournalOptions(sync=Sync.NEVER, segment_size=SEGMENT_BYTES, pool_files=0)
+    # As a broker does it: what is seen is what the division alone does.
+    options = JournalOptions(sync=Sync.NEVER, segment_size=SEGMENT_BYTES, pool_files=0, compact_live_percent=0)
     return Config(directory, [StoreConfig(name, match, journal=options) for name, match in stores.items()])
 
 

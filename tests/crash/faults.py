@@ -101,6 +101,7 @@ class Script:
                     self.attempt("checkpoint", self._checkpoint)
                 self.attempt("background", self.jobs.run)
             self.attempt("reclaim", self.router.reclaim)
+            self.attempt("compact", self.router.compact)
             self.send("q", 300)
             self.send("own.q", 300)
             self.attempt("background", self.jobs.run)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 import zlib
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ from anabranch.adapters.core.engine import Engine
 from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.core.states import Catalog
 from anabranch.adapters.journal import checksums, snapshot
-from anabranch.adapters.journal.encoding import CODECS, DECODERS
+from anabranch.adapters.journal.copied import Compacted, Copied
+from anabranch.adapters.journal.encoding import CODECS, DECODERS, SEND, copied_in
 from anabranch.adapters.journal.index import Checkpoint
 from anabranch.adapters.journal.snapshot import WriteSnapshot
 from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
+from anabranch.adapters.wal.copies import RECORDS_MAX, CopiesWriter
+from anabranch.adapters.wal.files import SegmentFiles
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.records import RecordEncoder
 from anabranch.adapters.wal.segment import Segment
@@ -122,6 +127,9 @@ class Made:
         self.states = {1: self.orders, 2: self.prices}
         self.subscriptions: dict[int, Any] = {}
 
+    def find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
+        return copies_of(number, nonce, end, count, Path("000000000098.copies"))
+
     def sends(self) -> list[Change]:
         headers = msgspec.msgpack.encode({"sku": "T-1"})
         start = HEAD.pack(4, 0, 4, len(headers), 1_700_000_000_000, 0)
@@ -157,8 +165,21 @@ class Made:
     def everything(self) -> list[Change]:
         return [
             *self.sends(), *self.acks(), *self.of_subscriptions(), *self.branches(), Forget([OLDER, TRANSACTION]),
-            WriteSnapshot(document()), Remove(self.prices),
+            WriteSnapshot(document()), Remove(self.prices), Compacted(self.find_copies(*COPIES), ()),
         ]  # fmt: skip
+
+
+COPIES = (w.COPIES + 98, 0x0123456789ABCDEF, 4261, 2)
+"""Number, nonce, end and how many records."""
+
+
+def copies_of(number: int, nonce: int, end: int, count: int, path: Path) -> Segment:
+    """A file of copies."""
+    base_lsn = w.COPIES + (number - w.COPIES) * RECORDS_MAX
+    header = replace(HEADER, number=number, nonce=nonce, base_lsn=base_lsn, counter=1)
+    copies = Segment(header, path)
+    copies.end, copies.last_lsn = end, base_lsn + count - 1
+    return copies
 
 
 def every_decision() -> list[tuple[int, bytes]]:
@@ -191,12 +212,47 @@ def test_batch(tmp_path: Path) -> None:
     assert [names[record.kind] for record in records] == [
         "Declare", "Send", "Send", "Ack", "AckRange", "Subscribe", "Subscribe", "Ack", "AckRange", "Returned",
         "Unsubscribe", "Prepare", "Prepare", "Prepare", "Subscribe", "Send", "Ack", "Ack", "Commit", "Returned",
-        "Rollback", "Forget", "WriteSnapshot", "Remove",
+        "Rollback", "Forget", "WriteSnapshot", "Remove", "Compacted",
     ]  # fmt: skip
     assert {record.kind for record in records} == set(DECODERS)
-    taken = snapshot.decode(records[-2].payload)
+    taken = snapshot.decode(records[-3].payload)
     assert (taken.committed, taken.first_dead_bits(), taken.last_number) == ([OLDER], b"\5", 7)
     assert [(number, list(snapshot.ranges_of(ranges))) for number, ranges in taken.acked] == [(5, [(51, 52)])]
+
+
+def test_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole file of them, and the record that says that it counts."""
+    monkeypatch.setattr(os, "urandom", lambda size: COPIES[1].to_bytes(size, "little"))
+    made = Made()
+    writer = CopiesWriter(SegmentFiles(tmp_path, 64 * 1024), STORE_ID, 98, 1)
+    for send in made.sends():
+        assert isinstance(send, Send)
+        send.seq = 51
+        own = writer.add(SEND, CODECS[Send].encode(send))
+    copies = writer.finish()
+    assert copies.path == tmp_path / "000000000098.copies"
+    data = golden("copies")
+    written = copies.path.read_bytes()
+    assert (written[:120], written[120:4096].strip(b"\0"), written[4096:]) == (data[:120], b"", data[120:])
+    found = [(number, seq) for number, seq, _ in copied_in(copies)]
+    assert found == [(1, 51), (2, 51)]
+    assert (copies.number, copies.last_lsn, own[0]) == (COPIES[0], own[0], w.COPIES + 98 * 65536 + 1)
+    (record,) = [r for r in read(tmp_path / "golden.seg", golden("records")) if r.kind == 15]
+    change = DECODERS[15](record, Found(copies))
+    assert isinstance(change, Compacted)
+    assert change.messages == [Copied(1, 51, (own[0] - 1, 4128, 75)), Copied(2, 51, own)]
+
+
+class Found(Made):
+    """With a file of copies."""
+
+    def __init__(self, copies: Segment) -> None:
+        super().__init__()
+        self.copies = copies
+
+    def find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
+        assert (number, nonce) == (self.copies.number, self.copies.nonce)
+        return self.copies
 
 
 def test_what_is_said_of_subscriptions(tmp_path: Path) -> None:

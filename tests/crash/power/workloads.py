@@ -105,6 +105,36 @@ def reclaiming(directory: Path, workload: Workload) -> None:
             router.reclaim()
 
 
+def compacting(directory: Path, workload: Workload) -> None:
+    """What lives in old segments moves together, again and again, while more is sent and acked, some of it just then;
+    topics, messages that came back and checkpoints amid."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker, chance, topic = Worker(router, Marks(), "s"), random.Random(4), router.topic("t")
+        for name in ("quick", "slow"):
+            topic.subscribe(name)
+        for turn in range(10):
+            worker.send("fast", 5000, count=12)
+            worker.send("slow", 100 + 900 * (turn % 3), count=2, named=True)
+            worker.publish("t", 300, expires_in=1e9)
+            for message in worker.receive("slow", 1):
+                message.release()
+            worker.ack("fast", 12 if turn != 4 else 11)
+            worker.ack("t/quick")
+            if turn % 3 == 1:
+                router.compact()
+            if chance.random() < 0.5:
+                worker.ack("slow", 2)
+                worker.ack("t/slow")
+            if turn % 4 == 3:
+                running = threading.Thread(target=router.compact)
+                running.start()
+                worker.send("fast", 300, count=2)
+                worker.ack("slow")
+                worker.ack("fast", 2)
+                running.join()
+            router.reclaim()
+
+
 def duplicates(directory: Path, workload: Workload) -> None:
     """Messages with ids, sent again: before and after a segment's end, a checkpoint, a snapshot, their ack."""
     with anabranch.open(config(directory, workload.options)) as router:
@@ -305,6 +335,12 @@ WORKLOADS = {
     "roll-over": Workload(roll_over, {}),
     "checkpoints": Workload(checkpoints, {"checkpoint_operations": 3}),
     "reclaiming": Workload(reclaiming, {"pool_files": 1}),
+    "compacting": Workload(compacting, {"pool_files": 1, "checkpoint_operations": 30}),
+    "compacting-never": Workload(
+        compacting,
+        {"sync": "never", "pool_files": 0, "checkpoint_operations": 11, "compact_min_segments": 2},
+        prefix=True,
+    ),
     "duplicates": Workload(duplicates, {"checkpoint_operations": 10}),
     "reopening": Workload(reopening, {}),
     "removing": Workload(removing, {"checkpoint_operations": 7}),

@@ -1,0 +1,374 @@
+"""Compaction: what lives in segments that are mostly dead moves together, and nothing else changes (rule J8)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.core import Store
+from anabranch.adapters.journal import JournalStore, compaction
+from anabranch.adapters.journal.compaction import TOGETHER, choose
+from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.wal import copies as wal_copies
+from anabranch.adapters.wal import format as w
+from anabranch.adapters.wal.segment import Segment
+from anabranch.policies.destination import Destination
+from anabranch.policies.errors import CorruptionError
+
+from ..contract.disk import A, B, assert_whole, bodies, drain, take
+from ..wal.made import header_of
+from .disk import JournalDisk, content, directory_of, rebuilt, segments_of
+
+TOPIC = Destination.parse("topic://t")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[JournalDisk]:
+    """Compaction comes when it is asked for: `compact`."""
+    with JournalDisk(tmp_path, compact_min_segments=10_000, pool_files=0, sync="never") as disk:
+        yield disk
+
+
+def compact(store: Store) -> int:
+    """Of what pays; returns how many segments were copied from."""
+    assert isinstance(store, JournalStore)
+    return store.backend._compactor.run(1)
+
+
+def mixed(store: Store, rounds: int = 12, size: int = 1000, first: int = 0) -> None:
+    """In each round one message that lives and so many that die that a segment is full."""
+    for n in range(first, first + rounds):
+        store.send(B, f"{n:06d}".encode().ljust(size, b"+"), {"n": n}, f"kept-{n}")
+        store.send_many(A, [b"." * size] * 60)
+        drain(store, A)
+
+
+def copies_of(store: Store) -> list[Path]:
+    return sorted((directory_of(store) / "journal").glob("*.copies"))
+
+
+def test_what_lives_takes_as_much_as_it_is(disk: JournalDisk) -> None:
+    store = disk.create()
+    mixed(store, rounds=60)
+    store.reclaim()
+    before, held = store.stats(), content(store)
+    assert before.segments["retained"] >= 60
+    while compact(store):
+        pass
+    store.reclaim()
+    after = store.stats()
+    assert content(store) == held
+    assert after.compactions == len(copies_of(store)) == after.segments["copies"] == 2
+    assert after.segments["retained"] <= 2
+    assert sum(path.stat().st_size for path in copies_of(store)) < 60 * 1000 + 2 * 4096 + 60 * 150
+    assert after.journal_bytes < before.journal_bytes / 15
+    assert_whole(store)
+    assert drain(store, B) == [message[1] for message in held[str(B)]]
+    store.reclaim()
+    assert not copies_of(store)
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("released", [True, False])
+def test_the_journal_alone_tells_where_they_are(disk: JournalDisk, closed: bool, released: bool) -> None:
+    """With the index and without it, before a snapshot speaks of the copies and after."""
+    store = disk.create()
+    mixed(store)
+    for name in ("one", "two"):
+        store.subscribe(Subscription(TOPIC, name))
+    for n in range(200):
+        store.send(TOPIC, f"{n}".encode().ljust(900, b"t"), None, f"t-{n}")
+    for _ in range(190):
+        for name in ("one", "two"):
+            message = store.receive(TOPIC, subscription=("", name))
+            assert message is not None
+            message.ack()
+    held = store.receive(B)
+    assert held is not None
+    store.release([held])
+    assert compact(store)
+    if released:
+        store.reclaim()
+    before = content(store)
+    kept = store.counts(TOPIC, ("", "one"))
+    again = disk.reopen(store) if closed else disk.crash(store)
+    assert content(again) == before
+    assert_whole(again)
+    alone = rebuilt(disk, again, closed)
+    assert content(alone) == before
+    assert alone.counts(TOPIC, ("", "one")) == kept
+    assert_whole(alone)
+    first = take(alone, B)
+    assert (first.body[:6], first.deliveries) == (b"000000", 2)
+    assert alone.send(B, b"again", None, "kept-11").duplicate
+    drain(alone, B)
+    alone.reclaim()
+    assert_whole(alone)
+
+
+def test_who_holds_a_message_reads_and_acks_it(disk: JournalDisk) -> None:
+    """Leases, what was fetched ahead, and a walk over all of it know the place where a message was."""
+    store = disk.create()
+    mixed(store, rounds=30)
+    held = take(store, B)
+    walk = store.browse(B)
+    seen = [next(walk).body for _ in range(3)]
+    assert compact(store)
+    store.reclaim()
+    seen += [message.body for message in walk]
+    assert len(seen) == 30
+    store.release([held])
+    assert drain(store, B) == seen
+    assert_whole(store)
+
+
+def test_an_ack_that_comes_first_counts(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the copy and the record that says it counts messages die, and their destinations go."""
+    store = disk.create()
+    mixed(store)
+    store.send(Destination.parse("gone"), b"gone")
+    mixed(store, rounds=1, first=12)
+    publish = compaction.Compactor._publish
+
+    def late(self: compaction.Compactor, *args: object) -> None:
+        store.ack([take(store, B) for _ in range(5)])
+        store.delete(Destination.parse("gone"))
+        publish(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compaction.Compactor, "_publish", late)
+    assert compact(store)
+    assert [body[:6] for body in bodies(store, B)] == [f"{n:06d}".encode() for n in range(5, 13)]
+    assert_whole(store)
+    held = content(store)
+    store.reclaim()
+    assert content(rebuilt(disk, store, False)) == held
+    assert content(rebuilt(disk, store, True)) == held
+
+
+def test_a_prepared_transaction_keeps_its_segment(disk: JournalDisk) -> None:
+    store = disk.create()
+    branch = Prepared(store, b"t" * 32)
+    mixed(store)
+    held = content(store)
+    assert compact(store) == 11
+    assert compact(store) == 0
+    store.reclaim()
+    assert segments_of(store)[0].name == "000000000001.seg"
+    assert content(store) == held
+    assert_whole(store)
+    store.commit_prepared(branch.transaction).wait()
+    assert bodies(store, Destination.parse("c")) == [b"of the branch"]
+    assert compact(store)
+    store.reclaim()
+    assert segments_of(store)[0].name != "000000000001.seg"
+    assert_whole(store)
+
+
+class Prepared:
+    """A branch that waits for its outcome."""
+
+    def __init__(self, store: Store, transaction: bytes) -> None:
+        self.transaction = transaction
+        sends = [(Destination.parse("c"), Outgoing(b"of the branch"))]
+        store.prepare(transaction, [store.store_id], sends, [], True).wait()
+
+
+@pytest.mark.parametrize("failing", ["write", "sync", "rename", "full"])
+def test_a_disk_that_fails_changes_nothing(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    store = disk.create()
+    mixed(store)
+    held = content(store)
+    error = OSError(errno.ENOSPC if failing == "full" else errno.EIO, "no")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        if failing in ("write", "full"):
+            patched.setattr(wal_copies, "write_all", fail)
+        elif failing == "sync":
+            patched.setattr(os, "fsync", fail)
+        else:
+            patched.setattr(store.backend._log.files, "names", fail)
+        assert compact(store) == 0
+    assert content(store) == held
+    assert not copies_of(store)
+    assert not list((directory_of(store) / "journal").glob("*.tmp"))
+    assert compact(store)
+    assert content(store) == held
+    assert_whole(store)
+
+
+def test_a_damaged_segment_stays(disk: JournalDisk) -> None:
+    """What cannot be read is not taken for dead."""
+    store = disk.create()
+    mixed(store)
+    path = segments_of(store)[3]
+    data = bytearray(path.read_bytes())
+    data[10_000] ^= 1
+    path.write_bytes(data)
+    assert compact(store)
+    assert compact(store) == 0
+    store.reclaim()
+    assert path.exists()
+    assert len(segments_of(store)) <= 3
+    assert len(list(store.browse(B))) == 12
+
+
+def test_copies_that_are_gone_are_told(disk: JournalDisk) -> None:
+    store = disk.create()
+    mixed(store)
+    assert compact(store)
+    store.reclaim()
+    path = disk.copy(store)
+    (lost,) = (path / "journal").glob("*.copies")
+    lost.unlink()
+    with pytest.raises(CorruptionError, match="file of copies is missing"):
+        disk.open(path)
+    (path / "index.mdb").unlink()
+    with pytest.raises(CorruptionError, match="file of copies is missing"):
+        disk.open(path)
+
+
+def test_what_no_record_speaks_of_goes(disk: JournalDisk) -> None:
+    """A crash before the record: the file is a leftover."""
+    store = disk.create()
+    mixed(store)
+    path = disk.copy(store)
+    assert compact(store)
+    (made,) = copies_of(store)
+    (path / "journal" / made.name).write_bytes(made.read_bytes())
+    (path / "journal" / f"{made.name}.tmp").write_bytes(b"half")
+    again = disk.open(path)
+    assert not copies_of(again)
+    assert content(again) == content(store)
+    assert_whole(again)
+
+
+def test_it_goes_on_by_itself(disk: JournalDisk) -> None:
+    """Nobody has to ask, while others send, receive and look."""
+    store = disk.create(compact_min_segments=2, checkpoint_interval=0.05)
+    stop = threading.Event()
+    seen: list[int] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            seqs = [message.seq for message in store.browse(B)]
+            assert seqs == sorted(seqs)
+            seen.append(len(seqs))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        rounds = 0
+        while store.stats().compactions < 3:
+            mixed(store, rounds=4, first=rounds)
+            rounds += 4
+            assert rounds < 400
+    finally:
+        stop.set()
+        looker.join()
+    assert seen == sorted(seen)
+    assert len(bodies(store, B)) == rounds
+    assert_whole(store)
+    held = content(store)
+    assert content(rebuilt(disk, store, True)) == held
+
+
+def test_a_snapshot_may_come_at_any_time(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the copies are there and nothing says yet that they count."""
+    store = disk.create()
+    mixed(store)
+    held = content(store)
+    submit = store.backend._log.submit
+    crashed: list[Path] = []
+
+    def late(ticket: object) -> object:
+        if getattr(ticket, "unsynced", False):
+            store.checkpoint()
+            crashed.append(disk.copy(store))
+            store.reclaim()
+            crashed.append(disk.copy(store))
+        return submit(ticket)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.backend._log, "submit", late)
+        assert compact(store)
+    assert content(store) == held
+    store.reclaim()
+    assert_whole(store)
+    for path in crashed:
+        again = disk.open(path)
+        assert content(again) == held
+        again.reclaim()
+        assert_whole(again)
+        assert content(rebuilt(disk, again, True)) == held
+
+
+# What is chosen
+
+
+def segment(number: int, used: int, live: int, generation: int = 0) -> Segment:
+    """Sealed."""
+    copies = w.COPIES if generation else 0
+    header = header_of(number=copies + number, base_lsn=copies + number * 100 + 1, counter=generation)
+    made = Segment(header, Path(str(number)))
+    made.end, made.live, made.live_bytes = w.HEADER_BYTES + used, bool(live), live
+    return made
+
+
+def chosen(segments: list[Segment], least: int = 2, percent: int = 50, size: int = 1000) -> list[int]:
+    return [s.number & ~w.COPIES for s in choose(segments, percent, least, size)]
+
+
+def test_what_is_mostly_dead_is_chosen() -> None:
+    assert chosen([segment(1, 1000, 500), segment(2, 1000, 501), segment(3, 1000, 1), segment(4, 1000, 0)]) == [1, 3]
+    assert chosen([segment(1, 1000, 500), segment(2, 1000, 501)]) == []
+    assert chosen([segment(1, 1000, 500), segment(2, 1000, 501)], least=1) == [1]
+    assert chosen([segment(n, 1000, 300) for n in range(1, 9)]) == [1, 2, 3]
+
+
+def test_generations_stay_apart() -> None:
+    """What was copied once waits for others that were copied once."""
+    assert chosen([segment(1, 1000, 500), segment(2, 1000, 10, generation=1)]) == []
+    assert chosen([segment(1, 1000, 500), segment(2, 1000, 9, 1), segment(3, 1000, 9, 1)]) == [2, 3]
+
+
+def test_small_files_are_put_together() -> None:
+    small = [segment(n, 10, 10, generation=1) for n in range(1, TOGETHER)]
+    assert chosen(small) == []
+    assert chosen([*small, segment(TOGETHER, 10, 10, generation=1)]) == list(range(1, TOGETHER + 1))
+
+
+def test_no_message_is_copied_often() -> None:
+    """Messages that live for very different times: how often one was copied is the logarithm of what was written."""
+    chance = random.Random(5)
+    files: list[tuple[Segment, list[float]]] = []
+    most = 0
+    for n in range(1, 4001):
+        deaths = [n + chance.paretovariate(0.5) for _ in range(20)]
+        files.append((segment(n, 2000, 2000), deaths))
+        while True:
+            for one, of in files:
+                alive = [death for death in of if death > n]
+                one.live, one.live_bytes = len(alive), 100 * len(alive)
+            files = [(one, of) for one, of in files if one.live]
+            sources = choose([one for one, _ in files[:-1]], 50, 4, 2000)
+            if not sources:
+                break
+            together = [death for one, of in files if one in sources for death in of if death > n]
+            files = [(one, of) for one, of in files if one not in sources]
+            copied = segment(n, 100 * len(together), 100 * len(together), 1 + sources[0].generation)
+            most = max(most, copied.generation)
+            files.insert(0, (copied, together))
+    assert most <= 12  # log2(4000)
+    pending = sum(one.live_bytes for one, _ in files)
+    assert sum(one.end or 0 for one, _ in files) - w.HEADER_BYTES * len(files) < 2 * pending + 12 * 3 * 2000
