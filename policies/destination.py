@@ -1,9 +1,11 @@
-"""A destination: the place that messages are sent to, a queue or a topic with a dotted name.
+"""A destination: the place that messages are sent to, a queue or a topic with a dotted name, or that keyed values are
+put into, a map.
 
-Written `queue://orders.custom` or `topic://prices.eu`; a name alone is a queue. Several with commas between are a
-composite: one atomic send to all of them, `queue://a,topic://b`. Names are case-sensitive, may hold any character but
-NUL, and `.` separates their segments (an empty segment is a segment). The comma separates only where a text is parsed:
-`Destination.queue("Smith, J.")` and `Destination.topic(...)` take any text as a name.
+Written `queue://orders.custom`, `topic://prices.eu` or `map://results`; a name alone is a queue. Several with commas
+between are a composite: one atomic send to all of them, `queue://a,topic://b`. Names are case-sensitive, may hold any
+character but NUL, and `.` separates their segments (an empty segment is a segment). The comma separates only where a
+text is parsed:
+`Destination.queue("Smith, J.")`, `Destination.topic(...)` and `Destination.map(...)` take any text as a name.
 
 What is a wildcard in a pattern (wildcard.py) is a character like any other here. Where users write a name in a call it
 is refused all the same (router/addresses.py): who sends to `a.*` means something else than a queue of that name.
@@ -27,15 +29,19 @@ class Kind(enum.Enum):
 
     QUEUE = 0
     TOPIC = 1
+    MAP = 2
 
     @property
     def scheme(self) -> str:
-        return "queue://" if self is Kind.QUEUE else "topic://"
+        return _SCHEMES[self]
+
+
+_SCHEMES = {Kind.QUEUE: "queue://", Kind.TOPIC: "topic://", Kind.MAP: "map://"}
 
 
 @dataclass(frozen=True, slots=True, order=False)
 class Destination:
-    """One queue or one topic. Hashable; equal by kind and name."""
+    """One queue, one topic or one map. Hashable; equal by kind and name."""
 
     kind: Kind
     name: str
@@ -73,9 +79,14 @@ class Destination:
         return cls(Kind.TOPIC, name)
 
     @classmethod
+    def map(cls, name: str) -> Destination:
+        """The map of exactly this name; likewise."""
+        return cls(Kind.MAP, name)
+
+    @classmethod
     def parse(cls, text: str) -> Destination:
-        """`queue://name`, `topic://name`, or a bare name, which is a queue. Raises DestinationError, for a comma too:
-        it separates the parts of a composite."""
+        """`queue://name`, `topic://name`, `map://name`, or a bare name, which is a queue. Raises DestinationError, for
+        a comma too: it separates the parts of a composite."""
         return _parse(text)
 
     @classmethod
@@ -101,7 +112,7 @@ _WILDCARD = re.compile(r"[*?[]|(?<![^.])>(?![^.])")
 
 def mistyped_scheme(text: str) -> bool:
     """Whether a text without a scheme begins with what was probably meant as one: `queue:/x`, `queue//x`."""
-    return re.match(r"(queue|topic)(:|//)", text, re.IGNORECASE) is not None
+    return re.match(r"(queue|topic|map)(:|//)", text, re.IGNORECASE) is not None
 
 
 @lru_cache(maxsize=16384)
@@ -121,10 +132,10 @@ def _split(text: str) -> Destination:
     if not separator:
         if mistyped_scheme(text):
             raise DestinationError(
-                f"destination {text!r} looks mistyped; two slashes after a colon: queue:// or topic://"
+                f"destination {text!r} looks mistyped; two slashes after a colon: queue://, topic:// or map://"
             )
         return Destination(Kind.QUEUE, text)
     for kind in Kind:
         if kind.scheme == scheme + separator:
             return Destination(kind, name)
-    raise DestinationError(f"unknown scheme {scheme!r} in destination {text!r}; use queue:// or topic://")
+    raise DestinationError(f"unknown scheme {scheme!r} in destination {text!r}; use queue://, topic:// or map://")

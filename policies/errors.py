@@ -120,11 +120,11 @@ class DeadLetterError(AnabranchError, ValueError):
 
 class DecodeError(AnabranchError, ValueError):
     """The codec of a queue or a subscription does not take the body of a message, which is as it was: leased, if it was
-    received. `__cause__` says what the codec did not like, if it tried."""
+    received; or that of a map a value. `__cause__` says what the codec did not like, if it tried."""
 
     def __init__(self, text: str, message: Any) -> None:
         self.message = message
-        """The Message: its `raw_body` has the bytes; release it or reject it."""
+        """The Message, None of a map's value: its `raw_body` has the bytes; release it or reject it."""
         super().__init__(text)
 
 

@@ -1,6 +1,6 @@
 """Destination patterns: which names they match, which one wins, and why.
 
-A pattern is `queue://` or `topic://` (neither: both kinds) and a dotted name in which
+A pattern is `queue://`, `topic://` or `map://` (none: all kinds) and a dotted name in which
 
     *       as a whole segment is any one segment, also an empty one
     >       as the last segment is any number of segments, also none: `a.>` matches `a`, `a.b`, `a.b.c`; `>` everything
@@ -12,7 +12,7 @@ All else is literal, case-sensitive; `.` always separates. No wildcard but `>` r
 
 Which pattern wins depends on the patterns alone (invariant 5). An exact name beats all; then, at the first segment in
 which two patterns differ, literal beats in-segment glob (the one with more literal characters first, then text order)
-beats `*` beats `>`, and a pattern that ends there beats one that goes on; then one kind beats both.
+beats `*` beats `>`, and a pattern that ends there beats one that goes on; then one kind beats all.
 
     >>> routes = RouteTable([("queue://orders.*", "all"), ("queue://orders.eu-*", "europe")])
     >>> routes.route(Destination.parse("orders.eu-1")).target
@@ -45,8 +45,8 @@ ROUTES_CACHED_MAX = 16384
 
 _LITERAL, _GLOB, _STAR, _REST = range(4)
 _RANK_NAMES = ("the literal", "the glob", "the wildcard", "the wildcard")
-_KIND_SETS = (frozenset({Kind.QUEUE}), frozenset({Kind.TOPIC}), frozenset(Kind))
-_KIND_NAMES = ("queues alone", "topics alone", "queues and topics")
+_KIND_SETS = (frozenset({Kind.QUEUE}), frozenset({Kind.TOPIC}), frozenset({Kind.MAP}), frozenset(Kind))
+_KIND_NAMES = ("queues alone", "topics alone", "maps alone", "all kinds")
 
 # Characters that fnmatch or fnmatch2 gives a meaning to, each as a lone surrogate. No valid name holds a surrogate, so
 # the encoding is one to one, and one character stays one character, as `?` and `[...]` need.
@@ -280,14 +280,16 @@ def _parse(text: str) -> Pattern:
         kinds, name = frozenset(Kind), text
     if kinds is None:
         raise DestinationError(
-            f"unknown scheme {scheme!r} in pattern {text!r}; use queue://, topic:// or none for both"
+            f"unknown scheme {scheme!r} in pattern {text!r}; use queue://, topic://, map:// or none for all"
         )
     if not name:
         raise DestinationError(f"pattern {text!r} is empty; to match everything write >")
     if name[0].isspace() or name[-1].isspace() or text[0].isspace():
         raise DestinationError(f"pattern {text!r} begins or ends with a blank; leave it out, or write it as [ ]")
     if not separator and mistyped_scheme(text):
-        raise DestinationError(f"pattern {text!r} looks mistyped; two slashes after a colon: queue:// or topic://")
+        raise DestinationError(
+            f"pattern {text!r} looks mistyped; two slashes after a colon: queue://, topic:// or map://"
+        )
     if "\0" in name:
         raise DestinationError(f"pattern {text!r} holds NUL, as no name does")
     if "," in name.replace("[,]", ""):

@@ -25,10 +25,15 @@ def resolve(address: Address) -> Destination:
 
 
 def resolve_all(address: Address) -> tuple[Destination, ...]:
-    """The parts of a composite, `queue://a,topic://b`; likewise."""
+    """The parts of a composite, `queue://a,topic://b`, to be sent to; likewise. Raises DestinationError for a map."""
     if isinstance(address, str):
         return _parsed(address)
-    return (_named(address),)
+    return (_no_map(_named(address)),)
+
+
+def map_of(address: Address) -> Destination:
+    """The map that is meant; a bare name is one here. Raises DestinationError for a queue and a topic."""
+    return _of_kind(Kind.MAP, address)
 
 
 def topic_of(address: Address) -> Destination:
@@ -58,7 +63,15 @@ def _parsed_one(text: str) -> Destination:
 
 @lru_cache(maxsize=16384)
 def _parsed(text: str) -> tuple[Destination, ...]:
-    return tuple(_plain(destination) for destination in Destination.parse_composite(text))
+    return tuple(_no_map(_plain(destination)) for destination in Destination.parse_composite(text))
+
+
+def _no_map(destination: Destination) -> Destination:
+    if destination.kind is Kind.MAP:
+        raise DestinationError(
+            f"{destination} is a map: nothing is sent there; put values with router.map() or Transaction.put"
+        )
+    return destination
 
 
 def _plain(destination: Destination) -> Destination:

@@ -25,6 +25,7 @@ from ..adapters.messages import Headers, Message
 from ..policies.errors import TransactionError
 from .addresses import Address
 from .endpoint import SendOptions
+from .map import Map, V
 from .transactions.transaction import Savepoint
 from .xid import Xid, as_xid
 
@@ -100,6 +101,14 @@ class DataManager:
     ) -> None:
         """Send when the transaction is committed. As Transaction.send."""
         self._transaction.send(destination, body, headers, message_id, **options)
+
+    def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
+        """Put a value into a map when the transaction is committed. As Transaction.put."""
+        self._transaction.put(map, key, value, ttl=ttl)
+
+    def remove(self, map: Map[Any] | Address, key: str) -> None:
+        """Remove a key of a map when the transaction is committed. As Transaction.remove."""
+        self._transaction.remove(map, key)
 
     def ack(self, message: Message) -> None:
         """Ack when the transaction is committed; if it is aborted the message is free again. As Transaction.ack."""

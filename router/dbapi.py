@@ -13,12 +13,13 @@ PEP 249's: where they are broken, ProgrammingError says so and nothing has happe
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..adapters.messages import Headers, Message, Receipt
 from ..policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from .addresses import Address
 from .endpoint import SendOptions
+from .map import Map, V
 from .transactions.transaction import Transaction
 from .xid import Xid, as_xid, checked_xid
 
@@ -74,6 +75,14 @@ class Connection:
     ) -> None:
         """Send when the transaction is committed. As Transaction.send."""
         self._current().send(destination, body, headers, message_id, **options)
+
+    def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
+        """Put a value into a map when the transaction is committed. As Transaction.put."""
+        self._current().put(map, key, value, ttl=ttl)
+
+    def remove(self, map: Map[Any] | Address, key: str) -> None:
+        """Remove a key of a map when the transaction is committed. As Transaction.remove."""
+        self._current().remove(map, key)
 
     def ack(self, message: Message) -> None:
         """Ack when the transaction is committed. As Transaction.ack."""

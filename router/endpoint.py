@@ -128,12 +128,13 @@ def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None,
     return store.send_nowait(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent)
 
 
-def expiry(expires_in: float) -> int:
-    """When a message that is sent now expires. Raises ValueError, TypeError, ClockError."""
+def expiry(expires_in: float, name: str = "expires_in") -> int:
+    """When a message that is sent now expires, or a value. `name` is the parameter's. Raises ValueError, TypeError,
+    ClockError."""
     if not isinstance(expires_in, int | float):
-        raise TypeError(f"expires_in is a number of seconds, not {type(expires_in).__name__}: {expires_in!r}")
+        raise TypeError(f"{name} is a number of seconds, not {type(expires_in).__name__}: {expires_in!r}")
     if not expires_in > 0:
-        raise ValueError(f"expires_in is a number of seconds above 0, not {expires_in!r}; None is for ever")
+        raise ValueError(f"{name} is a number of seconds above 0, not {expires_in!r}; None is for ever")
     expires_at_ms = now_ms() + max(1, int(expires_in * 1000))
     require_order(DEFAULT_PRIORITY, expires_at_ms)
     return expires_at_ms

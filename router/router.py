@@ -32,12 +32,13 @@ from ..policies.errors import (
     TransactionError,
 )
 from . import requeue
-from .addresses import Address, queue_of, resolve, topic_of
+from .addresses import Address, map_of, queue_of, resolve, topic_of
 from .codecs import Codec, codec_of
 from .coded import CodedEndpoint, CodedQueue, CodedTopic
 from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
+from .map import Map
 from .pattern_consumers import PatternConsumers
 from .queue import Queue
 from .reentry import refuse_in_handler
@@ -251,6 +252,20 @@ class Router:
             if codec is None
             else CodedTopic(self.registry, destination, codec_of(codec))
         )
+
+    @overload
+    def map(self, name: Address, *, codec: None = None) -> Map[bytes]: ...
+
+    @overload
+    def map(self, name: Address, *, codec: str | Codec) -> Map[Any]: ...
+
+    def map(self, name: Address, *, codec: str | Codec | None = None) -> Map[Any]:
+        """The map of that name (`results` or `map://results`), of keyed values; likewise. Nothing is created before the
+        first value."""
+        self.registry.require_open()
+        destination = map_of(name)
+        self.registry.route(destination)
+        return Map(self.registry, destination, None if codec is None else codec_of(codec))
 
     @overload
     def send(

@@ -137,6 +137,9 @@ class Backend(Rows, Protocol):
     takes_many: bool = False
     """True: messages that are sent together to a queue and are bodies alone come as one SendMany (changes.py), in a
     store that has no priorities."""
+    keeps_maps: bool = False
+    """True: it has `keyed` and `keys`, and what is put into a map takes the place of what its key had before
+    (Table.put). False: maps are refused."""
     guard: Callable[[], None] | None = None
     """Called before each operation, and quick: raises StoreFailedError if the store may be another process's by now."""
 
@@ -199,6 +202,14 @@ class Backend(Rows, Protocol):
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """The records of these messages; None for one that has died meanwhile. Raises CorruptionError where one is
         damaged, and ReadError where the disk does not give it now. Any thread."""
+
+    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
+        """Where the value of a map's key is, expired or not; None if there is none."""
+        raise AssertionError(f"{self.kind} keeps no maps")
+
+    def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
+        """The first `limit` keys of a map from `start` on, in the order of their bytes, with their values' places."""
+        raise AssertionError(f"{self.kind} keeps no maps")
 
     def sync(self) -> None:
         """On return all that is written survives a power failure: nothing to do where `write` has seen to that. Raises

@@ -162,7 +162,8 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """Which of `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
 
 
-_QUEUE, _TOPIC = Kind.QUEUE.value, Kind.TOPIC.value
+_KINDS = {kind: kind.value for kind in Kind}
+"""`Kind.value` takes its time."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Payload).decode
 
@@ -178,7 +179,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
     def number_of(state: DestinationState) -> int:
         number = numbers.setdefault(state.number, len(destinations))
         if number == len(destinations):
-            destinations.append((_TOPIC if state.is_topic else _QUEUE, state.destination.name))
+            destinations.append((_KINDS[state.destination.kind], state.destination.name))
         return number
 
     for change in changes:

@@ -86,14 +86,17 @@ class Send(Change):
         key = None
         if self.name is not None:
             key = (self.state.number, self.name)
-            first = plan.seq_of(key)
+            first = plan.seq_of(key) if not self.state.is_map else None
             if first is not None and not is_requeued(self.record):
                 return first, True
         if plan.removed or not self.state.declared:
             plan.declare(self.state)
         self.seq = plan.last_seq = seq = plan.last_seq + 1
         if key is not None:
-            plan.remember(key, seq)
+            if self.state.is_map:
+                plan.touch(key)
+            else:
+                plan.remember(key, seq)
         if self.state.is_topic:
             self.entitled = list(plan.subscriptions(self.state).values())
             if not self.entitled:
@@ -192,6 +195,11 @@ class AckRange(Change):
 
     def __init__(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.state, self.first, self.last, self.number = state, first, last, number
+
+    def plan(self, plan: Plan) -> None:
+        if self.state.is_map:
+            plan.touch_all()
+        plan.changes.append(self)
 
     def apply(self, table: Table) -> None:
         table.ack_range(self.state, self.first, self.last, self.number)

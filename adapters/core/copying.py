@@ -270,6 +270,8 @@ class Brought(Change):
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """As Send.plan."""
         send = self.send
+        if send.state.is_map:
+            return send.plan(plan)
         try:
             send.name = None
             outcome = send.plan(plan)

@@ -248,7 +248,10 @@ class Engine:
             elif type(change) is Send and not change.state.is_topic:
                 feed = change.state.feed
                 if feed.takers:
-                    feed.wake()
+                    if change.state.is_map:
+                        change.state.wake_key(change.name)  # type: ignore[arg-type]
+                    else:
+                        feed.wake()
             else:
                 for state in change.states():
                     for feed in state.feeds():
@@ -524,6 +527,11 @@ class Engine:
                 for one in list(plan.volatile):
                     counts.add(one.change, one.change.state.subscriptions.values())
         return counts
+
+    @property
+    def applied(self) -> int:
+        """The number of the last plan that is in the rows. With the lock held, after `current`."""
+        return self._applied
 
     def is_gone(self, feed: Feed) -> bool:
         """Whether its subscription has ended."""

@@ -30,6 +30,8 @@ class PendingCounts:
         """It is pending. `subscribed`: whom a message is for, if it does not say so."""
         more = self.more
         if type(change) is Send:
+            if change.state.is_map:
+                self.unknown.add(change.state)  # it may take the place of another
             entitled = list(change.entitled or subscribed)
             if entitled or not change.state.is_topic:
                 more[change.state] = more.get(change.state, 0) + 1

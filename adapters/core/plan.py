@@ -21,8 +21,9 @@ from .changes import Change, Send, SendMany, VolatileChange
 from .destination_changes import Declare
 from .duplicates import DuplicateWindow, Key
 from .gates import Gate, require_passage
+from .keyed import KeyVersions
 from .limits import Reservation, release
-from .records import is_requeued
+from .records import REMOVAL, is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
 from .tickets import Ticket
 
@@ -36,6 +37,10 @@ class Plan:
     # What most plans leave as it is has its value here, not in each; it is replaced, never changed.
     ids: dict[Key, int] = {}  # noqa: RUF012
     """New in the duplicate window."""
+    keys: dict[Key, None] = {}  # noqa: RUF012
+    """Of maps, which it writes."""
+    writes_any_key = False
+    """It may write all keys of all maps."""
     declared: Sequence[DestinationState] = ()
     removed: Sequence[DestinationState] = ()
     successors: dict[DestinationState, DestinationState] = {}  # noqa: RUF012
@@ -125,6 +130,23 @@ class Plan:
             self.ids = {}
             self.is_more = True
         self.ids[key] = seq
+
+    def version(self, key: Key) -> int:
+        """The number of a plan: none after it has written this key of a map."""
+        if self.writes_any_key or key in self.keys:
+            return self.number
+        return self._sequencer.key_versions.get(key)
+
+    def touch(self, key: Key) -> None:
+        """A key of a map is written."""
+        if not self.keys:
+            self.keys = {}
+            self.is_more = True
+        self.keys[key] = None
+
+    def touch_all(self) -> None:
+        """Many keys of a map may be written."""
+        self.writes_any_key = self.is_more = True
 
     def remember_volatile(self, key: Key, seq: int) -> None:
         """The same of one that is not persistent."""
@@ -239,6 +261,8 @@ class Sequencer:
         """Branches that wait for their outcome, by transaction."""
         self.last_seq = 0
         """The highest of a message that was accepted."""
+        self.key_versions = KeyVersions()
+        """Of maps."""
         self.gates: dict[Destination, Gate] = {}
         """Of destinations that are on their way to another store, or have gone there. Closed by who plans."""
         self.expiring = False
@@ -318,6 +342,10 @@ class Sequencer:
             self.window.forget(state.number)
         if plan.ids:
             self.window.add(plan.ids)
+        if plan.keys:
+            self.key_versions.add(plan.keys, plan.number)
+        if plan.writes_any_key:
+            self.key_versions.add_all(plan.number)
         for number, subscriptions in plan.subscribed.items():
             for one in subscriptions.values():
                 self.catalog.subscriptions[one.number] = one
@@ -351,7 +379,9 @@ class Sequencer:
                 continue
             send = change.change if type(change) is VolatileChange else change
             assert type(send) is Send
-            if send.name is not None and not is_requeued(send.record):
+            if send.state.is_map and send.expires_at_ms == REMOVAL:
+                continue
+            if send.name is not None and not send.state.is_map and not is_requeued(send.record):
                 key = (send.state.number, send.name)
                 if self.window.get(key) is not None or (send is not change and self.volatile_window.get(key)):
                     continue

@@ -13,6 +13,7 @@ from ...policies.errors import AnabranchError, CorruptionError, DestinationError
 from ..messages import Message, Undelivered
 from ..store_types import SubscriptionKey
 from .backend import ReadError
+from .changes import acks_of
 from .delivery import CLOCK_SECONDS, Feed, Lease, Taker
 from .engine import Engine
 from .forwarding import give_back
@@ -315,6 +316,9 @@ class Receiving:
                 with engine.lock:
                     engine.current()
                     more = engine.delivery.take_undelivered(limit, engine.rows, taken)
+                if any(lease.feeds[0].state.is_map for lease, _ in taken):
+                    more |= len(taken) == limit
+                    self._remove_values(taken)
             for lease, reason in taken:
                 try:
                     message = self.read(lease)
@@ -332,6 +336,12 @@ class Receiving:
             for lease, _ in taken:  # the caller knows of none of them
                 self.give_back(lease)
             raise
+
+    def _remove_values(self, taken: list[tuple[Lease, str]]) -> None:
+        """What has expired of maps goes at once, and is nobody's dead letter. Leaves the others in `taken`."""
+        values = [lease for lease, _ in taken if lease.feeds[0].state.is_map]
+        self._store._sending.write(acks_of(values))
+        taken[:] = [one for one in taken if not one[0].feeds[0].state.is_map]
 
     def listen(
         self,

@@ -31,6 +31,10 @@ REQUEUED: Final = 1
 NONPERSISTENT: Final = 2
 """A flag: sent with `persistent=False`."""
 
+REMOVAL: Final = 1
+"""Of a map's value, when it expires (ms): it was never there. What is sent so takes the place of the value before, and
+is dead at once, so that its key has none."""
+
 _NEVER: Final = 0
 _pack = HEAD.pack
 _unpack = HEAD.unpack_from
@@ -111,6 +115,12 @@ def name_of(record: bytes) -> bytes | None:
     """Its message id, None if it has none."""
     length = _unpack(record)[2]
     return record[HEAD.size : HEAD.size + length] if length else None
+
+
+def body_of(record: bytes) -> bytes:
+    """Its body alone."""
+    head = _unpack(record)
+    return record[HEAD.size + head[2] + head[3] :]
 
 
 def is_requeued(record: bytes) -> bool:

@@ -72,7 +72,7 @@ class Sending:
         record, name = encode(
             destination, body, headers, message_id, settings.message_bytes_max, priority, expires_at_ms
         )
-        state = self._engine.catalog.destinations.get(destination) or self._state(destination)
+        state = self._engine.catalog.destinations.get(destination) or self.state(destination)
         order = order_of(priority, True) if settings.priorities else 0
         send = Send(state, record, name, order, expires_at_ms)
         ticket = Ticket((send,), send.size, bool(sync))
@@ -81,7 +81,8 @@ class Sending:
         self._engine.sends += 1
         return ticket
 
-    def _state(self, destination: Destination) -> DestinationState:
+    def state(self, destination: Destination) -> DestinationState:
+        """Made if it is new here. Raises as `require_here`."""
         state = self._engine.catalog.destinations.get(destination)
         self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
         return state or self._engine.catalog.state(destination)
@@ -91,7 +92,7 @@ class Sending:
         limit, priorities = self._settings.message_bytes_max, self._settings.priorities
         there = self._engine.catalog.destinations
         return [
-            new_send(there.get(destination) or self._state(destination), message, limit, priorities, self._apart)
+            new_send(there.get(destination) or self.state(destination), message, limit, priorities, self._apart)
             for destination, message in sends
         ]
 
@@ -103,7 +104,7 @@ class Sending:
         """What a transaction, or a caller, does to a subscription. Raises DestinationError, TypeError,
         SubscriptionError."""
         subscription = checked(change.subscription)
-        state = self._state(subscription.topic)
+        state = self.state(subscription.topic)
         if not change.subscribe:
             return Unsubscribe(state, subscription.key)
         plain = subscription._replace(no_local=bool(subscription.no_local))

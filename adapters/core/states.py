@@ -8,7 +8,7 @@ from typing import Any
 
 from ...policies.destination import Destination, Kind
 from ..store_types import Subscription, SubscriptionKey
-from .delivery import Feed
+from .delivery import Feed, Taker
 
 
 class SubscriptionState:
@@ -38,11 +38,11 @@ class SubscriptionState:
 
 
 class DestinationState:
-    """One queue or topic. All fields belong to the store's lock, but `declared`, which is the writer's."""
+    """One queue, topic or map. All fields belong to the store's lock, but `declared`, which is the writer's."""
 
     __slots__ = (
-        "bytes", "count", "crowded", "declared", "destination", "feed", "is_topic", "number", "own", "removed",
-        "subscriptions", "volatile",
+        "bytes", "count", "crowded", "declared", "destination", "feed", "is_map", "is_topic", "number", "own",
+        "removed", "subscriptions", "volatile", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
@@ -50,6 +50,8 @@ class DestinationState:
         """In this store, for life."""
         self.destination = destination
         self.is_topic = destination.kind is Kind.TOPIC
+        self.is_map = destination.kind is Kind.MAP
+        """Its messages are values, and their ids the keys (keyed.py)."""
         self.declared = False
         """What is written gives the number its name already."""
         self.removed = False
@@ -68,6 +70,8 @@ class DestinationState:
 
         self.volatile: DestinationState | None = None
         """What shadows it for messages that are not persistent; None before the first (nonpersistent.py)."""
+        self.waiting: dict[bytes, dict[Taker, None]] = {}
+        """Of a map: who waits for the value of a key. They are among the takers of `feed`, too."""
 
     @property
     def total(self) -> int:
@@ -83,6 +87,11 @@ class DestinationState:
         if not self.is_topic:
             return (self.feed,)
         return tuple(subscriber.feed for subscriber in self.subscriptions.values() if number in (0, subscriber.number))
+
+    def wake_key(self, name: bytes) -> None:
+        """A map's key has been written: tell all who wait for its value. Any thread may."""
+        for taker in list(self.waiting.get(name, ())):
+            taker.wake()
 
     def join(self, subscriber: SubscriptionState) -> None:
         """One more subscription. Idempotent."""

@@ -56,6 +56,7 @@ from .handing_out import HandingOut
 from .headers import pack_id
 from .lease_times import LeaseTimes
 from .limits import Amount, Reservation
+from .maps import Maps
 from .nonpersistent import sweep
 from .purging import Removal
 from .receiving import Receiving
@@ -123,6 +124,8 @@ class Store:
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._lease_times = LeaseTimes(engine, self._settling.give_back_lapsed)
         self._receiving = Receiving(self, engine, HandingOut(self.backend.settings, self._lease_times))
+        self.maps = Maps(engine, self._writer, self._sending)
+        """Keyed values (maps.py)."""
         self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling)
         self._removal = Removal(engine, self._sending, self._receiving)
         self._statistics = Statistics(engine, self._receiving)

@@ -24,7 +24,9 @@ class Table(Protocol):
 
     def put(self, sends: Sequence[Send]) -> None:
         """New messages, all of one destination. Of a topic each is for those whom `entitled` names; without any it is
-        not kept. Their destination and those subscriptions count them."""
+        not kept. Their destination and those subscriptions count them. Of a map each takes the place of the message of
+        the same id, which is dead from then on; a REMOVAL (records.py) is dead itself, and so is one that comes after
+        another of a higher seq."""
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
         """A message is dead for the subscription of this number, and for good when all have acked it; number 0: for

@@ -193,8 +193,8 @@ class Recorder(Source):
         numbers = buffer.rows.numbers
         number = numbers.get(state)
         if number is None:
-            number = 0
-            if buffer.takes(state.destination):
+            number = 0  # of a map too: the advisor knows no destination whose messages take each other's place
+            if not state.is_map and buffer.takes(state.destination):
                 text, subscribers = str(state.destination), _named(state.subscriptions.values())
                 name = (self.store, self.token, self.volatile, text, subscribers)
                 # Not after it is remembered: who finds the number shall find the name.

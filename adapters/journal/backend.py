@@ -57,6 +57,7 @@ class JournalBackend(Backend):
     threaded = False
     tells_places = True
     takes_many = True
+    keeps_maps = True
 
     def __init__(
         self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None
@@ -221,6 +222,12 @@ class JournalBackend(Backend):
         self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
     ) -> Place | None:
         return self._index.rows.row(state, subscription, seq)
+
+    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
+        return self._index.rows.keyed(state, name)
+
+    def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
+        return self._index.rows.keys(state, start, limit)
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         return self._index.rows.unacked(state, seq)

@@ -10,6 +10,7 @@ C6  a topic's message is for subscriptions that are there, for one at least; a s
     messages that are for it
 C7  what says in which order messages come, when they expire and how often they were given back speaks of messages
     that are there, and speaks of all that it should
+C8  each key of a map leads to its value, and each value has its key
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class _Counted:
 
         self.pending: Counter[tuple[int, int]] = Counter()
         """By destination and pending bits."""
+        self.keyed: dict[tuple[int, int], int] = {}
+        """The bytes of a map's key as one number, by destination and seq."""
         self.ordered: dict[int, tuple[int, int, int]] = {}
         """Destination, order and expiry by seq, of those that have one or the other, or whose store orders all."""
 
@@ -84,6 +87,8 @@ def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[
     reading = None
     for number, place, pending in index.rows.all():
         seq, (lsn, offset, length) = place[SEQ], place[OWN]
+        if index.states[number].is_map:
+            counted.keyed[number, seq], pending = pending, 0
         counted.row(number, place, pending, index.priorities)
         segment = table.find(lsn)
         if segment is None:
@@ -153,6 +158,9 @@ def _rows(index: Index, counted: _Counted) -> Iterator[str]:
     expiring = {(expires, seq, number) for seq, (number, _, expires) in counted.ordered.items() if expires}
     if expiries != expiring:
         yield f"C7 the expiry of messages {sorted(expiries ^ expiring)[:10]} is not theirs"
+    keyed = {(number, seq): int.from_bytes(name, "little") for number, name, seq in rows.all_keys()}
+    if keyed != counted.keyed:
+        yield f"C8 keys of maps lead elsewhere, or nowhere: {sorted({*keyed.items()} ^ {*counted.keyed.items()})[:10]}"
     deliveries = 0
     for seq, number, _, destination in rows.all_deliveries():
         deliveries += 1

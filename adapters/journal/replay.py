@@ -186,7 +186,7 @@ class Replay:
 
     def _live(self, batch: Batch, dead: bytes) -> Iterator[Change]:
         """The messages and prepared branches of a batch whose bit is not set in `dead`. The message ids the snapshot
-        tells."""
+        tells, but for the keys of maps."""
         base_lsn = batch.segment.base_lsn
         for record in records_of(batch):
             if record.kind == SEND:
@@ -194,7 +194,8 @@ class Replay:
             if record.kind in (SEND, PREPARE) and not _bit(dead, record.lsn - base_lsn):
                 if record.kind == SEND:
                     send = self._send(record)
-                    send.name = None
+                    if not send.state.is_map:
+                        send.name = None
                     yield send
                 else:
                     yield decode_prepare(record, self._index)

@@ -5,9 +5,11 @@
     lanes          destination, order, seq      ->  nothing; only in a store with priorities
     expiries       expires at, seq              ->  destination; only of messages that expire
     deliveries     seq, subscription            ->  how often it has been given back, destination; where it has
+    keys           destination, key             ->  seq; of maps
 
 A queue's message without expiry in a store without priorities, the commonest, takes one row of 28 bytes. A topic's has
 a bit for each subscription that has yet to ack it, and is dead when none is left; whoever begins later has none in it.
+A map's has its key there.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from ..acceleration import inner_loop
 from ..core.changes import Ack, Change, Send, SendMany
 from ..core.delivery import Feed
 from ..core.place import ORDER, OWN, SEQ, Place
+from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import SEQ_MAX
 from ..wal.segment import Segment, SegmentTable
@@ -39,7 +42,7 @@ WHERE = struct.Struct("<QII")
 """An Own (encoding.py)."""
 MORE = struct.Struct("<QH")
 """Expires at (ms, 0: never) and order. Then, of a topic's message, the bits of those that have yet to ack it, in as
-many bytes as that takes."""
+many bytes as that takes; of a map's, its key."""
 MORE_AT: Final = WHERE.size + MORE.size
 LANE_KEY = struct.Struct(">IHQ")
 LANE_PREFIX_BYTES: Final = 6
@@ -48,6 +51,8 @@ EXPIRY_KEY = struct.Struct(">QQ")
 DELIVERIES_KEY = struct.Struct(">QI")
 DELIVERIES = struct.Struct("<II")
 ID = struct.Struct(">I")
+"""A destination's number; what the keys of one map share."""
+KEYED_SEQ = struct.Struct("<Q")
 _pack_key = KEY.pack
 _unpack_where = WHERE.unpack_from
 PAGE: Final = 512
@@ -56,7 +61,7 @@ PAGE: Final = 512
 FIRST_KEY: Final = b"\0"
 """No key comes before."""
 
-TABLES: Final = 4
+TABLES: Final = 5
 
 Ask = Callable[[Callable[[], Any]], Any]
 """What calls a question under the store's lock, if who asks has not got it."""
@@ -128,7 +133,7 @@ def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[S
         return changes, dead
     for change in changes:
         if type(change) is Send:
-            if not change.state.is_topic:
+            if not change.state.is_topic and not change.state.is_map:
                 sends[change.seq] = change
         elif type(change) is Ack and change.seq in sends:
             dead.append(sends.pop(change.seq))
@@ -185,6 +190,7 @@ class MessageRows:
         self._lanes_db = env.open_db(b"lanes")
         self._expiries_db = env.open_db(b"expiries")
         self._deliveries_db = env.open_db(b"deliveries")
+        self._keys_db = env.open_db(b"keys")
 
     def lend(self, txn: Any) -> None:
         """The transaction from now on."""
@@ -219,6 +225,9 @@ class MessageRows:
     def _put(self, sends: Sequence[Send], segment: Segment) -> None:
         state = sends[0].state
         number = state.number
+        if state.is_map:
+            self._put_values(state, sends, segment)
+            return
         packed = None if self.priorities or state.is_topic else pack_rows(number, sends)
         puts, size = packed if packed is not None else self._pack_with_more(sends, segment)
         for send in sends:
@@ -238,6 +247,29 @@ class MessageRows:
         segment.changed = True
         self._catalog.count(state, count, size - SEND_OVERHEAD * count)
         self.changed[state] = None
+
+    def _put_values(self, state: DestinationState, sends: Sequence[Send], segment: Segment) -> None:
+        """Of a map: each takes the place of what its key had before."""
+        txn, number, own = self._txn, state.number, ID.pack(state.number)
+        for send in sends:
+            seq, name = send.seq, send.name
+            assert name is not None
+            key = own + name
+            former = txn.get(key, db=self._keys_db)
+            last = KEYED_SEQ.unpack(former)[0] if former is not None else 0
+            if last > seq:
+                segment.mark_dead(send.own[0])
+                continue
+            if last:
+                self.remove(state, last)
+            if send.expires_at_ms == REMOVAL:
+                segment.mark_dead(send.own[0])
+                continue
+            more = self._put_more(state, send)
+            assert more is not None
+            txn.put(_pack_key(number, seq), WHERE.pack(*send.own) + more + name, db=self._messages_db)
+            txn.put(key, KEYED_SEQ.pack(seq), db=self._keys_db)
+            self._count(state, segment, 1, send.own[2])
 
     def _pack_with_more(self, sends: Sequence[Send], segment: Segment) -> Packed:
         """What pack_rows returns, of messages whose rows say more than where they are."""
@@ -314,7 +346,9 @@ class MessageRows:
                 self._txn.delete(LANE_KEY.pack(state.number, order, seq), db=self._lanes_db)
             if expires:
                 self._txn.delete(EXPIRY_KEY.pack(expires, seq), db=self._expiries_db)
-            if pending:
+            if state.is_map:
+                self._forget_key(state, seq, value[MORE_AT:])
+            elif pending:
                 if (before := self.before) is not None:
                     before.keep(state.number, seq, pending)
                 for subscriber in state.own.subscriptions.values():
@@ -327,6 +361,12 @@ class MessageRows:
         if not state.own.leaving:
             self._catalog.count(state, -1, SEND_OVERHEAD - length)
             self.changed[state] = None
+
+    def _forget_key(self, state: DestinationState, seq: int, name: bytes) -> None:
+        """Its value is dead: it has none, unless that was put anew."""
+        key = ID.pack(state.number) + name
+        if self._txn.get(key, db=self._keys_db) == KEYED_SEQ.pack(seq):
+            self._txn.delete(key, db=self._keys_db)
 
     def ack_for(self, state: DestinationState, seq: int, number: int) -> None:
         """It is dead for one subscription."""
@@ -526,6 +566,27 @@ class MessageRows:
                 return None
         return self._with_deliveries(state, number, row[0]) if self.counted else row[0]
 
+    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
+        """As Backend.keyed."""
+        try:
+            seq = self._txn.get(ID.pack(state.number) + name, db=self._keys_db)
+        except lmdb.Error as error:
+            self.on_damage(error)
+            raise
+        return None if seq is None else self.row(state, None, KEYED_SEQ.unpack(seq)[0])
+
+    def keys(self, state: DestinationState, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
+        """As Backend.keys."""
+        found: list[tuple[bytes, Place]] = []
+        for key, value in self._raw(self._keys_db, ID.pack(state.number) + start, PREFIX_BYTES, limit):
+            place = self.row(state, None, KEYED_SEQ.unpack(value)[0])
+            if place is None:
+                error = lmdb.CorruptedError(f"the index's row of the value of key {key.hex()} is missing")
+                self.on_damage(error)
+                raise error
+            found.append((key[ID.size :], place))
+        return found
+
     def _with_deliveries(self, state: DestinationState, number: int, place: Place) -> Place:
         """Of a topic as a whole (number 0) the most of any subscription."""
         seq = place[SEQ]
@@ -606,6 +667,11 @@ class MessageRows:
             number, seq = KEY.unpack(key)
             place, pending = read_row(seq, value)
             yield number, place, pending
+
+    def all_keys(self) -> Iterator[tuple[int, bytes, int]]:
+        """Destination, key and seq, for checking."""
+        for key, value in self.pages(self._keys_db):
+            yield ID.unpack_from(key)[0], key[ID.size :], KEYED_SEQ.unpack(value)[0]
 
     def all_lanes(self) -> Iterator[tuple[int, int, int]]:
         """Destination, order and seq, for checking."""

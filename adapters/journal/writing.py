@@ -13,6 +13,7 @@ from ..core.branches import Commit, Forget, Prepare, Rollback
 from ..core.changes import Ack, AckRange, Change, Returned, Send, SendMany
 from ..core.destination_changes import Remove, Unsubscribe
 from ..core.engine import Engine
+from ..core.keyed import Unchanged
 from ..core.plan import Plan
 from ..wal import format as w
 from ..wal.log import Log
@@ -32,7 +33,7 @@ _pack_ack = ACK_RECORD.pack
 
 
 _LEAVES: Final[dict[type, int]] = {
-    **dict.fromkeys((Ack, AckRange, Returned, Remove, Unsubscribe, Forget), SHRINKS),
+    **dict.fromkeys((Ack, AckRange, Returned, Remove, Unsubscribe, Forget, Unchanged), SHRINKS),
     **dict.fromkeys((Commit, Rollback, WriteSnapshot), OWED),
 }
 """What leaves of the log's reserve what a ticket needs (wal/ticket.py); all others GROW."""

@@ -16,6 +16,7 @@ from typing import Final
 from ..core.branches import Branch
 from ..core.changes import Send
 from ..core.place import ORDER, OWN, Place
+from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import AT_ONCE, SEQ_MAX, Table
 from .memory_limit import MemoryLimit, nothing
@@ -87,11 +88,45 @@ class MemoryTable(Table):
         )
 
     def put(self, sends: Sequence[Send]) -> None:
-        if len(sends) == 1 and self._append(sends[0]):
-            return
+        if len(sends) != 1 or not self._append(sends[0]):
+            self._put(sends)
+        if sends[0].state.is_map:
+            self._replace(sends)
+
+    def _replace(self, sends: Sequence[Send]) -> None:
+        """Values are there, and take the place of those that their keys had before."""
+        messages: DestinationMessages = sends[0].state.own
+        keys, memory = messages.keys, self._memory
+        assert keys is not None
+        for send in sends:
+            name = send.name
+            assert name is not None
+            former = keys.get(name)
+            if former is not None and former < send.seq:
+                self.ack(send.state, former, 0, None)
+            spot = messages.find(send.seq)
+            if spot is None or spot[0].dead & BITS[spot[1]]:
+                continue  # it is removed, or this is done again
+            memory.unfinished = nothing
+            before = keys.cost
+            keys.put(name, send.seq)
+            memory.used += keys.cost - before
+            memory.unfinished = None
+
+    def _forget_key(self, messages: DestinationMessages, seq: int) -> None:
+        """Of a map: a value is about to be dead. While its chunk is being changed."""
+        keys = messages.keys
+        assert keys is not None
+        before = keys.cost
+        keys.forget(seq)
+        self._memory.used += keys.cost - before
+
+    def _put(self, sends: Sequence[Send]) -> None:
         state = sends[0].state
         if state.is_topic:
             sends = [send for send in sends if send.entitled]  # nobody will ever ask for the others
+        if state.is_map:
+            sends = [send for send in sends if send.expires_at_ms != REMOVAL]
         if not self._priorities:
             self._add(state.own.lane(0), sends)
             return
@@ -227,6 +262,8 @@ class MemoryTable(Table):
             return
         memory = self._memory
         memory.unfinished = chunk.mend
+        if state.is_map:
+            self._forget_key(messages, seq)
         chunk.dead |= bit
         size = chunk.sizes[index]
         if index >= chunk.out:
@@ -270,6 +307,9 @@ class MemoryTable(Table):
             return
         for subscriber in messages.subscriptions.values():
             subscriber.count -= (messages.pending(subscriber, chunk) & mask).bit_count()
+        if messages.keys is not None:
+            for index in indexes(mask):
+                self._forget_key(messages, chunk.seq(index))
         chunk.dead |= mask
         for index in indexes(mask >> chunk.out):
             chunk.records[index] = None

@@ -27,6 +27,7 @@ class MemoryBackend(MemoryRows, Backend):
     shared = False
     descriptors = 1
     threaded = False
+    keeps_maps = True
 
     def __init__(self, name: str, directory: Path, options: MemoryOptions, index_directory: Path | None = None) -> None:
         self._name, self._options = name, options

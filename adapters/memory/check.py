@@ -5,6 +5,7 @@ M2  a destination's counts are those of the messages in its chunks, and the stor
 M3  a subscription's count is that of the messages that it has yet to ack, and a message that lives is wanted by one
 M4  every live message reads back, from memory or from the swap
 M5  an entry of the swap belongs to a chunk, and none is in a file that is not there
+M6  each key of a map leads to its value, and each value has its key
 R1, R2  memory_limit.py
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...policies.errors import AnabranchError
+from ..core.records import name_of
 from ..core.states import Catalog, DestinationState
 from .memory_limit import MemoryLimit
 from .message_chunks import Chunk, indexes
@@ -32,6 +34,8 @@ def violations(catalog: Catalog, memory: MemoryLimit, swap: SwapFiles) -> Iterat
             others += messages.cost
             yield from _lanes(messages)
             yield from _counts(messages, memory)
+            if messages.keys is not None:
+                yield from _keys(messages, memory)
         elif state.count or state.bytes:
             yield f"M2 {state.destination} counts {state.count} messages and has none"
     counted = sum(state.count for state in states), sum(state.bytes for state in states)
@@ -77,6 +81,19 @@ def _counts(messages: DestinationMessages, memory: MemoryLimit) -> Iterator[str]
         pending = sum(messages.pending(subscriber, chunk).bit_count() for chunk in messages.chunks())
         if pending != subscriber.count:
             yield f"M3 {subscriber.subscription} counts {subscriber.count} messages, its topic has {pending} for it"
+
+
+def _keys(messages: DestinationMessages, memory: MemoryLimit) -> Iterator[str]:
+    assert messages.keys is not None
+    keyed = {seq: name for name, seq in messages.keys.items()}
+    for chunk in messages.chunks():
+        records = memory.records(chunk)
+        for index in indexes(chunk.live):
+            name = keyed.pop(chunk.seq(index), None)
+            if name is None or name_of(records[index] or b"") != name:
+                yield f"M6 value {chunk.seq(index)} of {messages.state.destination} does not have its key, {name!r}"
+    if keyed:
+        yield f"M6 keys of {messages.state.destination} lead nowhere: {sorted(keyed.values())[:10]}"
 
 
 def _readable(state: DestinationState, chunk: Chunk, memory: MemoryLimit) -> Iterator[str]:

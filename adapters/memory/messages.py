@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Final
 
 from ..core.delivery import Feed
+from ..core.key_index import KeyIndex
 from ..core.place import SEQ, Place
 from ..core.priorities import Orders
 from ..core.states import DestinationState, SubscriptionState
@@ -27,9 +28,9 @@ Spot = tuple[Chunk, int]
 
 
 class DestinationMessages:
-    """Of one queue or topic. Under the store's lock."""
+    """Of one queue, topic or map. Under the store's lock."""
 
-    __slots__ = ("lanes", "orders", "state", "subscriptions")
+    __slots__ = ("keys", "lanes", "orders", "state", "subscriptions")
 
     def __init__(self, state: DestinationState) -> None:
         self.state = state
@@ -37,13 +38,16 @@ class DestinationMessages:
         """By order."""
         self.orders = Orders()
         """Theirs."""
+        self.keys = KeyIndex() if state.is_map else None
+        """Of a map: the seqs of its values."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number: those that have begun and not ended. (The core's own list is ahead of what is applied.)"""
 
     @property
     def cost(self) -> int:
         """Bytes of memory that it takes, beside its chunks."""
-        return DESTINATION_COST + SUBSCRIPTION_COST * len(self.subscriptions)
+        keys = self.keys.cost if self.keys is not None else 0
+        return DESTINATION_COST + SUBSCRIPTION_COST * len(self.subscriptions) + keys
 
     def lane(self, order: int) -> Lane:
         """Made if it is not there."""
@@ -113,6 +117,18 @@ class DestinationMessages:
         ]
 
     # Places, as the core knows them
+
+    def keyed(self, name: bytes) -> Place | None:
+        """As of Backend (adapters/core/backend.py)."""
+        assert self.keys is not None
+        seq = self.keys.get(name)
+        return self.row(None, seq, None) if seq is not None else None
+
+    def keyed_from(self, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
+        """Likewise, Backend.keys."""
+        assert self.keys is not None
+        found = [(name, self.row(None, seq, None)) for name, seq in self.keys.page(start, limit)]
+        return [(name, place) for name, place in found if place is not None]
 
     def rows(self, subscriber: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
         """As of Rows (adapters/core/delivery.py)."""

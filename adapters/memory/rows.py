@@ -19,7 +19,9 @@ from ..core.branches import Prepare
 from ..core.changes import Change, Send
 from ..core.delivery import Feed
 from ..core.destination_changes import Declare, Subscribe
+from ..core.key_index import KEY_COST
 from ..core.place import OWN, Place
+from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import apply_all
 from . import check
@@ -101,13 +103,17 @@ class MemoryRows:
     def make_room(self, changes: Sequence[Change], reserved: Sequence[bytes] = ()) -> None:
         """For changes that follow. Raises StoreFullError and StoreFailedError, and then nothing was written; not for
         what only frees room, nor where there are keys of what was `reserved`."""
-        sends = [send for send in changes if type(send) is Send and (send.entitled or not send.state.is_topic)]
+        sends = [
+            send for send in changes
+            if type(send) is Send and (send.entitled or not send.state.is_topic) and not is_removal(send)
+        ]  # fmt: skip
         others = DESTINATION_COST * sum(type(change) is Declare for change in changes)
         others += SUBSCRIPTION_COST * sum(type(change) is Subscribe for change in changes)
         prepared = sum(memory_of_branch(change.branch) for change in changes if type(change) is Prepare)
         if not sends and not others and not prepared:
             return
         memory = self._memory
+        others += sum(KEY_COST + len(send.name or b"") for send in sends if send.state.is_map)
         records = sum(memory_of(len(send.record)) + NUMBERS_MAX for send in sends)
         chunks = len({(send.state.number, send.order) for send in sends}) + len(sends) // 64
         more = records + others + CHUNK_COST * chunks
@@ -191,6 +197,13 @@ class MemoryRows:
     ) -> Place | None:
         return state.own.row(subscription, seq, order) if state.own is not None else None
 
+    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
+        """As of Backend, and so the next."""
+        return state.own.keyed(name) if state.own is not None else None
+
+    def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
+        return state.own.keyed_from(start, limit) if state.own is not None else ()
+
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         messages: DestinationMessages | None = state.own
         spot = messages.find(seq) if messages is not None else None
@@ -272,3 +285,8 @@ class MemoryRows:
         """As of check.py."""
         self.finish_all()
         yield from check.violations(self._catalog, self._memory, self._swap)
+
+
+def is_removal(send: Send) -> bool:
+    """Whether a message of a map takes a key's value away."""
+    return send.state.is_map and send.expires_at_ms == REMOVAL

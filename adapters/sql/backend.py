@@ -64,6 +64,7 @@ class SqlBackend(Backend):
     kind = "sql"
     volatile = False
     threaded = True
+    keeps_maps = True
 
     def __init__(self, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> None:
         """`index_directory` means nothing here: the database has its own."""
@@ -349,6 +350,12 @@ class SqlBackend(Backend):
         self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
     ) -> Place | None:
         return self._reading.row(state, subscription, seq)
+
+    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
+        return self._reading.keyed(state, name)
+
+    def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
+        return self._reading.keys(state, start, limit)
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         return self._reading.unacked(state, seq)

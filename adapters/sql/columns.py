@@ -37,6 +37,7 @@ def message_row(send: Send, row: int, number: int, queue_name: str, chunk_size: 
         "messageid": escaped(record[HEAD.size : headers_at].decode()) if id_bytes else None,
         "headers": record[headers_at:body_at] if headers_bytes else None,
         "content": None if parts else body,
+        "mapkey": send.name if send.state.is_map else None,
     }
     return values, body if parts else b""
 

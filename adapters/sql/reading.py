@@ -1,6 +1,7 @@
 """What a store reads from its tables: where messages are, and their records. What it has read lately it keeps.
 
-V1  What is not applied yet is not seen: rows behind `last_seq` are left out, though the database has them already.
+V1  What is not applied yet is not seen: rows behind `last_seq` are left out, though the database has them already. Not
+    so of maps: the value before is gone by then, and a key is never to be without one in between.
 V2  `places` and `records` hold what the tables would say, since each write drops from them what it changes. Beyond
     their limits they forget; nothing depends on what they hold but how often the database is asked.
 """
@@ -177,6 +178,16 @@ class Reading:
             place = self._with_deliveries(subscription, [place])[0]
         self._keep(number, place)
         return place
+
+    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
+        """As of Backend."""
+        rows = self._all("select.keyed", destination=state.number, keys=[name])
+        return place_of(rows[0], self._priorities) if rows else None
+
+    def keys(self, state: DestinationState, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
+        """Likewise."""
+        rows = self._all("select.keys", destination=state.number, start=start, most=limit)
+        return [(bytes(row[-1]), place_of(row, self._priorities)) for row in rows]
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
         if not self.next_expiry or now < self.next_expiry:

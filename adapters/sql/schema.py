@@ -10,6 +10,7 @@ S2  A topic's message has a row in ACKS for each subscription that has acked it 
 S3  STORE.BATCH counts the transactions that have written; each says which one it is, so that two owners cannot both
     write, and that one whose COMMIT was cut off can be looked up.
 S4  STORE.LASTID is the highest ID ever given out.
+S5  Of a map's messages MAPKEY is the key, in UTF-8, and no two have the same; of all others it is null.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData
 
 from ...policies.errors import ConfigError
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 TABLES: Final = (
     "messages", "chunks", "destinations", "durables", "acks", "redeliveries", "xalog", "committed", "duplicates",
@@ -105,8 +106,14 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         _column("messageid", Text, nullable=True),
         _column("headers", LargeBinary, nullable=True),
         _column("content", LargeBinary, nullable=True),
+        _column("mapkey", LargeBinary, nullable=True),
     )
     Index(f"{messages.name}_place", messages.c.destination, messages.c.id)
+    keyed = messages.c.mapkey.is_not(None)
+    Index(
+        f"{messages.name}_key", messages.c.destination, messages.c.mapkey,
+        sqlite_where=keyed, postgresql_where=keyed,
+    )  # fmt: skip
     expiring = messages.c.expirationtime > 0
     Index(
         f"{messages.name}_expiry", messages.c.expirationtime, messages.c.id,

@@ -87,6 +87,11 @@ def _reading(s: Schema) -> dict[str, Executable]:
         "select.message": select(*row, m.content).where(m.id == p("message")),
         "select.place": select(*place, m.destination).where(m.id == p("message")),
         "select.place.durable": select(*place, m.destination).where(m.id == p("message"), unacked),
+        "select.keyed": select(*place, m.mapkey).where(there, m.mapkey.in_(p("keys", expanding=True))),
+        "select.keys": select(*place, m.mapkey)
+        .where(there, m.mapkey >= p("start"))
+        .order_by(m.mapkey)
+        .limit(p("most")),
         "select.chunks": select(s.chunks.c.content).where(s.chunks.c.id == p("message")).order_by(s.chunks.c.part),
         "select.messages": page(),
         "select.messages.priority": page(of_priority),

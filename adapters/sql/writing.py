@@ -10,7 +10,7 @@ Q3  `effects` says what becomes of the counts in memory. Where the tables did no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
@@ -20,9 +20,10 @@ from ..core.branches import Branch, Commit
 from ..core.changes import Send
 from ..core.place import ORDER, OWN, Place, order_of
 from ..core.plan import Plan
+from ..core.records import REMOVAL
 from ..core.states import DestinationState, SubscriptionState
 from ..core.table import AT_ONCE, apply_all
-from .columns import chunk_rows, escaped, message_row, place_of
+from .columns import ID, chunk_rows, escaped, message_row, place_of
 from .duplicates import DuplicateRows
 from .effects import Effects
 from .native_two_phase import is_staged, staged_rows
@@ -37,8 +38,15 @@ _ORDER: Final = (
     "delete.redelivery", "insert.redelivery", "insert.committed", "delete.committed",
 )  # fmt: skip
 """The statements that are gathered, in the order in which they are run."""
+KEYS_AT_ONCE: Final = 500
+"""Keys of a map that one query asks for."""
 GAP: Final = 1000
 """Acks of a topic's messages that lie closer together than this are counted by one query."""
+
+
+def _stays(send: Send, latest: Mapping[bytes | None, Send]) -> bool:
+    """Whether a message of a map is the last of its key, and no removal."""
+    return latest[send.name] is send and send.expires_at_ms != REMOVAL
 
 
 class Write:
@@ -83,6 +91,8 @@ class Write:
         state = sends[0].state
         number, queue_name = state.number, str(state.destination)
         rows, effects, size = self._rows["insert.message"], self.effects, self._chunk_size
+        if state.is_map:
+            sends = self._replace(state, sends)
         for send in sends:
             if state.is_topic and not send.entitled:
                 continue
@@ -94,6 +104,21 @@ class Write:
                 if body:
                     self._rows["insert.chunk"] += chunk_rows(send.seq, body, size)
             effects.sent(send)
+
+    def _replace(self, state: DestinationState, sends: Sequence[Send]) -> Sequence[Send]:
+        """Of a map: what has the keys of these goes. Returns those of them that stay."""
+        self.flush()
+        latest = {send.name: send for send in sends}
+        there: list[Any] = []
+        names = list(latest)
+        for first in range(0, len(names), KEYS_AT_ONCE):
+            some = names[first : first + KEYS_AT_ONCE]
+            there += self._query("select.keyed", destination=state.number, keys=some)
+        self._delete({row[ID]: (state, place_of(row, self._priorities)) for row in there})
+        staged = [send.own for send in sends if send.own is not None and not _stays(send, latest)]
+        self._run("delete.message", [{"message": row} for row in staged])
+        self._run("delete.chunks", [{"message": row} for row in staged])
+        return [send for send in sends if _stays(send, latest)]
 
     def _put_staged(self, send: Send) -> None:
         """What is in MESSAGES already is a message from now on."""

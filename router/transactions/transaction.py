@@ -16,24 +16,26 @@ and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
 
 from ...adapters.background import shared
 from ...adapters.core import Store
 from ...adapters.core.forwarding import follow
+from ...adapters.core.maps import put_of, removal_of
 from ...adapters.core.subscriptions import require_same
-from ...adapters.messages import DEFAULT_PRIORITY, Headers, Message, Receipt, checked
+from ...adapters.messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Receipt, checked
 from ...adapters.store_types import Change, Subscription
 from ...policies.destination import Destination
 from ...policies.errors import TransactionError
-from ..addresses import Address, resolve_all, topic_of
+from ..addresses import Address, map_of, resolve_all, topic_of
 from ..coded import CodedEndpoint
 from ..endpoint import SendOptions, expiry
+from ..map import Map, V
 from ..requeue import mark_requeued
 from ..xid import Xid
 from .coordinator import Coordinator
@@ -177,7 +179,9 @@ class Transaction:
         if isinstance(destination, CodedEndpoint):
             body, headers = destination._coder.encode(body, headers)
         destinations = resolve_all(destination)
-        message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
+        self._send(destinations, checked(body, headers, message_id, priority, expires_at_ms, persistent))
+
+    def _send(self, destinations: Sequence[Destination], message: Outgoing) -> None:
         with self._lock:
             if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
@@ -198,6 +202,18 @@ class Transaction:
             except KeyboardInterrupt:
                 self._take_back_sends(*before)
                 raise
+
+    def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
+        """Give a key of a map a value at commit, whatever it has by then; `ttl` counts from now. Of several changes of
+        one key the last counts. `commit` returns a receipt for it as for a send. Raises as Map.put, and
+        TransactionError beyond the limits of a transaction."""
+        expires_at_ms = 0 if ttl is None else expiry(ttl, "ttl")
+        body = map._encoded(value) if isinstance(map, Map) else cast("bytes", value)
+        self._send((_map_of(map),), put_of(key, body, expires_at_ms))
+
+    def remove(self, map: Map[Any] | Address, key: str) -> None:
+        """Remove a key of a map at commit, if it has a value by then; likewise."""
+        self._send((_map_of(map),), removal_of(key))
 
     def _take_back_sends(self, operations: int, size: int) -> None:
         """Leave nothing of a send that was interrupted anywhere: who catches that may commit what was there before."""
@@ -609,6 +625,10 @@ class Transaction:
                     self._ended()
             finally:
                 lock.release()
+
+
+def _map_of(given: Map[Any] | Address) -> Destination:
+    return given.destination if isinstance(given, Map) else map_of(given)
 
 
 class Savepoint:

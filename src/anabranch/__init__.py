@@ -63,6 +63,7 @@ from .router.codecs import Codec
 from .router.coded import CodedQueue, CodedSubscriber, CodedTopic
 from .router.dbapi import Connection, ProgrammingError
 from .router.endpoint import SendOptions
+from .router.map import Map
 from .router.queue import Queue
 from .router.repartition import Repartitioned
 from .router.repartition_plan import Move
@@ -106,6 +107,7 @@ __all__ = [
     "Kind",
     "KindOptions",
     "Listener",
+    "Map",
     "Match",
     "MemoryOptions",
     "Message",

@@ -13,6 +13,7 @@ from .deliveries import DeliveriesContract
 from .disk import PLACES, Disk
 from .expiring import ExpiringContract
 from .hosting import HostingContract
+from .keyed import KeyedContract
 from .leasing import LeasingContract
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
@@ -63,6 +64,7 @@ class StoreContract(
     ChangingContract,
     SequencesContract,
     HostingContract,
+    KeyedContract,
     NonpersistentContract,
     EssentialContract,
 ):

@@ -17,6 +17,7 @@ from anabranch.adapters.core.changes import Ack, AckRange, Change, Returned, Sen
 from anabranch.adapters.core.copying import Brought
 from anabranch.adapters.core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from anabranch.adapters.core.engine import Engine
+from anabranch.adapters.core.keyed import Unchanged
 from anabranch.adapters.core.live_copy import CloseGate
 from anabranch.adapters.core.records import encode
 from anabranch.adapters.core.states import Catalog, DestinationState, SubscriptionState
@@ -92,8 +93,8 @@ def read(data: bytes, segment: Segment) -> list[Record]:
 
 def test_every_change_has_a_record_of_its_own() -> None:
     ours = {one for one in Change.__subclasses__() if one.__module__.startswith("anabranch.")}
-    # No backend is told of VolatileChange and CloseGate; a SEND each is what is written of the other two.
-    assert set(CODECS) == ours - {VolatileChange, CloseGate, SendMany, Brought}
+    # No backend is told of VolatileChange, CloseGate and Unchanged; a SEND each is what is written of the other two.
+    assert set(CODECS) == ours - {VolatileChange, CloseGate, Unchanged, SendMany, Brought}
     assert len(DECODERS) == len(CODECS)
 
 

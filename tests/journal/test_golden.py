@@ -1,4 +1,4 @@
-"""Format version 2 as it is on disk: these bytes must be made, and must open, for ever."""
+"""Format version 3 as it is on disk: these bytes must be made, and must open, for ever."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 import anabranch
 from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
 from anabranch.adapters.core.changes import Ack, AckRange, Change, Returned, Send
-from anabranch.adapters.core.destination_changes import Remove, Subscribe, Unsubscribe
+from anabranch.adapters.core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from anabranch.adapters.core.engine import Engine
-from anabranch.adapters.core.records import HEAD
+from anabranch.adapters.core.records import HEAD, REMOVAL
 from anabranch.adapters.core.states import Catalog
 from anabranch.adapters.journal import checksums, snapshot
 from anabranch.adapters.journal.copied import Compacted, Copied
@@ -253,6 +253,32 @@ class Found(Made):
     def find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
         assert (number, nonce) == (self.copies.number, self.copies.nonce)
         return self.copies
+
+
+def test_values_of_a_map(tmp_path: Path) -> None:
+    """Two of a key, one that takes a key away, and one that was popped."""
+    made = Made()
+    results = state_of(made.engine, 3, "map://results", declared=False)
+    made.states[3] = results
+
+    def value(key: bytes, body: bytes, expires_at_ms: int = 0) -> Send:
+        head = HEAD.pack(4, 0, len(key), 0, 1_700_000_000_000, expires_at_ms)
+        return Send(results, head + key + body, key, 0, expires_at_ms)
+
+    changes = [
+        value(b"job-1", b"first"), value(b"job-1", b"then", 1_700_000_100_000), value("ü".encode(), b"gone"),
+        value("ü".encode(), b"", REMOVAL), Ack(results, 52, 0),
+    ]  # fmt: skip
+    data = golden("values")
+    assert batch_of(made.engine, tail_of(HEADER), changes, 98).data == data
+    declare, *sends, ack = (DECODERS[record.kind](record, made) for record in read(tmp_path / "golden.seg", data))
+    assert isinstance(declare, Declare)
+    assert declare.state.destination == Destination.map("results")
+    assert [(send.name, send.seq, send.expires_at_ms) for send in sends if isinstance(send, Send)] == [
+        (b"job-1", 51, 0), (b"job-1", 52, 1_700_000_100_000), ("ü".encode(), 53, 0), ("ü".encode(), 54, REMOVAL),
+    ]  # fmt: skip
+    assert isinstance(ack, Ack)
+    assert (ack.state, ack.seq) == (results, 52)
 
 
 def test_what_is_said_of_subscriptions(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ names = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=
 
 @given(st.sampled_from(Kind), names)
 def test_text_and_back(kind: Kind, name: str) -> None:
-    destination = Destination.queue(name) if kind is Kind.QUEUE else Destination.topic(name)
+    made = {Kind.QUEUE: Destination.queue, Kind.TOPIC: Destination.topic, Kind.MAP: Destination.map}
+    destination = made[kind](name)
     assert destination == Destination(kind, name)
     assert Destination.restored(str(destination)) == destination
     assert pickle.loads(pickle.dumps(destination)) == destination

@@ -153,7 +153,8 @@ def test_what_is_no_pattern(text: str, says: str) -> None:
 def test_kinds() -> None:
     assert Pattern.parse("queue://a").kinds == {Kind.QUEUE}
     assert Pattern.parse("topic://a").kinds == {Kind.TOPIC}
-    assert Pattern.parse("a").kinds == {Kind.QUEUE, Kind.TOPIC}
+    assert Pattern.parse("map://a").kinds == {Kind.MAP}
+    assert Pattern.parse("a").kinds == {Kind.QUEUE, Kind.TOPIC, Kind.MAP}
 
 
 # Precedence (invariant 5) --------------------------------------------------------------------------------------------
@@ -208,8 +209,8 @@ def test_reasons() -> None:
     texts_ = ["queue://a.b", "a.b", "a.b*", "a.*b", "a.*?", "a.*", "a.>", "queue://>", ">", "a.?*"]
     matches = RouteTable([(text, text) for text in texts_]).matches(queue("a.b"))
     assert {match.target: match.reason for match in matches} == {
-        "queue://a.b": "wins over 'a.b': it is for queues alone, the other for queues and topics",
-        "a.b": "loses to 'queue://a.b': it is for queues alone, the other for queues and topics",
+        "queue://a.b": "wins over 'a.b': it is for queues alone, the other for all kinds",
+        "a.b": "loses to 'queue://a.b': it is for queues alone, the other for all kinds",
         "a.*b": "loses to 'a.b': an exact name beats every wildcard",
         "a.b*": "loses to 'a.*b': in segment 2, '*b' comes before 'b*' in text order",
         "a.*?": "loses to 'a.b*': in segment 2, 'b*' has more literal characters than '*?' (1 to 0)",
@@ -217,7 +218,7 @@ def test_reasons() -> None:
         "a.*": "loses to 'a.?*': in segment 2, the glob '?*' beats the wildcard '*'",
         "a.>": "loses to 'a.*': in segment 2, the wildcard '*' beats the wildcard '>'",
         "queue://>": "loses to 'a.>': in segment 1, the literal 'a' beats the wildcard '>'",
-        ">": "loses to 'queue://>': it is for queues alone, the other for queues and topics",
+        ">": "loses to 'queue://>': it is for queues alone, the other for all kinds",
     }
     assert RouteTable([("a", 1)]).matches(queue("a"))[0].reason == "the only pattern that matches"
     deeper = RouteTable([("a.*", 1), ("a.*.>", 2)]).matches(queue("a.b"))

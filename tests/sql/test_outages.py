@@ -417,7 +417,7 @@ def test_tables_that_are_missing(tmp_path: Path, postgres: PostgresServer, postg
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        ("UPDATE store SET version = 99", "version 99, this is version 2"),
+        ("UPDATE store SET version = 99", "version 99, this is version 3"),
         ("ALTER TABLE messages DROP COLUMN headers", "messages .*lacks headers"),
         ("UPDATE store SET storeid = repeat('0', 32)", "belong to the store with the id 0000"),
     ],

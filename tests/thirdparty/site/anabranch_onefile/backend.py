@@ -19,7 +19,7 @@ from anabranch.adapters.core.changes import Change, Send
 from anabranch.adapters.core.delivery import Feed
 from anabranch.adapters.core.place import DELIVERIES, Place, order_of
 from anabranch.adapters.core.plan import Plan
-from anabranch.adapters.core.records import order_and_expiry
+from anabranch.adapters.core.records import REMOVAL, name_of, order_and_expiry
 from anabranch.adapters.core.states import DestinationState, SubscriptionState
 from anabranch.adapters.core.table import apply_all
 from anabranch.adapters.directory import StoreDirectory
@@ -80,6 +80,7 @@ class OneFileBackend(Backend):
     shared = False
     descriptors = 4
     threaded = True
+    keeps_maps = True
 
     def __init__(self, name: str, directory: Path, options: OneFileOptions, index_directory: Path | None = None):
         self.name, self.options, self.path = name, options, directory / FILE
@@ -155,6 +156,12 @@ class OneFileBackend(Backend):
     def put(self, sends: Sequence[Send]) -> None:
         messages = self._next.messages[sends[0].state.number]
         for send in sends:
+            if send.state.is_map:
+                former = next((seq for seq, row in messages.items() if name_of(row.record) == send.name), 0)
+                if former < send.seq:
+                    messages.pop(former, None)
+                if former > send.seq or send.expires_at_ms == REMOVAL:
+                    continue
             if not send.state.is_topic or send.entitled:
                 waiting = [subscriber.number for subscriber in send.entitled]
                 messages[send.seq] = Row(send.record, order_and_expiry(send.record)[0], send.expires_at_ms, waiting, {})
@@ -260,6 +267,14 @@ class OneFileBackend(Backend):
         for place in places:
             row = self._now.messages.get(state.number, {}).get(place[1])
             yield row.record if row is not None else None
+
+    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
+        return next((place for key, place in self.keys(state, name, 1) if key == name), None)
+
+    def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
+        rows = self._now.messages.get(state.number, {})
+        found = sorted((name_of(row.record) or b"", seq) for seq, row in rows.items())
+        return [(key, self._place(state, seq, 0)) for key, seq in found if key >= start][:limit]
 
     def _count(self) -> None:
         for state in self._host.catalog.by_number.values():

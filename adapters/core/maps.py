@@ -1,0 +1,333 @@
+"""Keyed values: maps, whose messages are values and whose message ids are the keys (keyed.py).
+
+    store.maps.put(results, "job-1", b"42")
+    store.maps.get(results, "job-1")
+
+V3  What is read is as of some moment in which all that had returned had taken effect. What depends on what is there
+    (`put_if_absent`, `compare_and_set`, `pop`, `increment`) takes effect at once, as if nobody else were there.
+V4  A value whose time is over is not there, for everybody at once; its message goes with the next sweep.
+V5  A value lives as long as its map: no duplicate window limits it, and nobody holds it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ...policies.destination import Destination, Kind
+from ...policies.errors import DestinationError
+from ..messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_id
+from .changes import Ack, Change, Send
+from .delivery import Taker
+from .engine import Engine
+from .keyed import KeyChangedError, Unchanged
+from .place import EXPIRES, SEQ, Place, order_of
+from .records import REMOVAL, body_of, encode
+from .sending import Sending
+from .states import DestinationState
+from .sweep import wall_ms
+
+if TYPE_CHECKING:
+    from .writers import Writer
+
+KEY_BYTES_MAX: Final = 480
+"""Of a key in UTF-8: more has no room in the index of a journal."""
+PAGE: Final = 64
+"""Keys that are looked up together."""
+_NUMBER: Final = re.compile(rb"-?[0-9]+")
+
+
+class Value(NamedTuple):
+    """What a key has."""
+
+    body: bytes
+    place: Place
+
+    @property
+    def expires_at_ms(self) -> int:
+        """When its time is over, 0: never."""
+        expires: int = self.place[EXPIRES]
+        return expires
+
+
+class _Look(NamedTuple):
+    """At one key."""
+
+    state: DestinationState | None
+    value: Value | None
+    number: int
+    """Of the plan behind which it was so."""
+
+
+class Maps:
+    """Of one store that is open. Threads: all. A map is given as its destination; each method raises DestinationError
+    for what is no map, and what Store says."""
+
+    def __init__(self, engine: Engine, writer: Writer, sending: Sending) -> None:
+        self._engine, self._writer, self._sending = engine, writer, sending
+        self._settings = engine.backend.settings
+
+    # Reading
+
+    def get(self, destination: Destination, key: str) -> bytes | None:
+        """The value of a key; None if it has none."""
+        value = self._look(destination, key_bytes(key)).value
+        return value.body if value is not None else None
+
+    def count(self, destination: Destination) -> int:
+        """How many keys have a value; some whose time is over may still be among them."""
+        self._require_map(destination)
+        state = self._engine.asked(lambda: self._state(destination))
+        return state.count if state is not None else 0
+
+    def items(
+        self, destination: Destination, prefix: str = "", after: str | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """The keys that begin with a prefix, behind `after`, in the order of their bytes in UTF-8, and their values. A
+        page of them is held at a time; each is as it was when its page was read."""
+        self._require_map(destination)
+        first = encoded_id(prefix)
+        start = first if after is None else max(first, encoded_id(after) + b"\0")
+        engine = self._engine
+        while True:
+            page = engine.asked(lambda: self._page(destination, start))  # noqa: B023
+            if page is None:
+                return
+            state, looked = page
+            found = [one for one in looked if one[0].startswith(first)]
+            records = engine.backend.bodies(state, [place for _, place in found]) if found else ()
+            for (name, place), record in zip(found, records, strict=True):
+                body = body_of(record) if record is not None and _lives(place) else None
+                if record is None:  # it was put anew meanwhile, or is gone
+                    body = self.get(destination, name.decode())
+                if body is not None:
+                    yield name.decode(), body
+            if len(found) < PAGE:
+                return
+            start = found[-1][0] + b"\0"
+
+    def _page(
+        self, destination: Destination, start: bytes
+    ) -> tuple[DestinationState, Sequence[tuple[bytes, Place]]] | None:
+        """With the store's lock held."""
+        state = self._state(destination)
+        return (state, self._engine.backend.keys(state, start, PAGE)) if state is not None else None
+
+    def wait(self, destination: Destination, key: str, timeout: float | None) -> bytes | None:
+        """The value of a key once it has one; None if it has none in `timeout` seconds (None: for ever)."""
+        engine, name = self._engine, key_bytes(key)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            value = self._look(destination, name).value
+            left = None if deadline is None else deadline - time.monotonic()
+            if value is not None or (left is not None and left <= 0):
+                return value.body if value is not None else None
+            state = self._sending.state(destination)
+            taker = Taker()
+            taker.prepare()
+            try:
+                engine.check()
+                with engine.lock:
+                    state.feed.takers[taker] = None  # first: what is taken in from now on wakes it
+                    state.waiting.setdefault(name, {})[taker] = None
+                    engine.current()
+                    place = self._place(destination, name)
+                    stays = engine.catalog.current(state) is state
+                if stays and (place is None or not _lives(place)):
+                    taker.wait(left)
+                engine.check()
+            finally:
+                self._leave(state, name, taker)
+
+    def _leave(self, state: DestinationState, name: bytes, taker: Taker) -> None:
+        """It waits no longer. Idempotent."""
+        state.feed.takers.pop(taker, None)
+        others = state.waiting.get(name)
+        if others is not None:
+            others.pop(taker, None)
+            if not others:
+                with self._engine.lock:
+                    if not others and state.waiting.get(name) is others:
+                        state.waiting.pop(name, None)
+        self._drop_unused(state)
+
+    def _drop_unused(self, state: DestinationState) -> None:
+        engine = self._engine
+        if not state.declared and not state.feed.takers and not engine.closed and not engine.forked:
+            with engine.lock:
+                engine.catalog.drop(state)
+
+    # Writing
+
+    def put(
+        self, destination: Destination, key: str, value: bytes, expires_at_ms: int = 0, sync: bool | None = None
+    ) -> None:
+        """Give a key a value, whatever it has. Durable and visible on return."""
+        self._require_map(destination)
+        key_bytes(key)
+        sending = self._sending
+        ticket = sending.ticket(destination, value, None, key, sync, DEFAULT_PRIORITY, expires_at_ms)
+        self._writer.submit(ticket)
+        sending.wait(ticket)
+
+    def put_if_absent(
+        self, destination: Destination, key: str, value: bytes, expires_at_ms: int = 0, sync: bool = False
+    ) -> bytes | None:
+        """Put a value unless the key has one; returns that which it has, and None if it is put."""
+
+        def decide(there: Value | None) -> tuple[bytes | None, int] | None:
+            return (value, expires_at_ms) if there is None else None
+
+        there = self._change(destination, key, decide, sync)
+        return there.body if there is not None else None
+
+    def compare_and_set(
+        self, destination: Destination, key: str, expected: bytes | None, value: bytes | None,
+        expires_at_ms: int = 0, sync: bool = False,
+    ) -> bool:  # fmt: skip
+        """Put a value if the key has the `expected` one; None in place of either is none. Returns whether it had."""
+
+        def decide(there: Value | None) -> tuple[bytes | None, int] | None:
+            return (value, expires_at_ms) if _body(there) == expected else None
+
+        return _body(self._change(destination, key, decide, sync)) == expected
+
+    def pop(self, destination: Destination, key: str, sync: bool = False) -> bytes | None:
+        """Remove a key; returns the value that it had, None if it had none."""
+        return _body(self._change(destination, key, lambda there: (None, 0), sync))
+
+    def increment(
+        self, destination: Destination, key: str, by: int = 1, expires_at_ms: int = 0, sync: bool = False
+    ) -> int:
+        """Add to the decimal number that a key has, 0 if it has none; returns the sum. What is there already keeps its
+        time; `expires_at_ms` is for one that begins. Raises ValueError for what is no number."""
+        total = 0
+
+        def decide(there: Value | None) -> tuple[bytes | None, int] | None:
+            nonlocal total
+            before = 0 if there is None else _number(destination, key, there.body)
+            total = before + by
+            return b"%d" % total, expires_at_ms if there is None else there.expires_at_ms
+
+        self._change(destination, key, decide, sync)
+        return total
+
+    def _change(
+        self,
+        destination: Destination,
+        key: str,
+        decide: Callable[[Value | None], tuple[bytes | None, int] | None],
+        sync: bool,
+    ) -> Value | None:
+        """Replace the value of a key by what `decide` makes of it: a value (None: the key goes) and when it expires, or
+        None: it stays. Returns what it had. `decide` may be called again, with what another has put meanwhile."""
+        name = key_bytes(key)
+        while True:
+            state, there, number = self._look(destination, name)
+            decided = decide(there)
+            if decided is None:
+                return there
+            body, expires_at_ms = decided
+            if body is None and there is None:
+                return None
+            state = state or self._sending.state(destination)
+            change: Change
+            if body is None:
+                assert there is not None
+                change = Ack(state, there.place[SEQ], 0, there.place)
+            else:
+                change = self._send(state, key, body, expires_at_ms)
+            try:
+                room = self._sending.reserve([change]) if isinstance(change, Send) else None
+                self._sending.write([Unchanged(state, (name,), number), change], sync, reservation=room)
+                return there
+            except KeyChangedError:
+                self._writer.flush()  # what has changed it is seen from now on
+
+    def _send(self, state: DestinationState, key: str, body: bytes, expires_at_ms: int) -> Send:
+        settings = self._settings
+        record, name = encode(
+            state.destination, body, None, key, settings.message_bytes_max, DEFAULT_PRIORITY, expires_at_ms
+        )
+        return Send(state, record, name, order_of(DEFAULT_PRIORITY, settings.priorities), expires_at_ms)
+
+    # Looking
+
+    def _look(self, destination: Destination, name: bytes) -> _Look:
+        """At what a key has, with all that has returned."""
+        self._require_map(destination)
+        engine = self._engine
+        while True:
+            engine.check()
+            with engine.lock:
+                engine.current()
+                place = self._place(destination, name)
+                state, number = engine.catalog.destinations.get(destination), engine.applied
+            if place is None or state is None or not _lives(place):
+                return _Look(state, None, number)
+            for record in engine.backend.bodies(state, [place]):
+                if record is not None:
+                    return _Look(state, Value(body_of(record), place), number)
+            # Another one has taken its place, or none, since.
+
+    def _place(self, destination: Destination, name: bytes) -> Place | None:
+        """With the store's lock held, and all that has returned applied."""
+        state = self._state(destination)
+        return self._engine.backend.keyed(state, name) if state is not None else None
+
+    def _state(self, destination: Destination) -> DestinationState | None:
+        """Likewise. Raises MovedError where it is on its way to another store: who reads here reads what was."""
+        engine = self._engine
+        if engine.sequencer.gates:
+            engine.require_here(destination)
+        state = engine.catalog.destinations.get(destination)
+        return state if state is not None and state.declared else None
+
+    def _require_map(self, destination: Destination) -> None:
+        if destination.kind is not Kind.MAP:
+            raise DestinationError(f"{destination} is no map; name one as map://...")
+        if not self._engine.backend.keeps_maps:
+            raise DestinationError(
+                f"store {self._engine.name!r} is of a kind that keeps no maps, {self._engine.backend.kind!r}; route "
+                f"{destination} to a store of another kind"
+            )
+
+
+def put_of(key: str, value: bytes, expires_at_ms: int = 0) -> Outgoing:
+    """What a transaction sends to a map to put a value."""
+    key_bytes(key)
+    return checked(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
+
+
+def removal_of(key: str) -> Outgoing:
+    """What it sends to remove a key."""
+    key_bytes(key)
+    return Outgoing(b"", None, key, DEFAULT_PRIORITY, REMOVAL)
+
+
+def key_bytes(key: str) -> bytes:
+    """A key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid unicode."""
+    name = encoded_id(key) if isinstance(key, str) else None
+    if name is None:
+        raise TypeError(f"a key of a map is a str, not {type(key).__name__}: {key!r}")
+    if not name or len(name) > KEY_BYTES_MAX:
+        raise ValueError(f"the key {key[:40]!r} takes {len(name)} bytes; 1 to {KEY_BYTES_MAX} are allowed in a map")
+    return name
+
+
+def _lives(place: Place) -> bool:
+    return not place[EXPIRES] or place[EXPIRES] > wall_ms()
+
+
+def _body(value: Value | None) -> bytes | None:
+    return value.body if value is not None else None
+
+
+def _number(destination: Destination, key: str, body: bytes) -> int:
+    if _NUMBER.fullmatch(body) is None:
+        raise ValueError(
+            f"the value of {key!r} in {destination} is no whole number in decimal digits: {body[:40]!r}; put one first"
+        )
+    return int(body)

@@ -1,0 +1,174 @@
+"""A map as its users hold it: keyed values, in the same stores and transactions as messages.
+
+results = router.map("results")
+with router.transaction() as tx:
+    tx.ack(message)
+    tx.put(results, "job-1", b"42")     # the message is gone and its result there, or neither
+results.wait("job-1", timeout=5)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from ..adapters.core import Store
+from ..adapters.messages import plain_body
+from ..policies.destination import Destination
+from ..policies.errors import ClosedError, DecodeError
+from .codecs import Codec
+from .consumer import require_timeout
+from .endpoint import expiry
+
+if TYPE_CHECKING:
+    from .store_registry import StoreRegistry
+
+V = TypeVar("V")
+T = TypeVar("T")
+
+_NUMBERS: Final = "application/json"
+"""The content type whose whole numbers are decimal digits."""
+
+
+class Map(Generic[V]):
+    """Keys, texts of 1 to 480 bytes in UTF-8, and a value of each: bytes, or what the map's codec takes. Cheap to make,
+    cheap to keep; any thread may use it, and what one call does nobody sees half done.
+
+    A `ttl` is in seconds: after that the value is gone. Without one it stays until it is replaced or removed. What is
+    written is as durable, on return, as the policy of the map's store says (invariant 1); who is interrupted while
+    writing does not know whether it was (rule G3). Raises TypeError and ValueError for what is no key, no value or no
+    time.
+    """
+
+    __slots__ = ("_codec", "_registry", "destination")
+
+    def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec | None = None) -> None:
+        self._registry = registry
+        self.destination = destination
+        self._codec = codec
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.destination.name}>"
+
+    # Reading
+
+    def get(self, key: str, default: T | None = None) -> V | T | None:
+        """The value of a key; `default` if it has none. Raises DecodeError for one that the codec does not take."""
+        body = self._held(lambda store: store.maps.get(self.destination, key), None)
+        return default if body is None else self._decoded(key, body)
+
+    def items(self, prefix: str = "", after: str | None = None) -> Iterator[tuple[str, V]]:
+        """The keys that begin with `prefix` and come behind `after`, in the order of their bytes in UTF-8, with their
+        values. Some are looked up at a time, and others may write meanwhile: what is there all the time comes once,
+        with a value that it had on the way."""
+        while True:
+            store = self._registry.store_of(self.destination)
+            if store is None:
+                return
+            try:
+                for key, body in store.maps.items(self.destination, prefix, after):
+                    after = key
+                    yield key, self._decoded(key, body)
+                return
+            except ClosedError as error:
+                self._registry.forget_closed(self.destination, store, error)
+
+    def count(self) -> int:
+        """How many keys have a value. One whose time is over may be counted for a second longer."""
+        return self._held(lambda store: store.maps.count(self.destination), 0)
+
+    def wait(self, key: str, timeout: float | None = None, default: T | None = None) -> V | T | None:
+        """The value of a key as soon as it has one; `default` if it has none in `timeout` seconds (None: for ever)."""
+        require_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def wait(store: Store) -> bytes | None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            return store.maps.wait(self.destination, key, left)
+
+        body = self._registry.for_store(self.destination, wait)
+        return default if body is None else self._decoded(key, body)
+
+    # Writing
+
+    def put(self, key: str, value: V, *, ttl: float | None = None, sync: bool | None = None) -> None:
+        """Give a key a value, instead of that which it has. `sync=True` asks for power-failure durability of this one
+        whatever the policy. Raises StoreFullError and MessageTooLargeError: nothing was changed."""
+        body, expires_at_ms = self._encoded(value), _expiry(ttl)
+        self._changed(lambda store: store.maps.put(self.destination, key, body, expires_at_ms, sync))
+
+    def put_if_absent(self, key: str, value: V, *, ttl: float | None = None) -> bool:
+        """Give a key a value if it has none; returns whether that was so."""
+        body, expires_at_ms = self._encoded(value), _expiry(ttl)
+        return self._changed(lambda store: store.maps.put_if_absent(self.destination, key, body, expires_at_ms)) is None
+
+    def compare_and_set(self, key: str, expected: V | None, value: V | None, *, ttl: float | None = None) -> bool:
+        """Give a key a value if the one that it has is `expected`; returns whether that was so. None in place of either
+        is none: the key has no value, or is to have none. They are compared as the bytes that they are encoded to."""
+        before = None if expected is None else self._encoded(expected)
+        after, expires_at_ms = None if value is None else self._encoded(value), _expiry(ttl)
+        return self._changed(
+            lambda store: store.maps.compare_and_set(self.destination, key, before, after, expires_at_ms)
+        )
+
+    def pop(self, key: str, default: T | None = None) -> V | T | None:
+        """Remove a key; returns the value that it had, `default` if it had none."""
+        body = self._held(lambda store: store.maps.pop(self.destination, key), None)
+        return default if body is None else self._decoded(key, body)
+
+    def increment(self, key: str, by: int = 1, *, ttl: float | None = None) -> int:
+        """Add to the whole number that a key has, in decimal digits, 0 if it has none; returns the sum. A `ttl` is for
+        a number that begins: later ones keep its time. Raises ValueError for a value that is no number, and for a codec
+        that does not write numbers so (`json` does)."""
+        if not isinstance(by, int):
+            raise TypeError(f"a number is incremented by an int, not {type(by).__name__}: {by!r}")
+        if self._codec is not None and self._codec.content_type != _NUMBERS:
+            raise ValueError(
+                f"{self.destination} has a codec of {self._codec.content_type}, whose numbers are no decimal digits; "
+                "count in a map without a codec, or with `json`"
+            )
+        expires_at_ms = _expiry(ttl)
+        return self._changed(lambda store: store.maps.increment(self.destination, key, by, expires_at_ms))
+
+    def delete(self) -> int:
+        """Remove the map with all its values; returns how many there were. Nothing of it is left behind; a store that
+        was its own goes with it, if nobody waits there."""
+        return self._registry.delete(self.destination)
+
+    # Its store, and its codec
+
+    def _held(self, call: Callable[[Store], T], otherwise: T) -> T:
+        return self._registry.for_held(self.destination, call, otherwise)
+
+    def _changed(self, call: Callable[[Store], T]) -> T:
+        return self._registry.for_store(self.destination, call)
+
+    def _encoded(self, value: V) -> bytes:
+        if self._codec is None:
+            return plain_body(value)
+        try:
+            return plain_body(self._codec.encode(value))
+        except Exception as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(
+                f"a value for {self.destination} cannot be encoded as {self._codec.content_type}: "
+                f"{error or type(error).__name__}"
+            ) from error
+
+    def _decoded(self, key: str, body: bytes) -> V:
+        if self._codec is None:
+            return cast("V", body)
+        try:
+            value: Any = self._codec.decode(body)
+        except Exception as error:
+            raise DecodeError(
+                f"the value of {key!r} in {self.destination} does not decode as {self._codec.content_type}: "
+                f"{error or type(error).__name__}; a map without the codec gives its bytes, {body[:40]!r}",
+                None,
+            ) from error
+        return cast("V", value)
+
+
+def _expiry(ttl: float | None) -> int:
+    return 0 if ttl is None else expiry(ttl, "ttl")

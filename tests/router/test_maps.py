@@ -1,0 +1,183 @@
+"""Maps as users hold them: in every kind of store, in transactions over several, with codecs, and when they move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch import DecodeError, Destination, DestinationError, TransactionError
+
+from ..contract.disk import Parallel, eventually
+from .disk import NEVER
+from .test_hosting import KINDS, config
+
+
+@pytest.fixture(params=KINDS)
+def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[anabranch.Router]:
+    with anabranch.open(config(tmp_path / "data", request.param)) as router:
+        yield router
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[anabranch.Router]:
+    """For what a kind of store has no part in."""
+    with anabranch.open(config(tmp_path / "data", "memory")) as router:
+        yield router
+
+
+def test_the_calls_of_a_map(router: anabranch.Router) -> None:
+    results = router.map("results")
+    assert (results.get("a"), results.get("a", b"none"), results.pop("a"), results.count()) == (None, b"none", None, 0)
+    assert list(results.items()) == []
+    results.put("a", b"1")
+    assert not results.put_if_absent("a", b"2")
+    assert results.put_if_absent("b", b"2")
+    assert results.compare_and_set("b", b"2", b"3")
+    assert not results.compare_and_set("b", b"2", b"4")
+    assert (results.increment("n"), results.increment("n", 41)) == (1, 42)
+    assert list(results.items()) == [("a", b"1"), ("b", b"3"), ("n", b"42")]
+    assert list(results.items("b")) == [("b", b"3")]
+    assert results.wait("a", 0) == b"1"
+    assert results.wait("z", 0, b"late") == b"late"
+    with Parallel(lambda: results.wait("z", None)) as waiting:
+        eventually(lambda: sum(store.waiting for store in router.stats().stores.values()) == 1)
+        results.put("z", b"last")
+        assert waiting.result() == b"last"
+    assert (results.pop("z"), results.count()) == (b"last", 3)
+    assert router.destinations() == [Destination.map("results")]
+    assert router.exists("map://results")
+    assert results.delete() == 3
+    assert (results.get("a"), router.destinations()) == (None, [])
+
+
+def test_a_message_and_its_result_change_together(router: anabranch.Router) -> None:
+    jobs, results = router.queue("other.jobs"), router.map("results")
+    assert results.put_if_absent("job-2", b"waits")
+    jobs.send(b"job-1")
+    message = jobs.receive()
+    assert message is not None
+    with pytest.raises(ZeroDivisionError), router.transaction() as tx:
+        tx.ack(message)
+        tx.put(results, "job-1", b"half")
+        raise ZeroDivisionError
+    assert results.get("job-1") is None
+    message = jobs.receive()
+    assert message is not None
+    with router.transaction() as tx:  # over two stores
+        tx.ack(message)
+        tx.put(results, "job-1", b"done")
+        tx.remove("results", "job-2")
+        tx.put(Destination.map("counts"), "done", b"1", ttl=3600)
+        savepoint = tx.savepoint()
+        tx.put(results, "job-1", b"never")
+        savepoint.rollback()
+        assert results.get("job-1") is None
+        assert len(tx.commit()) == 3
+    assert dict(results.items()) == {"job-1": b"done"}
+    assert router.map("counts").get("done") == b"1"
+    assert jobs.depth() == 0
+
+
+def test_a_time_to_live(memory: anabranch.Router) -> None:
+    results = memory.map("results")
+    results.put("a", b"1", ttl=0.001)
+    eventually(lambda: results.get("a") is None)
+    assert results.put_if_absent("a", b"2", ttl=1e6)
+    for ttl, error in ((0, ValueError), (-1, ValueError), (float("nan"), ValueError), ("1", TypeError)):
+        with pytest.raises(error, match=r"ttl is a number of seconds"):
+            results.put("a", b"3", ttl=ttl)  # type: ignore[arg-type]
+        with pytest.raises(error, match=r"ttl is a number of seconds"):
+            memory.transaction().put(results, "a", b"3", ttl=ttl)  # type: ignore[arg-type]
+    eventually(lambda: memory.sweep() == 0 and results.count() == 1)
+
+
+def test_values_of_a_codec(memory: anabranch.Router) -> None:
+    plain, results = memory.map("results"), memory.map("results", codec="json")
+    results.put("a", {"n": [1, None]})
+    assert results.get("a") == {"n": [1, None]}
+    assert plain.get("a") == b'{"n":[1,null]}'
+    assert results.compare_and_set("a", {"n": [1, None]}, 7)
+    assert results.increment("a") == 8
+    with memory.transaction() as tx:
+        tx.put(results, "b", "text")
+    assert dict(results.items()) == {"a": 8, "b": "text"}
+    with pytest.raises(TypeError, match=r"a value for map://results cannot be encoded as application/json"):
+        results.put("c", object())
+    plain.put("d", b"{")
+    with pytest.raises(DecodeError, match=r"'d' in map://results does not decode as application/json.*b'\{'") as caught:
+        results.get("d")
+    assert caught.value.message is None
+    assert plain.get("d") == b"{"
+    with pytest.raises(ValueError, match=r"count in a map without a codec, or with `json`"):
+        memory.map("n", codec="msgpack").increment("a")
+    with pytest.raises(TypeError, match=r"incremented by an int"):
+        plain.increment("a", 1.5)  # type: ignore[arg-type]
+
+
+def test_nothing_is_sent_to_a_map_or_received_from_it(memory: anabranch.Router) -> None:
+    for call in (
+        lambda: memory.send("map://m", b"x"),
+        lambda: memory.send("queue://q,map://m", b"x"),
+        lambda: memory.send(Destination.map("m"), b"x"),
+        lambda: memory.queue("map://m"),
+        lambda: memory.topic(Destination.map("m")),
+        lambda: memory.map("queue://m"),
+        lambda: memory.transaction().put("topic://m", "a", b"1"),
+    ):
+        with pytest.raises(DestinationError, match=r"is a (map|queue|topic)"):
+            call()
+    assert memory.destinations() == []
+
+
+def test_a_transaction_has_its_limits(tmp_path: Path) -> None:
+    limits = anabranch.TransactionOptions(max_operations=2, sync=NEVER)
+    options = anabranch.MemoryOptions()
+    stores = [anabranch.StoreConfig("all", [">"], memory=options)]
+    with anabranch.open(anabranch.Config(tmp_path / "data", stores, transactions=limits)) as router:
+        tx = router.transaction()
+        tx.put("m", "a", b"1")
+        tx.remove("m", "b")
+        with pytest.raises(TransactionError, match="max_operations"):
+            tx.put("m", "c", b"1")
+        tx.commit()
+        assert dict(router.map("m").items()) == {"a": b"1"}
+
+
+@pytest.mark.parametrize("kind", ["journal", "sql"])
+def test_patterns_say_where_it_lives_and_it_is_there_again(tmp_path: Path, kind: str) -> None:
+    """In a store of its own, which is opened and closed as it is used."""
+    options: Any = KINDS[kind]
+    stores = [
+        anabranch.StoreConfig("maps", ["map://jobs.>"], per_destination=True, **{kind: options}),
+        anabranch.StoreConfig("all", [">"], memory=anabranch.MemoryOptions()),
+    ]
+    configured = anabranch.Config(tmp_path / "data", stores, transactions=anabranch.TransactionOptions(sync=NEVER))
+    with anabranch.open(configured) as router:
+        for name in ("jobs.a", "jobs.b", "other"):
+            router.map(name).put("key", name.encode())
+        router.queue("jobs.a").send(b"a queue of the same name")
+        assert sorted(router.stats().stores) == ["all", "maps:map://jobs.a", "maps:map://jobs.b"]
+    with anabranch.open(configured) as router:
+        assert [router.map(name).get("key") for name in ("jobs.a", "jobs.b", "other")] == [b"jobs.a", b"jobs.b", None]
+
+
+def test_keys_are_walked_while_their_store_closes_for_being_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with anabranch.open(config(tmp_path / "data", "journal")) as router:
+        names = [f"{number:03}" for number in range(150)]
+        results = router.map("results")
+        with router.transaction() as tx:
+            for name in names:
+                tx.put(results, name, b"")
+        found = []
+        for name, value in results.items():
+            assert value == b""
+            found.append(name)
+            if name in ("010", "100"):
+                router.registry.store_for(results.destination).close()
+        assert found == names
