@@ -18,6 +18,7 @@ from .codecs import Codec, Coder
 from .consumer import Backlog, Consumer
 from .endpoint import Endpoint, SendOptions
 from .queue import Queue
+from .requeue import DeadLetter
 from .topic import Subscriber, Topic
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ class CodedBacklog(Backlog):
     def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[CodedMessage]:
         """As Backlog.browse."""
         return map(self._coder.wrap, super().browse(limit, after))
+
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        """As Backlog.dead_letters; the body of each `message` is decoded."""
+        for letter in super().dead_letters():
+            self._coder.wrap(letter.message)
+            yield letter
 
 
 class CodedConsumer(CodedBacklog, Consumer):

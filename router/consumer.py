@@ -13,6 +13,7 @@ from ..adapters.messages import Message
 from ..adapters.store_types import Counts, Listener, SubscriptionKey
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
+from .requeue import DeadLetter, dead_letter_of, dead_letter_queue
 
 if TYPE_CHECKING:
     from .store_registry import StoreRegistry
@@ -56,10 +57,34 @@ class Backlog:
             except ClosedError as error:
                 self._registry.forget_closed(self.destination, store, error)
 
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        """Look at those in its dead-letter queue that come from here, of a subscription those that it has given up, in
+        their order, without taking them. Walks all of that queue, whatever else is in there: with a queue for each
+        destination (`dead_letter: dlq.{name}`) that is nothing else. None if its store names no dead-letter queue."""
+        pattern = self._registry.option_for(self.destination, "dead_letter")
+        if pattern is not None:
+            for message in _Letters(self._registry, dead_letter_queue(pattern, self.destination)).browse():
+                letter = dead_letter_of(message)
+                if (
+                    letter is not None
+                    and letter.source == self.destination
+                    and self._key in (None, letter.subscription)
+                ):
+                    yield letter
+
     def depth(self) -> int:
         """Messages held, leased ones included: of a topic those that some subscription has yet to ack, each counted
         once, of a subscription those that it has."""
         return self._registry.for_held(self.destination, lambda store: store.depth(self.destination, self._key), 0)
+
+
+class _Letters(Backlog):
+    """The messages of a dead-letter queue."""
+
+    __slots__ = ("_registry", "destination")
+
+    def __init__(self, registry: StoreRegistry, destination: Destination) -> None:
+        self._registry, self.destination = registry, destination
 
 
 class Consumer(Backlog):

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ..adapters.background import shared
@@ -20,8 +20,8 @@ from ..adapters.core.forwarding import follow
 from ..adapters.messages import EXPIRED, Message, Undelivered, require_leased
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
-from ..policies.options import dead_letter_name
-from .requeue import SOURCE, labelled
+from .events import Event, Events, MessageDeadLettered, MessageDropped, MessageExpired
+from .requeue import SOURCE, dead_letter_queue, delivered, labelled
 from .store_registry import StoreRegistry
 from .transactions.transaction import Transaction
 
@@ -45,8 +45,8 @@ class DeadLetterSweeper:
     """Threads: all; of each store one at a time puts messages aside, so that one whose disk hangs holds up no other.
     `_lock` guards the fields."""
 
-    def __init__(self, registry: StoreRegistry, begin: Callable[[], Transaction]) -> None:
-        self._registry, self._begin = registry, begin
+    def __init__(self, registry: StoreRegistry, begin: Callable[[], Transaction], events: Events) -> None:
+        self._registry, self._begin, self._events = registry, begin, events
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._locks: dict[bytes, threading.RLock] = {}
         """Of each store, held while its messages are dead-lettered; twice by who looks first whether it is free."""
@@ -218,13 +218,18 @@ class DeadLetterSweeper:
         """In one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then nothing was
         done. `rejected`: by who was handed them, which counts as a delivery."""
         kept = 0
+        events: list[Event] = []
         transaction = self._begin()
         try:
             for message, reason in found:
                 source = message.destination
                 origin = self._origin(message)
-                target = _dead_letter_queue(pattern, origin or source) if pattern is not None else None
-                if target is None or (target == source and reason == EXPIRED and not rejected):
+                target = dead_letter_queue(pattern, origin or source) if pattern is not None else None
+                if target == source and reason == EXPIRED and not rejected:
+                    target = None
+                if self._events:
+                    events += _events_of(store, message, reason, rejected, target)
+                if target is None:
                     continue
                 known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
                 transaction.send(
@@ -239,6 +244,8 @@ class DeadLetterSweeper:
             if transaction.state == "open":
                 transaction.rollback()
             raise
+        for event in events:
+            self._events.tell(event)
         return kept
 
     def _origin(self, message: Message) -> Destination | None:
@@ -251,7 +258,7 @@ class DeadLetterSweeper:
         try:
             origin = Destination.restored(name)
             pattern = getattr(self._registry.route(origin).target.options, "dead_letter", None)
-            if pattern is None or _dead_letter_queue(pattern, origin) != message.destination:
+            if pattern is None or dead_letter_queue(pattern, origin) != message.destination:
                 return None
         except AnabranchError:  # a sender may put anything there
             return None
@@ -266,10 +273,18 @@ class DeadLetterSweeper:
                 pass  # the transaction has freed it, or acked it
 
 
-def _dead_letter_queue(pattern: str, source: Destination) -> Destination:
-    """The name comes in after the pattern is parsed: it may hold what means something there."""
-    parsed = Destination.restored(pattern)
-    return Destination(parsed.kind, dead_letter_name(parsed.name, source.name))
+def _events_of(
+    store: Store, message: Message, reason: str, rejected: bool, target: Destination | None
+) -> Iterator[Event]:
+    """What happens to a message that goes to a dead-letter queue, or away."""
+    about = (store.name, message.destination, message.seq, message.message_id)
+    if reason == EXPIRED and not rejected:
+        yield MessageExpired(*about)
+    deliveries = delivered(message, rejected)
+    if target is None:
+        yield MessageDropped(*about, reason, deliveries)
+    else:
+        yield MessageDeadLettered(*about, reason, deliveries, target)
 
 
 def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]]:

@@ -8,14 +8,17 @@ the message's id still: a transaction that acks a dead letter and sends to its s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ..adapters.core.headers import pack_headers
 from ..adapters.messages import Message, require_leased
 from ..adapters.store_types import SubscriptionKey
 from ..policies.destination import Destination, Kind
 from ..policies.errors import AnabranchError, DeadLetterError, StoreFullError
+from ..policies.options import dead_letter_name
 from .copies import Copies
 
 if TYPE_CHECKING:
@@ -39,12 +42,77 @@ SUBSCRIPTION: Final = "dead_letter_subscription"
 _OPTIONAL: Final = frozenset((MESSAGE_ID, CLIENT, SUBSCRIPTION))
 """One that is there without being true, of a dead letter that somebody has sent on, would say where it goes back."""
 
+REQUEUED_REASON: Final = "requeued_reason"
+REQUEUED_COUNT: Final = "requeued_count"
+REQUEUED_DELIVERIES: Final = "requeued_deliveries"
+"""What a message that was put back says of the dead letter that it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message in a dead-letter queue, and what it says of itself."""
+
+    message: Message
+    """Browsed: receive it from its queue to put it back, or to ack it."""
+    reason: str
+    """Why it is there: `delivery_limit`, `expired`, `rejected`, or what its receiver said."""
+    source: Destination
+    """Where it comes from."""
+    deliveries: int
+    """How often it had been handed out there."""
+    message_id: str | None
+    """Its `message_id` there."""
+    subscription: SubscriptionKey | None
+    """Which has given it up, if it was one."""
+    requeued: int
+    """How often it had been put back before."""
+
+
+def dead_letter_of(message: Message) -> DeadLetter | None:
+    """None if it is none."""
+    headers = message.headers
+    source, message_id = headers.get(SOURCE), headers.get(MESSAGE_ID)
+    try:
+        destination = Destination.restored(source) if isinstance(source, str) else None
+    except AnabranchError:  # a sender may put anything there
+        return None
+    if destination is None:
+        return None
+    return DeadLetter(
+        message,
+        str(headers.get(REASON, "")),
+        destination,
+        _number(headers, DELIVERIES),
+        message_id if isinstance(message_id, str) else None,
+        _subscription_of(message),
+        _number(headers, REQUEUED_COUNT),
+    )
+
+
+def dead_letter_queue(pattern: str, source: Destination) -> Destination:
+    """Where the dead letters of a destination go, by its store's option. The name comes in after the pattern is parsed:
+    it may hold what means something there."""
+    parsed = Destination.restored(pattern)
+    return Destination(parsed.kind, dead_letter_name(parsed.name, source.name))
+
+
+def _number(headers: Mapping[str, Any], name: str) -> int:
+    """0 where a sender has put anything else."""
+    value = headers.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def delivered(message: Message, rejected: bool) -> int:
+    """How often a message had been handed out, that is leased now to be dead-lettered; `rejected`: by who was handed
+    it."""
+    return message.deliveries if rejected else message.deliveries - 1
+
 
 def labelled(message: Message, reason: str, known: bool, rejected: bool = False) -> dict[str, Any]:
     """The headers of the dead letter that a message becomes: its own, and where it comes from. Its message id is among
     them, not used again: the copies of several subscriptions are not duplicates of each other. `known`: it is a dead
     letter already, and says where it came from first."""
-    deliveries = message.deliveries if rejected else message.deliveries - 1
+    deliveries = delivered(message, rejected)
     if known:
         return {**message.headers, REASON: reason, DELIVERIES: deliveries}
     own = {name: value for name, value in message.headers.items() if name not in _OPTIONAL}
@@ -90,6 +158,9 @@ class _Letter(NamedTuple):
     source: Destination
     message_id: str | None
     headers: dict[str, Any]
+    """Those that it had before."""
+    requeued: dict[str, Any]
+    """And those that say what it was meanwhile."""
     persistent: bool
     subscriptions: Collection[SubscriptionKey]
     """Those that its source has, if that is a topic."""
@@ -117,7 +188,22 @@ class _Checker:
         if not isinstance(message_id, str | None):
             raise DeadLetterError(f"{message!r} is no dead letter: its header {MESSAGE_ID} is {message_id!r}")
         headers = {name: value for name, value in message.headers.items() if not name.startswith(_PREFIX)}
-        return _Letter(message, source, message_id, headers, message.persistent, subscriptions)
+        requeued = self._requeued(message, source, headers, message_id)
+        return _Letter(message, source, message_id, headers, requeued, message.persistent, subscriptions)
+
+    def _requeued(
+        self, message: Message, source: Destination, headers: Mapping[str, Any], message_id: str | None
+    ) -> dict[str, Any]:
+        """What it says of the dead letter that it was; nothing where its source's store would find it too large for
+        that."""
+        requeued: dict[str, Any] = {
+            REQUEUED_REASON: str(message.headers.get(REASON, "")),
+            REQUEUED_COUNT: _number(headers, REQUEUED_COUNT) + 1,
+            REQUEUED_DELIVERIES: _number(headers, REQUEUED_DELIVERIES) + _number(message.headers, DELIVERIES),
+        }
+        most = self._registry.option_for(source, "message_bytes_max")
+        size = len(message.raw_body) + len(pack_headers({**headers, **requeued})) + len((message_id or "").encode())
+        return requeued if most is None or size <= most else {}
 
     def _source(self, message: Message) -> Destination:
         """Where it comes from, which has a route."""
@@ -178,15 +264,16 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copi
         return
     later = Copies()
     with begin() as transaction:
-        for message, source, message_id, headers, persistent, subscriptions in letters:
+        for message, source, message_id, headers, requeued, persistent, subscriptions in letters:
             if source.kind is Kind.TOPIC and message_id is not None:
                 key = _subscription_of(message)
                 together = copies if copies.were_there(message) else later
                 if not together.is_first(message, headers, (source, message_id), key, subscriptions):
                     continue
             transaction.send(
-                source, message.raw_body, headers, message_id, priority=message.priority, persistent=persistent
-            )
+                source, message.raw_body, headers | requeued, message_id, priority=message.priority,
+                persistent=persistent,
+            )  # fmt: skip
         for letter in letters:  # last: what is given back by a transaction counts as delivered
             transaction.ack(letter.message)
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -38,6 +39,7 @@ from .coded import CodedEndpoint, CodedQueue, CodedTopic
 from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
+from .events import Event, EventListener, Events, StoreFailed, StoreOpened
 from .map import Map
 from .pattern_consumers import PatternConsumers
 from .queue import Queue
@@ -105,7 +107,10 @@ class Router:
         self._usage: UsageLog | None = None
         self.registry.on_open(self._opened)
         self._outcomes = Outcomes(self.coordinator, self.registry)
-        self.sweeper = DeadLetterSweeper(self.registry, self._unlimited)
+        self._events = Events()
+        self._failed: dict[bytes, None] = {}
+        """Stores that have failed and were not opened since."""
+        self.sweeper = DeadLetterSweeper(self.registry, self._unlimited, self._events)
         """Of messages that are not delivered any more; likewise."""
         self._repartition: LiveRepartition | None = None
         """What moves destinations now."""
@@ -159,6 +164,15 @@ class Router:
             self._usage.attach(store)  # first: what it commits now is recorded
         self.coordinator.resolver.recover(store)
         self._patterns.opened(store)
+        store.on_failed(partial(self._store_failed, store.name, store.store_id))
+        after_failure = self._failed.pop(store.store_id, 0) is None
+        if self._events:
+            self._events.tell(StoreOpened(store.name, after_failure))
+
+    def _store_failed(self, name: str, store_id: bytes, cause: BaseException) -> None:
+        self._failed[store_id] = None
+        if self._events:
+            self._events.tell(StoreFailed(name, str(cause)))
 
     def _lose(self, error: StoreFailedError) -> None:
         """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
@@ -624,6 +638,17 @@ class Router:
             if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle
                 raise error
         return sum(freed or 0 for _, freed, _ in freed)
+
+    def on_event(self, on_event: Callable[[Event], object]) -> EventListener:
+        """Call this with what happens from now on and no call returns: MessageExpired, MessageDeadLettered,
+        MessageDropped, StoreFailed, StoreOpened.
+
+        On background threads of the library, one event after the other, until the listener that is returned is closed.
+        Nothing waits for it: 1,000 events wait for one that is slow, further ones are counted (`listener.dropped`). An
+        error that it raises is logged. Raises TypeError for what cannot be called.
+        """
+        self.registry.require_open()
+        return self._events.listen(on_event)
 
     # Recording usage
 

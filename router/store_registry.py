@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..adapters import locking
 from ..adapters.background import shared
@@ -559,6 +559,13 @@ class StoreRegistry:
         """Where a store's undelivered messages go: the pattern of a name. None: away."""
         row = self.table.stores.get(store.store_id)
         return getattr(self._directories.options_of(row).options, "dead_letter", None) if row is not None else None
+
+    def option_for(self, destination: Destination, name: str) -> Any:
+        """An option of the store that a destination is in, or would be; None if its kind has none of that name."""
+        held = self.table.destinations.get(destination)
+        row = self.table.stores.get(held.store_id) if held is not None else None
+        config = self.route(destination).target if row is None else self._directories.options_of(row)
+        return getattr(config.options, name, None)
 
     # By id, by name, all
 

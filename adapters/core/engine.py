@@ -86,6 +86,8 @@ class Engine:
         """Tickets hold the room that was reserved for them (limits.py)."""
         self.closed = True
         self.failed: BaseException | None = None
+        self.on_failed: Callable[[BaseException], object] = lambda cause: None
+        """Called once, by whoever finds that it has failed, perhaps with locks held: it must not wait."""
         self.pending_changes = 0
         self._guard: Callable[[], None] | None = None
         self._generation = locking.generation
@@ -164,8 +166,10 @@ class Engine:
 
     def stop(self, cause: BaseException) -> None:
         """The same where it has been told already."""
-        self.failed = cause
+        first, self.failed = self.failed is None, cause
         self.wake_all()
+        if first:
+            self.on_failed(cause)
 
     def check(self) -> None:
         """Before taking the lock: raise what `ensure_usable` raises, since in a forked child another thread's hold on

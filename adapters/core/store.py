@@ -176,6 +176,11 @@ class Store:
         """Why it has stopped itself, if it has. Never waits."""
         return self._engine.failed
 
+    def on_failed(self, call: Callable[[BaseException], object]) -> None:
+        """Call this, once, if the store fails before it is closed: in whatever thread finds it, perhaps with locks
+        held, so that it must not wait."""
+        self._engine.on_failed = call
+
     # Opening and closing
 
     def open(self, progress: Progress | None = None) -> None:

@@ -63,10 +63,21 @@ from .router.codecs import Codec
 from .router.coded import CodedQueue, CodedSubscriber, CodedTopic
 from .router.dbapi import Connection, ProgrammingError
 from .router.endpoint import SendOptions
+from .router.events import (
+    Event,
+    EventListener,
+    MessageDeadLettered,
+    MessageDropped,
+    MessageEvent,
+    MessageExpired,
+    StoreFailed,
+    StoreOpened,
+)
 from .router.map import Map
 from .router.queue import Queue
 from .router.repartition import Repartitioned
 from .router.repartition_plan import Move
+from .router.requeue import DeadLetter
 from .router.router import Router, RouterStats, open
 from .router.topic import Subscriber, Topic
 from .router.transactions.outcomes import Heuristic, InDoubt
@@ -95,10 +106,13 @@ __all__ = [
     "Connection",
     "CorruptionError",
     "Counts",
+    "DeadLetter",
     "DeadLetterError",
     "DecodeError",
     "Destination",
     "DestinationError",
+    "Event",
+    "EventListener",
     "HeaderValue",
     "Headers",
     "Heuristic",
@@ -111,6 +125,10 @@ __all__ = [
     "Match",
     "MemoryOptions",
     "Message",
+    "MessageDeadLettered",
+    "MessageDropped",
+    "MessageEvent",
+    "MessageExpired",
     "MessageTooLargeError",
     "MissingExtraError",
     "Move",
@@ -136,9 +154,11 @@ __all__ = [
     "SparkError",
     "SqlOptions",
     "StoreConfig",
+    "StoreFailed",
     "StoreFailedError",
     "StoreFullError",
     "StoreLockedError",
+    "StoreOpened",
     "StoreStats",
     "Subscriber",
     "Subscription",

@@ -279,3 +279,54 @@ def test_dead_letters_go_to_a_queue() -> None:
     for pattern in ("topic://dead", "topic://dead.{name}"):
         with pytest.raises(anabranch.ConfigError, match=r"dead_letter.*expected a queue, such as `dlq`"):
             anabranch.StoreConfig("a", [">"], journal={"dead_letter": pattern})
+
+
+# Looking at them
+
+
+def test_dead_letters_of_a_queue(tmp_path: Path) -> None:
+    """Those that come from there, of a dead-letter queue that others share; they stay."""
+    with anabranch.open(setup(tmp_path, max_deliveries=1)) as router:
+        for name in ("q", "other", "q"):
+            queue = router.queue(name)
+            queue.send(name.encode(), message_id=f"{name}-1" if name == "other" else None)
+            fail(queue)
+        router.sweep()
+        router.queue("dlq").send(b"sent by hand", {"dead_letter_source": ["no", "name"]})
+        router.queue("q").send(b"rejected")
+        message = router.queue("q").receive()
+        assert message is not None
+        message.reject("it is wrong")
+        letters = list(router.queue("q").dead_letters())
+        assert [(letter.message.body, letter.reason, letter.deliveries) for letter in letters] == [
+            (b"q", "delivery_limit", 1), (b"q", "delivery_limit", 1), (b"rejected", "it is wrong", 1),
+        ]  # fmt: skip
+        assert {letter.source for letter in letters} == {router.queue("q").destination}
+        assert not any(letter.message.leased for letter in letters)
+        (other,) = router.queue("other").dead_letters()
+        assert (other.message_id, other.requeued, other.subscription) == ("other-1", 0, None)
+        assert list(router.queue("dlq").dead_letters()) == []
+        assert router.queue("dlq").depth() == 5
+
+
+def test_dead_letters_of_a_topic_and_of_a_subscription(tmp_path: Path) -> None:
+    with anabranch.open(setup(tmp_path, "dlq.{name}", max_deliveries=1)) as router:
+        topic = router.topic("t", codec="json")
+        one, two = topic.subscribe("one"), topic.subscribe("two", client_id="c")
+        topic.send([1])
+        fail(one)
+        fail(two)
+        router.sweep()
+        assert [letter.subscription for letter in topic.dead_letters()] == [("", "one"), ("c", "two")]
+        (letter,) = two.dead_letters()
+        body: object = letter.message.body
+        assert (letter.subscription, body) == (("c", "two"), [1])
+
+
+def test_there_are_none(tmp_path: Path) -> None:
+    """Nobody has sent there yet; there is no dead-letter queue."""
+    with anabranch.open(setup(tmp_path)) as router:
+        assert list(router.queue("q").dead_letters()) == []
+        assert router.destinations() == []
+    with anabranch.open(setup(tmp_path, None)) as router:
+        assert list(router.queue("q").dead_letters()) == []

@@ -60,6 +60,11 @@ def failed(router: anabranch.Router, name: str, count: int, size: int = 10) -> l
     return bodies
 
 
+def requeued(reason: str, count: int, deliveries: int) -> dict[str, Any]:
+    """What a message that was put back says of it."""
+    return {"requeued_reason": reason, "requeued_count": count, "requeued_deliveries": deliveries}
+
+
 def without_labels(message: Message) -> dict[str, Any]:
     return {name: value for name, value in message.headers.items() if not name.startswith("dead_letter")}
 
@@ -174,7 +179,8 @@ def test_requeue_of_a_message_in_hand(tmp_path: Path, kind: str, letters: str | 
             drain(router, "dlq.q")
             good, message = take(router, "q"), take(router, "q")
             assert (message.body, message.message_id, message.priority) == (b"pay", ID, 7)
-            assert (message.headers, message.deliveries) == ({"k": 1, "letter": "x"}, 1)
+            labels = requeued("delivery_limit", 1, 1)
+            assert (message.headers, message.deliveries) == ({"k": 1, "letter": "x", **labels}, 1)
             good.ack()
             message.release()
             router.sweep()
@@ -505,7 +511,9 @@ def test_a_sender_may_use_the_names_of_the_labels(tmp_path: Path, label: str) ->
         fail(router, queue, b"behind")
         assert (contents(router, "q"), router.requeue("dlq.q")) == ([], 3)
         assert [(m.body, m.message_id, m.headers) for m in queue.browse()] == [
-            (b"released", None, {"k": 1}), (b"rejected", None, {"k": 1}), (b"behind", None, {"k": 1}),
+            (b"released", None, {"k": 1, **requeued("delivery_limit", 1, 1)}),
+            (b"rejected", None, {"k": 1, **requeued("rejected", 1, 1)}),
+            (b"behind", None, {"k": 1, **requeued("delivery_limit", 1, 1)}),
         ]  # fmt: skip
 
 
@@ -532,7 +540,8 @@ def test_a_dead_letter_that_was_sent_on_comes_from_where_it_fails_next(tmp_path:
         fail(router, router.queue("q"), b"x")
         assert router.requeue("dlq.q") == 1
         message = take(router, "q")
-        assert (message.body, message.message_id, message.headers) == (b"x", None, {"k": 1})
+        assert (message.body, message.message_id) == (b"x", None)
+        assert message.headers == {"k": 1, **requeued("delivery_limit", 1, 1)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -552,7 +561,8 @@ def test_a_dead_letter_that_fails_in_a_queue_of_its_own_stays_there(tmp_path: Pa
         for source in (router.queue("q"), one):
             message = source.receive()
             assert message is not None
-            assert (message.message_id, list(message.headers)) == (ID, ["k"])
+            assert message.message_id == ID
+            assert {"k", *requeued("", 0, 0)} == set(message.headers)
 
 
 def test_a_dead_letter_that_fails_in_its_queue_may_go_to_another(tmp_path: Path) -> None:
@@ -585,3 +595,48 @@ def test_a_full_store_does_not_wear_dead_letters_out(tmp_path: Path) -> None:
         drain(router, "q")
         assert router.requeue("dlq.q") == 1
         assert contents(router, "q") == [b"x"]
+
+
+# What is put back says why and how often
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_says_why_and_how_often_it_was_a_dead_letter(tmp_path: Path, kind: str) -> None:
+    """Over all the times; its own count begins anew."""
+    with anabranch.open(config(tmp_path, kind, max_deliveries=2)) as router:
+        queue = router.queue("q")
+        queue.send(b"x", {"k": 1}, ID)
+        fail(router, queue, b"x", b"x")
+        assert router.requeue("dlq.q") == 1
+        message = take(router, "q")
+        assert (message.headers, message.deliveries) == ({"k": 1, **requeued("delivery_limit", 1, 2)}, 1)
+        message.reject("it is wrong")
+        (letter,) = queue.dead_letters()
+        assert (letter.reason, letter.deliveries, letter.requeued) == ("it is wrong", 1, 1)
+        assert router.requeue(take(router, "dlq.q")) == 1
+        message = take(router, "q")
+        assert (message.headers, message.message_id) == ({"k": 1, **requeued("it is wrong", 2, 3)}, ID)
+
+
+@pytest.mark.parametrize("wrong", ["x", -1, True, [1]])
+def test_a_sender_may_use_those_names(tmp_path: Path, wrong: Any) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        queue = router.queue("q")
+        queue.send(b"x", {"requeued_count": wrong, "requeued_deliveries": wrong, "requeued_reason": wrong})
+        fail(router, queue, b"x")
+        assert router.requeue("dlq.q") == 1
+        assert take(router, "q").headers == requeued("delivery_limit", 1, 1)
+
+
+def test_one_as_large_as_may_be_goes_back_all_the_same(tmp_path: Path) -> None:
+    """Without those headers: its store would refuse it with them."""
+    stores = [
+        anabranch.StoreConfig("all", [">"], **of_kind("memory", dead_letter="dlq", message_bytes_max=2000)),
+        anabranch.StoreConfig("dead", ["dlq"], **of_kind("memory")),
+    ]
+    with anabranch.open(anabranch.Config(tmp_path / "data", stores)) as router:
+        for size in (1900, 2000):
+            router.queue("q").send(bytes(size))
+            take(router, "q").reject()
+        assert router.requeue("dlq") == 2
+        assert [(len(m.body), len(m.headers)) for m in router.queue("q").browse()] == [(1900, 3), (2000, 0)]
