@@ -96,8 +96,10 @@ class JournalOptions(StoreOptions):
     """The index is written out after this many operations even if the interval is not over."""
     batch_bytes_max: Annotated[int, Size(4 * KIB, GIB)] = MIB
     """The most bytes that are gathered into one write and one sync. A segment's size limits it too."""
-    pool_files: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 2
-    """How many released segment files are kept for use again instead of being deleted."""
+    pool_files: Annotated[int, Field(strict=True, ge=-1, le=10_000)] = 2
+    """How many released segment files are kept for use again instead of being deleted. -1: all."""
+    min_files: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
+    """So many segment files there are at least, in use or kept for use: they are made ahead, in the background."""
     compact_live_percent: Annotated[int, Field(strict=True, ge=0, le=95)] = 50
     """A segment whose messages have died but for at most this part of its bytes is compacted: what lives in it is
     copied, and it is released. 0: none is."""
@@ -105,8 +107,19 @@ class JournalOptions(StoreOptions):
     """So many such segments are compacted together; fewer wait for more."""
     archive_directory: Directory | None = None
     """Released segments are moved here instead of being used again or deleted."""
+    archive_max_bytes: Annotated[int, Size(1)] | None = None
+    """The most bytes that a store's archived segments take; the oldest are deleted. None: no limit."""
+    archive_max_age: Annotated[float, Duration(0.001)] | None = None
+    """Archived segments that were last written so long ago are deleted. None: never."""
     max_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds; a send beyond it fails. None: until the disk is full."""
+
+    @model_validator(mode="after")
+    def _limits_have_an_archive(self) -> Self:
+        for name in ("archive_max_bytes", "archive_max_age"):
+            if getattr(self, name) is not None and self.archive_directory is None:
+                raise ValueError(f"{name} limits nothing without archive_directory; give that too, or drop it")
+        return self
 
 
 # SQL -----------------------------------------------------------------------------------------------------------------

@@ -79,7 +79,11 @@ def _other(store: OtherStore) -> str:
 
 def summary(store: StoreExplanation) -> str:
     """Who keeps what, in one sentence."""
-    parts = [f"{count_of(len(store.segments), 'segment')}, {human_bytes(store.bytes)}"]
+    copies = sum(bool(segment.generation) for segment in store.segments)
+    files = count_of(len(store.segments) - copies, "segment")
+    if copies:
+        files += f" and {count_of(copies, 'file')} of copies"
+    parts = [f"{files}, {human_bytes(store.bytes)}"]
     if store.pinning:
         top = store.pinning[0]
         parts.append(
@@ -185,6 +189,8 @@ def _segments(store: StoreExplanation, at_ms: int, width: int) -> list[str]:
     cells = []
     for run in runs:
         name = str(run[0].number) if len(run) == 1 else f"{run[0].number} to {run[-1].number}"
+        if run[0].generation:
+            name = f"copies {name}"
         live = sum(segment.live_bytes for segment in run)
         cells.append([name, human_bytes(sum(segment.bytes for segment in run)), human_bytes(live), _why(run, at_ms)])
     taken = sum(max(len(row[column]) for row in [rows[0], *cells]) + 2 for column in range(3))
@@ -194,8 +200,10 @@ def _segments(store: StoreExplanation, at_ms: int, width: int) -> list[str]:
     return [*table(rows, right=(1, 2)), ""]
 
 
-def _holders(segment: SegmentExplanation) -> frozenset[tuple[str, str | None, str | None]]:
-    return frozenset((reason.kind, reason.destination, reason.transaction) for reason in segment.reasons)
+def _holders(segment: SegmentExplanation) -> tuple[bool, frozenset[tuple[str, str | None, str | None]]]:
+    """And whether it is a file of copies."""
+    reasons = frozenset((reason.kind, reason.destination, reason.transaction) for reason in segment.reasons)
+    return bool(segment.generation), reasons
 
 
 def _why(run: Sequence[SegmentExplanation], at_ms: int) -> str:

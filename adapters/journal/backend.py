@@ -28,6 +28,7 @@ from ..descriptors import STORE
 from ..store_types import Progress
 from ..wal import format as w
 from ..wal import recovery
+from ..wal.archive import Archive
 from ..wal.files import SegmentFiles
 from ..wal.log import Log
 from ..wal.reclaim import Reclaimer
@@ -139,7 +140,7 @@ class JournalBackend(Backend):
         files = SegmentFiles(self._directory.journal, options.segment_size, lambda: self._log.count_sync(), file_mode)
         log_options = LogOptions(
             options.segment_size, options.batch_bytes_max, options.sync, options.sync_interval, options.pool_files,
-            "a send can be retried with the same message_id",
+            "a send can be retried with the same message_id", options.min_files,
         )  # fmt: skip
         self._log = Log(f"store {self.name!r}", store_id, files, log_options, self._encoder)
         self._index = Index(
@@ -147,9 +148,11 @@ class JournalBackend(Backend):
         )
         self._applier = applier = Applier(engine, self._log, self._index, options, self._directory.require_lock)
         self._bodies = Bodies(engine, self._log)
-        archive = options.archive_directory
-        if archive is not None:  # stores may share it
-            archive /= f"{self._directory.path.name}-{store_id.hex()[:8]}"
+        archive = None
+        if options.archive_directory is not None:  # stores may share it
+            place = options.archive_directory / f"{self._directory.path.name}-{store_id.hex()[:8]}"
+            archive = Archive(place, options.archive_max_bytes, options.archive_max_age, file_mode)
+            archive.trim()
         self._reclaimer = Reclaimer(
             self._log, applier.snapshot, lambda payload: [WriteSnapshot(payload)], applier.forget, archive
         )

@@ -31,6 +31,7 @@ from ..core.records import sent_at_ms
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..store_types import Progress
 from ..wal.files import POOL_SUFFIX, UNFINISHED_SUFFIX, SegmentFiles
+from ..wal.format import COPIES
 from ..wal.reserve import SPARE_SUFFIX
 from ..wal.segment import Segment, SegmentTable
 from . import snapshot
@@ -84,6 +85,7 @@ class SegmentExplanation:
     """One file of the journal."""
 
     number: int
+    """A file of copies has one that is counted apart."""
     path: str
     bytes: int
     """Its size on disk; `used_bytes` of them hold records, `live_bytes` records that are needed."""
@@ -91,6 +93,13 @@ class SegmentExplanation:
     live_bytes: int
     reasons: tuple[Reason, ...]
     """None: nothing in it is needed."""
+    generation: int = 0
+    """How often compaction has copied what is in it; 0: a segment as it was written."""
+
+    @property
+    def key(self) -> int:
+        """No other file of the journal has it."""
+        return self.number + (COPIES if self.generation else 0)
 
     @property
     def kept(self) -> bool:
@@ -197,8 +206,8 @@ def explain_store(
         index.complete_removals()
         found = _Found(index, opened, now_ms)
         table = opened.survey.table()
-        segments = tuple(found.segment(segment) for segment in table.segments)
-        by_number = {segment.number: segment for segment in segments}
+        segments = tuple(found.segment(segment) for segment in table.all)
+        by_key = {segment.key: segment for segment in segments}
         archive = None
         if archive_directory is not None:
             archive = _sizes((archive_directory / f"{directory.name}-{store_id.hex()[:8]}").glob("*.seg"))
@@ -207,8 +216,8 @@ def explain_store(
             kind="journal",
             directory=str(directory),
             segments=segments,
-            pinning=tuple(_sorted(found.pinned_by(state, by_number) for state in index.states.values() if state.count)),
-            subscriptions=tuple(_sorted(found.held_for(one, by_number) for one in index.subscriptions.values())),
+            pinning=tuple(_sorted(found.pinned_by(state, by_key) for state in index.states.values() if state.count)),
+            subscriptions=tuple(_sorted(found.held_for(one, by_key) for one in index.subscriptions.values())),
             transactions=tuple(found.transactions),
             snapshot_bytes=_snapshot_bytes(index, opened),
             index_rebuilt=opened.rebuilt,
@@ -304,7 +313,7 @@ class _Found:
         self._lying_in: dict[int, list[int]] = {}
         """Numbers of the segments that a destination's messages lie in, by its number."""
         self._sent: dict[tuple[int, int], int | None] = {}
-        for segment in self._table.segments:
+        for segment in self._table.all:
             for number, tally in self._tallies.get(segment.number, {}).items():
                 self._lying_in.setdefault(number, []).append(segment.number)
                 self._sent[segment.number, number] = self._sent_at(segment, index.states[number], tally.oldest)
@@ -344,8 +353,9 @@ class _Found:
             reasons.append(Reason(WRITTEN))
         used = segment.end or self._end
         return SegmentExplanation(
-            segment.number, str(segment.path), segment.allocated, used, segment.live_bytes, tuple(reasons)
-        )
+            segment.number % COPIES, str(segment.path), segment.allocated, used, segment.live_bytes, tuple(reasons),
+            segment.generation,
+        )  # fmt: skip
 
     def _reason(self, segment: Segment, number: int, tally: _Tally) -> Reason:
         state = self._index.states[number]
@@ -368,10 +378,10 @@ class _Found:
         )
 
     def pinned_by(self, state: DestinationState, segments: Mapping[int, SegmentExplanation]) -> Pinning:
-        """What all messages of a destination keep; `segments` by number."""
+        """What all messages of a destination keep; `segments` by key."""
         mine = [segments[number] for number in self._lying_in.get(state.number, ())]
         alone = [segment for segment in mine if len(segment.reasons) == 1]
-        tallies = [self._tallies[segment.number][state.number] for segment in mine]
+        tallies = [self._tallies[segment.key][state.number] for segment in mine]
         return Pinning(
             str(state.destination),
             None,
@@ -384,7 +394,7 @@ class _Found:
         )
 
     def held_for(self, subscriber: SubscriptionState, segments: Mapping[int, SegmentExplanation]) -> Pinning:
-        """What is kept until a subscription has acked it; `segments` by number."""
+        """What is kept until a subscription has acked it; `segments` by key."""
         topic, bit = subscriber.topic, subscriber.own.bit
         mine, alone = [], []
         messages = size = 0
@@ -409,7 +419,7 @@ class _Found:
         )
 
     def _oldest(self, state: DestinationState, segments: Iterable[SegmentExplanation]) -> int | None:
-        sent = [self._sent[segment.number, state.number] for segment in segments]
+        sent = [self._sent[segment.key, state.number] for segment in segments]
         return min((at for at in sent if at is not None), default=None)
 
 
@@ -429,7 +439,7 @@ def _snapshot_bytes(index: Index, opened: Opened) -> int:
     """As Applier asks whether one is worth it."""
     table: SegmentTable = opened.survey.table()
     rows = len(opened.ids) + index.transactions.count + len(index.subscriptions) + index.rows.counted
-    return snapshot.size_expected([s for s in table.segments[:-1] if s.live], len(index.states), rows)
+    return snapshot.size_expected([s for s in (*table.segments[:-1], *table.copies) if s.live], len(index.states), rows)
 
 
 def _sorted(found: Iterable[Pinning]) -> list[Pinning]:

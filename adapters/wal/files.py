@@ -17,13 +17,13 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, make_directory, new_directory, write_all
+from ..files import FILE_MODE, new_directory, write_all
+from .archive import Archive
 from .file import FILL_MAX, FILL_MIN, File, allocate, zero_fill
 from .format import COPIES, HEADER_BYTES, SegmentHeader
 from .reserve import SPARE_SUFFIX, Reserve
@@ -176,7 +176,7 @@ class SegmentFiles:
         unfinished.rename(target)
         self.pool.append((target, size))
 
-    def release(self, segments: list[tuple[int, int]], pool_files: int, archive: Path | None, names: File) -> None:
+    def release(self, segments: list[tuple[int, int]], pool_files: int, archive: Archive | None, names: File) -> None:
         """Take segments (number, capacity) off the log, oldest first: into the archive if there is one, else into
         the reserve while it lacks files, else into the pool while it has room, else away. One that a kill has left
         shorter than its capacity does not go into the pool, unless it lacks so little that it is filled up.
@@ -189,8 +189,7 @@ class SegmentFiles:
         for number, capacity in segments:
             path = self.path(number)
             if archive is not None and number < COPIES:  # what is copied was in a segment before
-                make_directory(archive, self.file_mode)
-                shutil.move(path, archive / path.name)
+                archive.take(path)
             elif (made := self.reserve.make_of(path, len(spare))) is not None:
                 spare.append(made)
             elif (

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from threading import get_ident
 
 from ...policies.errors import AnabranchError
 from ..background import CoalescedJob
 from ..files import disk_errors
 from . import format as f
+from .archive import Archive
 from .log import Log
 from .segment import Segment
 from .ticket import Ticket
@@ -28,7 +29,7 @@ class Reclaimer:
         snapshot: Callable[[], tuple[list[Segment], bytes]],
         content: Callable[[bytes], object],
         forget: Callable[[set[int]], None],
-        archive: Path | None = None,
+        archive: Archive | None = None,
     ) -> None:
         """`snapshot` returns the segments that may go, none if it is not worth it, and the payload of the snapshot that
         stands in for them; `content` makes of it what a ticket holds, a record of kind SNAPSHOT. `forget` is called
@@ -87,10 +88,19 @@ class Reclaimer:
         self._forget({segment.number for segment in free})
         segments = [(segment.number, segment.capacity) for segment in free]
         try:
-            self._log.files.release(segments, self._log.options.pool_files, self._archive, names)
+            self._log.files.release(segments, self._pool_files(), self._archive, names)
         except OSError as error:
             # The log is right without them; the next recovery removes what is left.
             log.warning("%s: released segments could not be removed: %s", self._log.name, error)
+        if self._archive is not None:
+            self._archive.trim()
         self._log.releases += 1
         log.debug("%s: %d segments released", self._log.name, len(free))
         return sum(segment.capacity for segment in free)
+
+    def _pool_files(self) -> int:
+        """So many files the pool may hold."""
+        options = self._log.options
+        if options.pool_files < 0:
+            return sys.maxsize
+        return max(options.pool_files, options.min_files - len(self._log.table.segments))

@@ -67,6 +67,8 @@ class SegmentWriter:
         self._sealed_bytes = self._sealed()
         self._stopped = False
         self._watermark.read()
+        if self._lacks_files():
+            shared().schedule(0, self._prepare)
 
     def let_go(self) -> None:
         """Wait until nothing makes files any more, and keep none open."""
@@ -230,13 +232,16 @@ class SegmentWriter:
     def look_ahead(self) -> None:
         """Have a file ready for the next segment. Called once half of this one is written."""
         self.prepared_ahead = True
-        if self._options.pool_files > 0 and not self._files.pool:
+        if (self._options.pool_files and not self._files.pool) or self._lacks_files():
             shared().schedule(0, self._prepare)
+
+    def _lacks_files(self) -> bool:
+        return len(self.table.segments) + len(self._files.pool) < self._options.min_files
 
     def _prepare(self) -> None:
         try:
             with self._prepare_lock:
-                if not self._stopped and not self._files.pool:
+                while not self._stopped and (not self._files.pool or self._lacks_files()):
                     self._files.prepare()
         except OSError as error:  # one try a segment: on a full disk it would take the last space, again and again
             log.warning("%s: no segment could be prepared ahead: %s", self._name, error)

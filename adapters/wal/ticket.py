@@ -25,9 +25,11 @@ class LogOptions:
     sync_interval: float = 1.0
     """Seconds, under `periodic`."""
     pool_files: int = 2
-    """Released files that are kept for use again."""
+    """Released files that are kept for use again. -1: all."""
     advice: str = ""
     """What errors say that one can do whose outcome is unknown."""
+    min_files: int = 0
+    """So many files of a log there are at least, those of the pool included: made ahead, and kept."""
 
 
 OWED: Final = 0

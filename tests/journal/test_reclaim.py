@@ -14,7 +14,7 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.destination import Destination
 
-from ..contract.disk import A, B, C, assert_whole, bodies, drain, take
+from ..contract.disk import A, B, C, assert_whole, bodies, drain, eventually, take
 from .disk import JournalDisk, content, directory_of, rebuilt, segments_of
 
 
@@ -258,6 +258,56 @@ def test_archive_directory(disk: JournalDisk, tmp_path: Path) -> None:
     archived = [path for path in archive.rglob("*") if path.is_file()]
     assert len(archived) == released > 6
     assert all(path.read_bytes()[:8] == b"ANBRSEG\n" for path in archived)
+
+
+def test_an_archive_has_limits(disk: JournalDisk, tmp_path: Path) -> None:
+    """Those of one store; another one that shares the directory keeps its own."""
+    archive = tmp_path / "archive"
+    other = disk.create(archive_directory=archive)
+    fill(other, 300)
+    drain(other)
+    other.reclaim()
+    kept = set(archive.rglob("*.seg"))
+    store = disk.create(archive_directory=archive, archive_max_bytes=3 * 64 * 1024)
+    fill(store, 600)
+    drain(store)
+    store.reclaim()
+    mine = sorted(path for path in archive.rglob("*.seg") if path not in kept)
+    assert kept <= set(archive.rglob("*.seg"))
+    assert 1 <= len(mine) <= 3
+    assert sum(path.stat().st_size for path in mine) <= 3 * 64 * 1024
+    assert int(mine[-1].stem) >= int(segments_of(store)[0].stem) - 2
+    store = disk.reopen(store, archive_max_bytes=1)
+    assert set(archive.rglob("*.seg")) == kept
+    assert_whole(store)
+
+
+@pytest.mark.parametrize(("options", "number"), [({"pool_files": -1}, 100), ({"pool_files": 1}, 1),
+                                                 ({"pool_files": 0, "min_files": 5}, 5)])  # fmt: skip
+def test_how_many_files_are_kept(disk: JournalDisk, options: dict[str, int], number: int) -> None:
+    store = disk.create(**options)
+    fill(store, 600)
+    most = len(segments_of(store))
+    assert most > 6
+    drain(store)
+    store.reclaim()
+    count = store.stats().segments
+    files = count["active"] + count["retained"] + count["pooled"]
+    if number == 100:
+        assert files >= most
+    elif number == 1:
+        assert count["pooled"] == 1
+    else:
+        assert files == 5
+    assert_whole(store)
+
+
+def test_files_are_made_ahead(disk: JournalDisk) -> None:
+    store = disk.create(min_files=4, pool_files=0)
+    eventually(lambda: store.stats().segments["pooled"] == 3)
+    assert store.stats().pool_bytes == 3 * 64 * 1024
+    fill(store, 100)
+    assert_whole(store)
 
 
 @pytest.fixture

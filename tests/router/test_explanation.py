@@ -22,7 +22,9 @@ BODY = b"x" * 1000
 
 
 def config(directory: Path, **options: object) -> Config:
-    journal = JournalOptions.model_validate({"segment_size": SEGMENT, "sync": Sync.NEVER, **options})
+    """What is mostly dead stays where it is, unless the options say otherwise."""
+    plain = {"segment_size": SEGMENT, "sync": Sync.NEVER, "compact_live_percent": 0}
+    journal = JournalOptions.model_validate(plain | options)
     return Config(directory=directory, stores=[StoreConfig(name="all", match=[">"], journal=journal)])
 
 
@@ -98,6 +100,26 @@ def test_a_poison_destination_pins_many_segments(tmp_path: Path) -> None:
     text = render_text(explain(tmp_path), 100)
     assert "queue://poison with 5 messages of" in text
     assert "could go if it were emptied" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_what_was_compacted_is_explained(tmp_path: Path, indexed: bool) -> None:
+    with anabranch.open(config(tmp_path, compact_live_percent=50, compact_min_segments=1000)) as router:
+        for _ in range(5):
+            router.queue("poison").send(BODY)
+            busy(router, 100)
+        router.compact()
+    if not indexed:
+        (tmp_path / "stores" / "all" / "index.mdb").unlink()
+    store = only(tmp_path)
+    (copies,) = [segment for segment in store.segments if segment.generation]
+    assert copies.path.endswith(f"{copies.number:012d}.copies")
+    assert [(reason.destination, reason.messages) for reason in copies.reasons] == [("queue://poison", 5)]
+    (top,) = store.pinning
+    assert (top.messages, top.segments, top.kept_bytes) == (5, 1, copies.bytes)
+    text = " ".join(render_text(explain(tmp_path), 100).split())
+    assert " and 1 file of copies, " in text
+    assert f"copies {copies.number} " in text
 
 
 def test_durable_subscriptions_that_are_offline(tmp_path: Path) -> None:

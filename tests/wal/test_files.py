@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.wal import SegmentFiles, create_log
+from anabranch.adapters.wal.archive import Archive
 from anabranch.adapters.wal.file import FILL_MAX
 from anabranch.adapters.wal.files import read_header
 from anabranch.policies.errors import CorruptionError
@@ -85,7 +86,7 @@ def test_what_is_released_is_used_again(tmp_path: Path) -> None:
 def test_what_is_archived_is_kept(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     files = published(tmp_path / "log", 1, 2)
-    files.release([(1, SEGMENT_BYTES)], 2, tmp_path / "archive", files.names())
+    files.release([(1, SEGMENT_BYTES)], 2, Archive(tmp_path / "archive"), files.names())
     assert (names(tmp_path / "archive"), names(tmp_path / "log")) == (["000000000001.seg"], ["000000000002.seg"])
     assert files.pool == []
 

@@ -21,6 +21,7 @@ from anabranch.adapters.wal import (
     survey,
     take_over,
 )  # fmt: skip
+from anabranch.adapters.wal.archive import Archive
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.errors import CorruptionError
 
@@ -31,7 +32,7 @@ class Kept:
     """An owner that needs only what came last: a snapshot says the number of the first segment that is needed, and the
     last payload before it."""
 
-    def __init__(self, path: Path, archive: Path | None = None) -> None:
+    def __init__(self, path: Path, archive: Archive | None = None) -> None:
         files = SegmentFiles(path, SEGMENT_BYTES)
         encoder = RecordEncoder(self.deliver)
         self.log = Log("the log", LOG_ID, files, LogOptions(SEGMENT_BYTES, pool_files=1), encoder)
@@ -111,7 +112,7 @@ def test_what_is_not_needed_goes_and_what_was_said_stays(path: Path) -> None:
 
 
 def test_released_segments_may_be_kept_elsewhere(path: Path, tmp_path: Path) -> None:
-    one = Kept(path, tmp_path / "archive")
+    one = Kept(path, Archive(tmp_path / "archive"))
     one.write(*BODIES)
     gone = {file.name for file in path.glob("*.seg")} - {one.log.tail.segment.path.name}
     one.reclaimer.run()

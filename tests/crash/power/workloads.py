@@ -109,11 +109,15 @@ def compacting(directory: Path, workload: Workload) -> None:
     """What lives in old segments moves together, again and again, while more is sent and acked, some of it just then;
     topics, messages that came back and checkpoints amid."""
     with anabranch.open(config(directory, workload.options)) as router:
-        worker, chance, topic = Worker(router, Marks(), "s"), random.Random(4), router.topic("t")
+        worker, chance, topic = (
+            Worker(router, Marks(), "s", vouched=not workload.prefix),
+            random.Random(4),
+            router.topic("t"),
+        )
         for name in ("quick", "slow"):
             topic.subscribe(name)
         for turn in range(10):
-            worker.send("fast", 5000, count=12)
+            worker.send("fast", 4500, count=12)
             worker.send("slow", 100 + 900 * (turn % 3), count=2, named=True)
             worker.publish("t", 300, expires_in=1e9)
             for message in worker.receive("slow", 1):
