@@ -374,6 +374,8 @@ cdef object message_of(object store, object destination, tuple place, bytes reco
     cdef bint leased = lease is not None
     if size < HEAD_BYTES:
         return None
+    if get16(head + 2) & 4:  # LARGE
+        return None
     id_bytes, headers_bytes = get16(head + 4), get32(head + 6)
     if size - HEAD_BYTES < id_bytes + headers_bytes:
         return None
@@ -534,7 +536,7 @@ cdef object record_of(
     return record, name
 
 
-def new_sends(state, messages, limit, priorities, apart):
+def new_sends(state, messages, limit, priorities, keeper):
     cdef list sends = []
     if Send is None:
         bind()
@@ -550,7 +552,7 @@ def new_sends(state, messages, limit, priorities, apart):
                     order = order_of(default_priority, priorities)
                 sends.append(Send(state, (<tuple>coded)[0], None, order, 0))
                 continue
-        sends += twin("new_sends")(state, (message,), limit, priorities, apart)
+        sends += twin("new_sends")(state, (message,), limit, priorities, keeper)
     return sends
 
 

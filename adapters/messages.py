@@ -6,12 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import MemberDescriptorType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Protocol, Self, TypeGuard, cast, runtime_checkable
 
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError, DeadLetterError, UnknownMessageError
+from ..policies.errors import (
+    AnabranchError,
+    DeadLetterError,
+    LargeMessageError,
+    MessageTooLargeError,
+    UnknownMessageError,
+)
 
 if TYPE_CHECKING:
+    from .core.large import LargeBody
     from .core.store import Store
     from .store_types import SubscriptionKey
 
@@ -28,10 +35,18 @@ DEFAULT_PRIORITY: Final = 4
 EXPIRES_MAX_MS: Final = (1 << 63) - 1
 
 
+@runtime_checkable
+class Readable(Protocol):
+    """What a body is read from: a file opened for reading bytes, a pipe, a socket's file."""
+
+    def read(self, size: int, /) -> bytes:
+        """So many bytes, or fewer; none at the end."""
+
+
 class Outgoing(NamedTuple):
     """A message to be sent."""
 
-    body: bytes
+    body: bytes | Readable | LargeBody
     headers: Headers | None = None
     message_id: str | None = None
     priority: int = DEFAULT_PRIORITY
@@ -54,7 +69,14 @@ def plain_body(body: object) -> bytes:
         return body
     if isinstance(body, (bytearray, memoryview)):
         return bytes(body)
-    raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
+    raise TypeError(f"a message body is bytes, or a file to read them from, not {type(body).__name__}; encode it first")
+
+
+def _is_kept_apart(body: object) -> TypeGuard[Readable | LargeBody]:
+    """Whether a body is one that a store keeps apart, or is to be read from a file, and checked there."""
+    from .core.large import LargeBody  # not above: it stands on this module
+
+    return isinstance(body, LargeBody | Readable)
 
 
 def plain_headers(headers: Headers) -> dict[str, Any]:
@@ -128,7 +150,9 @@ def checked(
         encoded_id(message_id)
     require_order(priority, expires_at_ms)
     plain = plain_headers(headers) if headers else None
-    return Outgoing(plain_body(body), plain, message_id, priority, expires_at_ms, bool(persistent), requeued)
+    if type(body) is not bytes and not _is_kept_apart(body):
+        body = plain_body(body)
+    return Outgoing(body, plain, message_id, priority, expires_at_ms, bool(persistent), requeued)
 
 
 def require_order(priority: object, expires_at_ms: object) -> None:
@@ -177,8 +201,8 @@ class Message:
     """
 
     __slots__ = (
-        "_codec", "_decoded", "_note", "_store", "body", "deliveries", "destination", "expires_at_ms", "headers",
-        "leased", "message_id", "persistent", "priority", "seq", "subscription", "timestamp_ms",
+        "_codec", "_decoded", "_large", "_note", "_store", "body", "deliveries", "destination", "expires_at_ms",
+        "headers", "leased", "message_id", "persistent", "priority", "seq", "subscription", "timestamp_ms",
     )  # fmt: skip
 
     _codec: Callable[[Message, bytes], Any]
@@ -189,7 +213,7 @@ class Message:
         store: Store,
         destination: Destination,
         seq: int,
-        body: bytes,
+        body: bytes | LargeBody,
         headers: dict[str, Any],
         message_id: str | None,
         timestamp_ms: int,
@@ -204,7 +228,10 @@ class Message:
         self._store = store
         self.destination = destination
         self.seq = seq
-        self.body = body
+        if isinstance(body, bytes):
+            self.body = body
+        else:
+            self._large: LargeBody | None = body  # and no `body`: see `_unset`
         self.headers = headers
         self.message_id = message_id
         self.timestamp_ms = timestamp_ms
@@ -220,6 +247,55 @@ class Message:
         """Of a topic's message: whose it is; None if it was browsed or leased for the topic as a whole."""
         self.persistent = persistent
         """As its sender said; whatever that was, nothing of a memory store survives."""
+
+    def _unset(self, name: str) -> Any:
+        """Asked for what was not set: of most messages `_large`, of one with a large body `body`."""
+        if name == "_large":
+            return None
+        if name in ("body", "raw_body") and self._large is not None:
+            raise LargeMessageError(
+                f"{self!r} has a large body, which is not in memory: read it from `message.open()`, or whole into "
+                "memory with `message.read()`"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    if not TYPE_CHECKING:
+        __getattr__ = _unset
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its body is kept apart: then `body` raises LargeMessageError."""
+        return self._large is not None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its body."""
+        large = self._large
+        return len(self.raw_body) if large is None else large.size
+
+    @property
+    def content(self) -> bytes | LargeBody:
+        """Its body as it can be sent on: bytes, or one that is kept apart, which is not read for that."""
+        return self.raw_body if self._large is None else self._large
+
+    def open(self) -> BinaryIO:
+        """A stream of its body, whatever its size; it can seek. Of a large one no more than a chunk is in memory, and
+        what is read was verified: CorruptionError names the file, or the table, and the offset. It may be read as long
+        as this message or the stream is held, though it is acked meanwhile, until the store is closed: then reading
+        raises ClosedError."""
+        return self._store.open_body(self)
+
+    def read(self, limit: int | None = None) -> bytes:
+        """All of its body as it is stored, in memory. Raises MessageTooLargeError if it has more than `limit` bytes,
+        and as `open`."""
+        if limit is not None and self.size > limit:
+            raise MessageTooLargeError(
+                f"{self!r} has a body that is larger than the limit of {limit} bytes; open it instead"
+            )
+        if self._large is None:
+            return self.raw_body
+        with self.open() as stream:
+            return stream.read()
 
     def ack(self) -> None:
         """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError if it is not
@@ -293,7 +369,7 @@ class Message:
         return self.body
 
     def __repr__(self) -> str:
-        return f"<Message {self.seq} of {self.destination}, {len(self.raw_body)} bytes>"
+        return f"<Message {self.seq} of {self.destination}, {self.size} bytes>"
 
 
 _stored_body: Final = cast(MemberDescriptorType, vars(Message)["body"])

@@ -110,6 +110,10 @@ class MessageTooLargeError(AnabranchError, ValueError):
     """The message is larger than its store takes. Nothing was sent."""
 
 
+class LargeMessageError(AnabranchError):
+    """The body of a large message was asked for as bytes, which it is not: open the message, or read it whole."""
+
+
 class UnknownMessageError(AnabranchError, LookupError):
     """The message is not there to be acked or released: already acked, or not leased by this process."""
 

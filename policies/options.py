@@ -60,6 +60,8 @@ class StoreOptions(Options):
     it, or has said `lease=`. None: as long as its process lives."""
     message_bytes_max: Annotated[int, Size(1)] = 100 * MIB
     """The largest message, headers included. A larger one is refused before anything is written."""
+    large_message_size: Annotated[int, Size(1024)] = MIB
+    """A body that is read from a file and is longer is kept apart from its message, and may have any size."""
     max_messages: Positive | None = None
     """The most messages that the store holds; a send beyond it fails. None: no limit."""
     file_mode: Annotated[int, FileMode()] | None = None

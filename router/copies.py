@@ -70,5 +70,6 @@ def _digest(letter: Message, headers: Headers, sent_as: tuple[Destination, str])
     digest = hashlib.blake2b(digest_size=16)
     digest.update(pack_headers({"": [str(destination), message_id, letter.priority, letter.persistent]}))
     digest.update(pack_headers(headers))  # which says where it ends
-    digest.update(letter.raw_body)
+    content = letter.content
+    digest.update(content if isinstance(content, bytes) else content.reference)
     return digest.digest()

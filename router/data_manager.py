@@ -21,7 +21,8 @@ from transaction import manager as of_this_thread
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
 from zope.interface import classImplements, implementer
 
-from ..adapters.messages import Headers, Message
+from ..adapters.core.large import LargeBody
+from ..adapters.messages import Headers, Message, Readable
 from ..policies.errors import TransactionError
 from .addresses import Address
 from .endpoint import SendOptions
@@ -94,7 +95,7 @@ class DataManager:
     def send(
         self,
         destination: Address,
-        body: bytes,
+        body: bytes | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         **options: Unpack[SendOptions],

@@ -15,7 +15,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..adapters.messages import Headers, Message, Receipt
+from ..adapters.core.large import LargeBody
+from ..adapters.messages import Headers, Message, Readable, Receipt
 from ..policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from .addresses import Address
 from .endpoint import SendOptions
@@ -68,7 +69,7 @@ class Connection:
     def send(
         self,
         destination: Address,
-        body: bytes,
+        body: bytes | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         **options: Unpack[SendOptions],

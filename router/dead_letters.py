@@ -233,7 +233,7 @@ class DeadLetterSweeper:
                     continue
                 known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
                 transaction.send(
-                    target, message.raw_body, labelled(message, reason, known, rejected), priority=message.priority,
+                    target, message.content, labelled(message, reason, known, rejected), priority=message.priority,
                     persistent=message.persistent and not store.volatile,
                 )  # fmt: skip
                 kept += 1
@@ -292,9 +292,9 @@ def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]
     groups: list[list[Undelivered]] = []
     left = 0
     for one in waiting:
-        left -= len(one.message.raw_body)
+        left -= len(one.message.content)
         if left < 0 or not groups:
             groups.append([])
-            left = size - len(one.message.raw_body)
+            left = size - len(one.message.content)
         groups[-1].append(one)
     return groups

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from ..adapters.clock import now_ms
 from ..adapters.core import Store
-from ..adapters.messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt, checked, require_order
+from ..adapters.core.large import LargeBody, Sized
+from ..adapters.messages import (
+    DEFAULT_PRIORITY,
+    Headers,
+    Outgoing,
+    Readable,
+    Receipt,
+    checked,
+    plain_body,
+    require_order,
+)
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
 from .deferred_sends import once_more
@@ -18,12 +28,16 @@ if TYPE_CHECKING:
     from .store_registry import StoreRegistry
 
 
+_BYTES: Final = {bytes}
+
+
 class SendOptions(TypedDict, total=False):
     """What else a send may say; see Endpoint.send."""
 
     priority: int
     expires_in: float | None
     persistent: bool
+    size: int | None
 
 
 class Endpoint:
@@ -41,7 +55,7 @@ class Endpoint:
 
     def send(
         self,
-        body: bytes,
+        body: bytes | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
@@ -49,6 +63,7 @@ class Endpoint:
         priority: int = DEFAULT_PRIORITY,
         expires_in: float | None = None,
         persistent: bool = True,
+        size: int | None = None,
     ) -> Receipt:
         """Store one message; returns once it is as durable as its store's policy says (invariant 1).
 
@@ -58,11 +73,17 @@ class Endpoint:
         `expires_in` seconds it is no longer delivered. With `persistent=False` it is kept in memory alone, swapped to
         disk if there are many, and gone when its store closes; its place among the others is kept.
 
+        A `body` may also be a file opened for reading bytes, or anything else with `read(size)`: it is read from where
+        it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused, with
+        ValueError, if it has more bytes or fewer. What the file raises is raised, and nothing was sent.
+
         Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
         the same `message_id`).
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         registry, destination = self._registry, self.destination
+        if type(body) is not bytes or size is not None:
+            body = kept(registry, destination, body, size, persistent)
         while True:  # as for_store, whose call would take a send half a microsecond more
             removals = registry.removals
             store = registry.store_for(destination)
@@ -79,13 +100,17 @@ class Endpoint:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
         a prefix; a transaction keeps all or none."""
         outgoing = list(messages)
+        for at, message in enumerate(outgoing) if set(map(type, outgoing)) != _BYTES else ():
+            if isinstance(message, Outgoing) and type(message.body) is not bytes:
+                body = kept(self._registry, self.destination, message.body, None, message.persistent)
+                outgoing[at] = message._replace(body=body)
         return self._registry.for_store(
             self.destination, lambda store: store.send_many(self.destination, outgoing, sync)
         )
 
     def send_nowait(
         self,
-        body: bytes,
+        body: bytes | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
@@ -93,11 +118,15 @@ class Endpoint:
         priority: int = DEFAULT_PRIORITY,
         expires_in: float | None = None,
         persistent: bool = True,
+        size: int | None = None,
     ) -> Future[Receipt]:
         """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
-        is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well."""
+        is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well. A
+        body that is a file is read before this returns."""
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         registry, destination = self._registry, self.destination
+        if type(body) is not bytes or size is not None:
+            body = kept(registry, destination, body, size, persistent)
         removals = registry.removals
         store = registry.by_destination.get(destination)
         if store is not None:
@@ -121,6 +150,17 @@ class Endpoint:
         """Remove it with all its messages, leased ones too, and its durable subscriptions; returns how many messages
         there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits there."""
         return self._registry.delete(self.destination)
+
+
+def kept(
+    registry: StoreRegistry, destination: Destination, body: object, size: int | None, persistent: bool
+) -> bytes | LargeBody:
+    """A body that is not bytes, or whose size was said, read into the store of a destination, once: a send may be tried
+    again, and a file is at its end by then. Raises as Endpoint.send."""
+    given = body if size is None else Sized(body, size)
+    if size is None and not isinstance(body, Readable):
+        return body if isinstance(body, LargeBody) else plain_body(body)
+    return registry.for_store(destination, lambda store: store.keep(given, persistent))
 
 
 def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Future[Receipt]:

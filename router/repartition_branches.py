@@ -50,6 +50,8 @@ class MovedBranches:
                 wrong.append(f"{what}, and no store that keeps messages is to have it; {OUTCOME_FIRST}")
             elif not moved_branches.is_whole(branch):
                 wrong.append(f"{what} by `native_two_phase`, and what it sends cannot be moved; {OUTCOME_FIRST}")
+            elif moved_branches.sends_large(branch):
+                wrong.append(f"{what}, and sends a large message, which cannot be moved before; {OUTCOME_FIRST}")
         return wrong
 
     def bring(self, source: Store, target: Store, destination: Destination) -> None:

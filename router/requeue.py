@@ -271,7 +271,7 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copi
                 if not together.is_first(message, headers, (source, message_id), key, subscriptions):
                     continue
             transaction.send(
-                source, message.raw_body, headers | requeued, message_id, priority=message.priority,
+                source, message.content, headers | requeued, message_id, priority=message.priority,
                 persistent=persistent,
             )  # fmt: skip
         for letter in letters:  # last: what is given back by a transaction counts as delivered
@@ -324,7 +324,7 @@ def _requeue_batch(
                 letters.append(checker.letter(message))
             except DeadLetterError as error:
                 wrong = error
-            size += len(message.raw_body)
+            size += len(message.content)
         _put_back(begin, letters, copies)
         del taken[: len(letters)]
     finally:

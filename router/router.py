@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ..adapters.background import shared
 from ..adapters.core import Store
+from ..adapters.core.large import LargeBody
 from ..adapters.files import FULL, disk_errors, make_directory, refused
 from ..adapters.locking import DirectoryLock
-from ..adapters.messages import REJECTED, CodedMessage, Headers, Message, Receipt
+from ..adapters.messages import REJECTED, CodedMessage, Headers, Message, Readable, Receipt
 from ..adapters.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
 from ..policies.config import Config, UsageOptions, load
 from ..policies.destination import Destination
@@ -295,7 +296,7 @@ class Router:
     def send(
         self,
         destination: Address,
-        body: bytes,
+        body: bytes | Readable | LargeBody,
         headers: Headers | None = ...,
         message_id: str | None = ...,
         **options: Unpack[SendOptions],

@@ -20,6 +20,7 @@ from ..store_types import Progress
 from .branches import Branch
 from .changes import Change
 from .delivery import Rows
+from .large import LargeStorage
 from .place import Place
 from .plan import Plan
 from .states import Catalog, DestinationState
@@ -52,6 +53,8 @@ class Settings:
     max_bytes_option: str = "max_bytes"
     """What users know `max_bytes` by."""
     message_bytes_max: int = 1 << 30
+    large_message_size: int = 1 << 20
+    """What is read from a file and is longer (bytes) is kept apart from its message."""
     ticket_bytes_max: int = 1 << 20
     """Of a send of many so much is written together."""
     batch_changes_max: int = 1000
@@ -74,6 +77,7 @@ class Settings:
             lease_timeout=options.lease_timeout,
             max_messages=options.max_messages,
             message_bytes_max=options.message_bytes_max,
+            large_message_size=options.large_message_size,
             **others,
         )
 
@@ -210,6 +214,11 @@ class Backend(Rows, Protocol):
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         """The first `limit` keys of a map from `start` on, in the order of their bytes, with their values' places."""
         raise AssertionError(f"{self.kind} keeps no maps")
+
+    def large_storage(self) -> LargeStorage | None:
+        """Once it is open: where it keeps bodies that are kept apart from their messages; None: in files in the store's
+        directory."""
+        return None
 
     def sync(self) -> None:
         """On return all that is written survives a power failure: nothing to do where `write` has seen to that. Raises

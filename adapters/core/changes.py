@@ -19,6 +19,7 @@ from .states import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
     from .delivery import Delivery
+    from .large import LargeBody
     from .plan import Plan
     from .table import Table
 
@@ -55,8 +56,8 @@ class Change:
 class Send(Change):
     """A message at the end of its destination."""
 
-    __slots__ = ("entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "size",
-                 "state")  # fmt: skip
+    __slots__ = ("entitled", "expires_at_ms", "large", "name", "order", "own", "record", "record_bytes", "seq",
+                 "size", "state")  # fmt: skip
 
     def __init__(
         self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
@@ -78,6 +79,8 @@ class Send(Change):
         """Of a topic's: whom it is for. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written it."""
+        self.large: LargeBody | None = None
+        """Its body, if that is kept apart."""
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
@@ -103,6 +106,8 @@ class Send(Change):
                 plan.drop()
         if self.expires_at_ms:
             plan.expire()
+        if self.large is not None:
+            plan.name_body(self)
         plan.changes.append(self)
         return seq, False
 

@@ -13,6 +13,9 @@ K6  Messages are written, and what has happened to them (who has acked them, how
 K7  A subscription begins just before the first message that it has yet to ack, or behind all: so none is entitled to
     what was not for it, but where it has acked one between two others.
 
+A large body is copied under the same name, and read back, before the message that names it is written: so records are
+the same in both stores, and to compare them is enough.
+
 Nobody else uses the destination in the target meanwhile, nor in the source, but for live_copy.py. Messages that are not
 persistent are not among what is read.
 """
@@ -32,11 +35,12 @@ from ..store_types import Subscription, SubscriptionKey
 from .branches import send_of
 from .changes import Ack, Change, Returned, Send
 from .place import DELIVERIES, SEQ, Place
-from .records import HEAD
+from .records import HEAD, is_large, reference_in
 from .states import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .large import LargeBody
     from .plan import Plan
     from .store import Store
 
@@ -61,6 +65,13 @@ class Stored:
     """Of a topic's: who has yet to ack it, and how often each gave it back."""
     seq: int = field(default=0, compare=False)
     """Where it lies."""
+    large: LargeBody | None = field(default=None, compare=False)
+    """Its body, if that is kept apart."""
+
+    @property
+    def bytes(self) -> int:
+        """All that it takes, its body too."""
+        return len(self.record) + (self.large.size if self.large is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,8 @@ def read(
                 at += 1
             held = waiting.get(place[SEQ], _NOBODY)
             if record is not None and (held or not state.is_topic):  # else it was left by a subscription that ended
-                yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held, place[SEQ])
+                large = store.bodies.body_of(reference_in(record)) if is_large(record) else None
+                yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held, place[SEQ], large)
     for _, name in ids[at:]:
         yield Seen(name)
 
@@ -347,7 +359,7 @@ class Bringing:
         changes = [self._change(state, item) for item in items]
         room = None
         if sending.room.limited:
-            records = [len(item.record) for item in items if isinstance(item, Stored)]
+            records = [item.bytes for item in items if isinstance(item, Stored)]
             room = sending.room.reserve((len(records), sum(records)))
         outcomes = sending.write(changes, unsynced=True, reservation=room, moves=True)
         state = store._engine.catalog.destinations[self._destination]
@@ -362,7 +374,10 @@ class Bringing:
     def _change(self, state: DestinationState, item: Item) -> Change:
         priorities = self._settings.priorities
         if isinstance(item, Stored):
-            return Brought(send_of(state, item.record, priorities))
+            send = send_of(state, item.record, priorities)
+            if item.large is not None:
+                send.large = self._store.bodies.brought(item.large)
+            return Brought(send)
         record = HEAD.pack(0, 0, len(item.name), 0, 0, 0) + item.name
         return send_of(state, record, priorities)
 

@@ -25,6 +25,7 @@ from .branches import Commit, Forget, Prepare, Rollback
 from .changes import Ack, Change, Send, SendMany
 from .delivery import CLAIMED, LEAVING, Delivery, Feed, Taker
 from .gates import MovedError
+from .large_bodies import LargeBodies
 from .mixed_rows import MixedRows
 from .nonpersistent import Nonpersistent
 from .pending_counts import Counted, PendingCounts
@@ -82,6 +83,10 @@ class Engine:
         self.committed: dict[bytes, None] = {}
         """Transactions that are committed here and not forgotten, oldest first."""
         self.sends = self.acks = self.batches = 0
+        self.bodies: LargeBodies
+        """Set by the store."""
+        self.large = False
+        """Some message's body is kept apart, or was."""
         self.limited = False
         """Tickets hold the room that was reserved for them (limits.py)."""
         self.closed = True
@@ -274,6 +279,8 @@ class Engine:
                     raise
 
     def _take_more(self, plan: Plan) -> None:
+        for send in plan.large:
+            self.bodies.named(send)
         if plan.subscribed:
             self._changed = plan.number
         for one in plan.volatile:
@@ -451,10 +458,12 @@ class Engine:
         return count
 
     def _looks_at_sends(self) -> bool:
-        return self._priorities or self.sequencer.expiring or self.nonpersistent is not None
+        return self._priorities or self.sequencer.expiring or self.nonpersistent is not None or self.large
 
     def _finish(self, changes: Sequence[Change]) -> None:
         """What follows once changes are in the rows. May be done again."""
+        if self.large:
+            self.bodies.look(changes)
         for change in changes:
             if type(change) is Send:
                 if self._priorities or change.expires_at_ms:

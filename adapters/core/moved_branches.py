@@ -47,6 +47,11 @@ def is_whole(branch: Branch) -> bool:
     return all(len(send.record) == send.record_bytes for send in branch.sends)
 
 
+def sends_large(branch: Branch) -> bool:
+    """Whether a body of it is kept apart, beside the bytes that are moved."""
+    return any(send.large is not None for send in branch.sends)
+
+
 def without(store: Store, transaction: bytes, destination: Destination) -> bytes:
     """A store's branch but for what it does to this destination."""
     branch = store._engine.sequencer.prepared.get(transaction)

@@ -194,7 +194,7 @@ class Nonpersistent:
     def _add(self, send: Send, state: DestinationState, seq: int, lane: int, doing: list[Change]) -> None:
         shadow = state.volatile or self._shadow(state)
         kept = Send(shadow, send.record, send.name, 2 * send.order + lane, send.expires_at_ms)
-        kept.seq = seq
+        kept.seq, kept.large = seq, send.large
         if shadow.is_topic:
             kept.entitled = list(shadow.subscriptions.values())
             if not kept.entitled:
@@ -224,6 +224,12 @@ class Nonpersistent:
         for change in changes:
             change.settle(delivery)  # first: the other way round a dead message would stay held
         self._kept.apply_changes(changes)
+        bodies = self._engine.bodies
+        for change in changes:
+            if type(change) is Send and change.large is not None:
+                bodies.named(change)
+        if self._engine.large:
+            bodies.look(changes)
         self._window.add(written.ids)
         if transaction is not None:
             self.prepared.pop(transaction, None)
@@ -341,6 +347,7 @@ class Nonpersistent:
         self._engine.catalog.drop(state)
 
     def _remove(self, state: DestinationState) -> None:
+        self._engine.bodies.suspect(state)
         shadow = state.volatile
         if shadow is not None:
             if shadow.feed.state is not shadow:

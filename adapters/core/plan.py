@@ -53,6 +53,8 @@ class Plan:
     settled: Sequence[Branch] = ()
     volatile: list[VolatileChange] = []  # noqa: RUF012
     """What takes effect with them and no backend is told of: of messages that are not persistent."""
+    large: Sequence[Send] = ()
+    """Messages whose bodies are kept apart."""
     volatile_ids: dict[Key, int] = {}  # noqa: RUF012
     """Of these messages."""
     is_more = False
@@ -220,6 +222,11 @@ class Plan:
     def expire(self) -> None:
         """A message that expires."""
         self._sequencer.expiring = True
+
+    def name_body(self, send: Send) -> None:
+        """A message whose body is kept apart."""
+        self.large = [*self.large, send]
+        self.is_more = True
 
     def keep_apart(self, change: VolatileChange) -> None:
         """A change that no backend is told of."""
@@ -389,7 +396,7 @@ class Sequencer:
                     continue
                 counted.add((send is change, key))
             count += 1
-            size += send.record_bytes
+            size += send.record_bytes if send.large is None else send.record_bytes + send.large.size
         return count, size
 
 

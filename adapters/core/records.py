@@ -17,6 +17,7 @@ from ..clock import before_1970
 from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, plain_body, require_order
 from .delivery import Lease
 from .headers import pack_headers, pack_id, unpack_headers
+from .large import REFERENCE, LargeBody
 from .place import DELIVERIES, EXPIRES, SEQ, Place
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ REQUEUED: Final = 1
 NONPERSISTENT: Final = 2
 """A flag: sent with `persistent=False`."""
 
+LARGE: Final = 4
+"""A flag: the body is kept apart, and here is what says which it is (large.py)."""
+
 REMOVAL: Final = 1
 """Of a map's value, when it expires (ms): it was never there. What is sent so takes the place of the value before, and
 is dead at once, so that its key has none."""
@@ -43,7 +47,7 @@ _unpack = HEAD.unpack_from
 @inner_loop
 def encode(
     destination: Destination,
-    body: bytes,
+    body: object,
     headers: Headers | None,
     message_id: str | None,
     limit: int,
@@ -85,6 +89,8 @@ def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> 
     """The same of a message that a transaction, or a send of many, gathers."""
     body, headers, message_id, priority, expires_at_ms, persistent, requeued = message
     flags = (REQUEUED if requeued else 0) | (0 if persistent else NONPERSISTENT)
+    if isinstance(body, LargeBody):
+        body, flags = body.reference, flags | LARGE
     return encode(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
 
 
@@ -128,9 +134,20 @@ def is_requeued(record: bytes) -> bool:
     return bool(_unpack(record)[1] & REQUEUED)
 
 
+def is_large(record: bytes) -> bool:
+    """Whether its body is kept apart."""
+    return bool(_unpack(record)[1] & LARGE)
+
+
+def reference_in(record: bytes) -> bytes:
+    """Of such a one: what says which body it is."""
+    return record[-REFERENCE.size :]
+
+
 def kept_head(record: bytes) -> bytes:
-    """What is needed of a record whose headers and body are elsewhere: all that this module tells but `decode`."""
-    return record[: HEAD.size + _unpack(record)[2]]
+    """What is needed of a record whose headers and body are elsewhere: all that this module tells but `decode`. One
+    whose body is kept apart is needed whole."""
+    return record if is_large(record) else record[: HEAD.size + _unpack(record)[2]]
 
 
 @inner_loop
@@ -144,9 +161,12 @@ def decode(store: Store, destination: Destination, place: Place, record: bytes, 
         headers = unpack_headers(record[at : at + headers_bytes])
         at += headers_bytes
     leased = lease is not None
+    body: bytes | LargeBody = record[at:]
+    if flags & LARGE:
+        body = store.bodies.body_of(reference_in(record))
     subscription = lease.feeds[0].key if lease is not None and not lease.whole else None
     return Message(
-        store, destination, place[SEQ], record[at:], headers, message_id, sent_at_ms, leased,
+        store, destination, place[SEQ], body, headers, message_id, sent_at_ms, leased,
         lease if leased else place, priority,
         place[EXPIRES], place[DELIVERIES] + leased, subscription, not flags or not flags & NONPERSISTENT,
     )  # fmt: skip

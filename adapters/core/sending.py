@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError
@@ -17,6 +17,7 @@ from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
 from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange
 from .destination_changes import Subscribe, Unsubscribe
 from .engine import APPLY_AT, Engine
+from .large import LargeBody
 from .limits import Amount, Reservation, Room, release
 from .nonpersistent import Nonpersistent
 from .place import order_of
@@ -41,7 +42,9 @@ class Sending:
         self._engine, self._writer = engine, writer
         self._directory, self._file_mode = directory, file_mode
         self._settings = settings = engine.backend.settings
-        self._apart = None if engine.backend.volatile else self._nonpersistent
+        self._keeper = Keeper(None if engine.backend.volatile else self._nonpersistent, engine.bodies.outgoing)
+        self.looker = self._keeper._replace(kept=engine.bodies.looked_at)
+        """Of messages that are looked at before they are sent."""
         self._takes_many = engine.backend.takes_many and not settings.priorities
         self.room = Room(
             engine.name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option, engine.asked
@@ -51,9 +54,10 @@ class Sending:
     def _held(self) -> Amount:
         """With the store's lock held."""
         catalog, volatile = self._engine.catalog, self._engine.nonpersistent
+        large = self._engine.bodies.bytes
         if volatile is None:
-            return catalog.messages, catalog.bytes
-        return catalog.messages + volatile.messages, catalog.bytes + volatile.bytes
+            return catalog.messages, catalog.bytes + large
+        return catalog.messages + volatile.messages, catalog.bytes + volatile.bytes + large
 
     # Tickets
 
@@ -87,12 +91,15 @@ class Sending:
         self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
         return state or self._engine.catalog.state(destination)
 
-    def sends(self, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Send | VolatileChange]:
-        """Of a transaction. Raises likewise."""
+    def sends(
+        self, sends: Sequence[tuple[Destination, Outgoing]], keeper: Keeper | None = None
+    ) -> list[Send | VolatileChange]:
+        """Of a transaction. Raises likewise. `keeper`: of what is not to be queued yet."""
+        keeper = keeper or self._keeper
         limit, priorities = self._settings.message_bytes_max, self._settings.priorities
         there = self._engine.catalog.destinations
         return [
-            new_send(there.get(destination) or self.state(destination), message, limit, priorities, self._apart)
+            new_send(there.get(destination) or self.state(destination), message, limit, priorities, keeper)
             for destination, message in sends
         ]
 
@@ -163,12 +170,20 @@ class Sending:
         self._engine.help()
         return future
 
-    def send_nonpersistent(self, destination: Destination, message: Outgoing) -> Receipt:
-        """As Store.send."""
+    def send_outgoing(self, destination: Destination, message: Outgoing, sync: bool = False) -> Receipt:
+        """As Store.send; also of one whose body is kept apart."""
         (send,) = self.sends([(destination, message)])
-        (outcome,) = self.write([send], reservation=self.reserve([send]))
+        (outcome,) = self.write([send], sync, reservation=self.reserve([send]))
         self._engine.sends += 1
         return Receipt(destination, *outcome)
+
+    def large_ticket(self, destination: Destination, message: Outgoing, sync: bool) -> Ticket:
+        """Of one message whose body is kept apart, as `ticket`."""
+        (send,) = self.sends([(destination, message)])
+        ticket = Ticket((send,), send.size, sync)
+        ticket.held = self.reserve([send])
+        self._engine.sends += 1
+        return ticket
 
     def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
         """Likewise: it is there on return, and the future resolves on a thread of ours."""
@@ -219,7 +234,7 @@ class Sending:
         settings, rest = self._settings, iter(messages)
         sends: list[Sent] = []
         while some := new_sends(
-            state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._apart
+            state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._keeper
         ):
             sends += some
         return sends
@@ -265,23 +280,36 @@ class Sending:
             yield sends[first:], size
 
 
+class Keeper(NamedTuple):
+    """How a store keeps messages that are not persistent, and bodies that are not bytes."""
+
+    apart: Callable[[], object] | None
+    """Called before a message that is not persistent; None: such ones are kept as the others are."""
+    kept: Callable[[Outgoing], Outgoing]
+    """LargeBodies.outgoing."""
+
+
 def new_send(
     state: DestinationState,
     message: Outgoing | bytes,
     limit: int,
     priorities: bool,
-    apart: Callable[[], object] | None,
+    keeper: Keeper,
 ) -> Send | VolatileChange:
     """A message of so many bytes at most, for a store that knows priorities or not. Raises what `encode` raises.
-    `apart` is called before one that is not persistent; None: such ones are kept as the others are."""
+    `keeper` is the store's."""
     if not isinstance(message, Outgoing):
         record, name = encode(state.destination, message, None, None, limit)
         return Send(state, record, name, order_of(DEFAULT_PRIORITY, priorities), 0)
+    if type(message.body) is not bytes:
+        message = keeper.kept(message)
     record, name = encode_outgoing(state.destination, message, limit)
     send = Send(state, record, name, order_of(message.priority, priorities), message.expires_at_ms)
-    if message.persistent or apart is None:
+    if isinstance(message.body, LargeBody):
+        send.large = message.body
+    if message.persistent or keeper.apart is None:
         return send
-    apart()
+    keeper.apart()
     return VolatileChange(send)
 
 
@@ -291,10 +319,10 @@ def new_sends(
     messages: Iterable[Outgoing | bytes],
     limit: int,
     priorities: bool,
-    apart: Callable[[], object] | None,
+    keeper: Keeper,
 ) -> list[Send | VolatileChange]:
     """The same of many."""
-    return [new_send(state, message, limit, priorities, apart) for message in messages]
+    return [new_send(state, message, limit, priorities, keeper) for message in messages]
 
 
 @inner_loop

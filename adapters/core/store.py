@@ -16,12 +16,13 @@ sending, receiving, settling, transactions, purging, statistics: what callers as
 
 from __future__ import annotations
 
+import io
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 from pydantic import BaseModel
 
@@ -35,7 +36,7 @@ from ...policies.errors import (
 )
 from ..background import shared
 from ..files import disk_errors
-from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Receipt, Undelivered, require_leased
+from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Readable, Receipt, Undelivered, require_leased
 from ..store_types import (
     Change,
     Counts,
@@ -51,9 +52,11 @@ from ..store_types import (
 from .backend import Backend, Found
 from .delivery import CLAIMED, LEASED, Lease
 from .engine import Engine
-from .forwarding import after_move, is_moving
+from .forwarding import after_move, follow, is_moving
 from .handing_out import HandingOut
 from .headers import pack_id
+from .large import LargeBody
+from .large_bodies import LargeBodies
 from .lease_times import LeaseTimes
 from .limits import Amount, Reservation
 from .maps import Maps
@@ -119,6 +122,9 @@ class Store:
         engine = self._engine
         engine.owner = owner
         own = self.backend.writer(engine)
+        engine.bodies = self.bodies = LargeBodies(
+            engine, self.directory, getattr(self.options, "file_mode", None), self.sync
+        )
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
         self._sending = Sending(engine, self._writer, self.directory, getattr(self.options, "file_mode", None))
         self._settling = Settling(self, engine, self._writer, self._sending.write)
@@ -193,12 +199,14 @@ class Store:
         with disk_errors(f"store {self.name!r} cannot be opened"):
             try:
                 self.store_id, found = self.backend.open(engine.host(), progress)
+                self.bodies.open()
                 self._load(found)
                 self.backend.require_owned()
                 if not self.volatile:
                     sweep(self.directory)
                 engine.start(self._writer.submit)
                 self._opened = True
+                self.bodies.settle()
                 try:
                     self.backend.opened()
                 except AnabranchError as error:
@@ -243,6 +251,7 @@ class Store:
             self._opened = False
             return
         self._look_after_owner()
+        self.bodies.close()
         try:
             self._writer.close()
             engine.closed = True
@@ -251,6 +260,7 @@ class Store:
                     engine.drain()
                 if engine.nonpersistent is not None:
                     engine.nonpersistent.close(clean=engine.failed is None)
+                self.bodies.end(clean=engine.failed is None)
                 self.backend.close(clean=engine.failed is None)
         except Exception:
             engine.closed = True
@@ -279,7 +289,7 @@ class Store:
     def send(
         self,
         destination: Destination,
-        body: bytes,
+        body: bytes | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
@@ -295,12 +305,14 @@ class Store:
         policy. A `message_id` within the store's duplicate window is stored once: the receipt then says `duplicate`.
         With `persistent=False` it is kept in memory, swapped to disk if there is much, waits for no disk, and is gone
         when the store is closed; it keeps its place among the others.
+        A body that is read from a file is kept apart from its message, if it is longer than the store's option
+        `large_message_size`: written, and synced, before the message is queued, and gone if that raises.
         Raises StoreFullError, MessageTooLargeError and ClockError (no effect), OutcomeUnknownError.
         """
         sending = self._sending
-        if not persistent:
+        if not persistent or type(body) is not bytes:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
-            return sending.send_nonpersistent(destination, message)
+            return sending.send_outgoing(destination, message, bool(sync))
         ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
         self._writer.submit(ticket)
         seq, duplicate = sending.wait(ticket)[0]
@@ -309,7 +321,7 @@ class Store:
     def send_nowait(
         self,
         destination: Destination,
-        body: bytes,
+        body: bytes | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
@@ -324,6 +336,9 @@ class Store:
         if not persistent:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
             return self._sending.send_nonpersistent_nowait(destination, message)
+        if type(body) is not bytes:
+            message = Outgoing(body, headers, message_id, priority, expires_at_ms)
+            return self._sending.send_nowait(destination, self._sending.large_ticket(destination, message, bool(sync)))
         ticket = self._sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
         return self._sending.send_nowait(destination, ticket)
 
@@ -404,7 +419,26 @@ class Store:
         """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time
         is over is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or
         claimed it: its ack removes it everywhere. Cheap when there are none."""
+        if self.bodies.used:
+            self.bodies.tidy_if_needed()
         return self._receiving.take_undelivered(limit)
+
+    def keep(self, body: object, persistent: bool = True) -> bytes | LargeBody:
+        """Read a body for a message that is sent here later, perhaps in a transaction; what was kept and is not sent
+        goes by itself. Raises as LargeBodies.kept."""
+        return self.bodies.kept(body, persistent)
+
+    def open_body(self, message: Message) -> BinaryIO:
+        """As Message.open."""
+        content = message.content
+        if not isinstance(content, LargeBody):
+            return io.BytesIO(content)
+        try:
+            return content.open()
+        except ClosedError:
+            if not follow(message):
+                raise
+            return message._store.bodies.body_of(content.reference).open()
 
     def browse(
         self,
@@ -678,6 +712,8 @@ class Store:
             engine.current()
             if any(feed.is_needed for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
                 return False
+            if self.bodies.is_busy:
+                return False
             if self.volatile and self._holds_anything():
                 return False
             if engine.nonpersistent is not None and engine.nonpersistent.holds_anything:
@@ -697,6 +733,7 @@ class Store:
         """Free now the space that can be freed, which otherwise happens in the background; returns bytes."""
         self._engine.ensure_usable()
         with disk_errors(f"store {self.name!r} cannot give back space"):
+            self.bodies.tidy()
             return self.backend.reclaim()
 
     def compact(self) -> int:
@@ -764,4 +801,4 @@ class Store:
         violations = list(self.backend.check())
         if self._engine.nonpersistent is not None:
             violations += self._engine.nonpersistent.check()
-        return violations
+        return violations + list(self.bodies.violations())

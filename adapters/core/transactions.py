@@ -18,6 +18,7 @@ from .branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payl
 from .changes import Change, Send, acks_of, returned_of, sent
 from .delivery import CLAIMED, Lease
 from .engine import Engine
+from .large import body_size
 from .limits import Amount, Reservation, release
 from .nonpersistent import Nonpersistent, give_back_room
 from .sending import Sending, Sent
@@ -94,7 +95,9 @@ class Transactions:
     ) -> Reservation[Amount] | None:
         """As Store.reserve."""
         self._engine.ensure_usable()
-        return self._reserve(self._sending.sends(sends), sends, acks) if self._sending.room.limited else None
+        if not self._sending.room.limited:
+            return None
+        return self._reserve(self._sending.sends(sends, self._sending.looker), sends, acks)
 
     def _reserve(
         self,
@@ -110,10 +113,8 @@ class Transactions:
         count, size = self._engine.sequencer.amount(sending)
         freed = self._freed(acks) if acks else []
         if count <= len(freed):
-            size = min(size, sum(len(message.body) for _, message in sends))
-        return room.reserve(
-            (max(0, count - len(freed)), max(0, size - sum(len(message.raw_body) for message in freed)))
-        )
+            size = min(size, sum([body_size(message.body) for _, message in sends]))
+        return room.reserve((max(0, count - len(freed)), max(0, size - sum([message.size for message in freed]))))
 
     def _freed(self, acks: Sequence[Message]) -> list[Message]:
         """Those of which nothing is left once they are acked; of a topic's, those that nobody else has yet to ack."""
@@ -163,6 +164,7 @@ class Transactions:
     def _restored(self, transaction: bytes, payload: bytes) -> Branch:
         """Raises msgspec.DecodeError."""
         branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
+        self._engine.bodies.attach(branch)
         self._claim_again(branch)
         if self._sending.room.limited:
             count, size = self._engine.sequencer.amount(branch.sends)

@@ -27,6 +27,7 @@ from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
 from ..core.branches import Branch, Prepare
 from ..core.changes import Change
 from ..core.delivery import Feed
+from ..core.large import LargeStorage
 from ..core.place import Place
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState
@@ -39,6 +40,7 @@ from .database import Database, is_cut_off
 from .directory import StoreDirectory
 from .duplicates import DuplicateRows
 from .effects import Effects
+from .large_rows import LargeRows
 from .lease import Lease
 from .lease import statements as lease_statements
 from .loading import Loader
@@ -147,6 +149,7 @@ class SqlBackend(Backend):
             self._lease.acquire()
             self.guard = self._lease.require
         self._owner = store_id.hex()
+        self._large = LargeRows(database, statements, tables.large.fullname)
         self._reading = Reading(database, statements, host.catalog, options.priorities)
         self._ids = DuplicateRows(options.duplicate_window)
         self._branches = BranchRows()
@@ -368,6 +371,9 @@ class SqlBackend(Backend):
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         return self._reading.bodies(places)
+
+    def large_storage(self) -> LargeStorage:
+        return self._large
 
     # Upkeep
 

@@ -7,10 +7,13 @@ from typing import Any, Final
 
 from ..core.changes import Send
 from ..core.place import Place, order_of
-from ..core.records import HEAD
+from ..core.records import HEAD, LARGE
 
 # Where a row has what `select.message` and `select.messages` find.
 ID, PRIORITY, EXPIRES, SIZE, PARTS, DELIVERIES, SENT_AT, MESSAGE_ID, HEADERS, CONTENT = range(10)
+
+KEPT_APART: Final = -1
+"""PARTS of a message whose CONTENT says which body in LARGE it has."""
 
 _unpack: Final = HEAD.unpack_from
 _pack: Final = HEAD.pack
@@ -19,11 +22,13 @@ _pack: Final = HEAD.pack
 def message_row(send: Send, row: int, number: int, queue_name: str, chunk_size: int) -> tuple[dict[str, Any], bytes]:
     """A row of MESSAGES with this ID and destination's number, and the body if that belongs into CHUNKS, else b""."""
     record = send.record
-    priority, _, id_bytes, headers_bytes, sent_at_ms, expires_at_ms = _unpack(record)
+    priority, flags, id_bytes, headers_bytes, sent_at_ms, expires_at_ms = _unpack(record)
     headers_at = HEAD.size + id_bytes
     body_at = headers_at + headers_bytes
     body = record[body_at:]
     parts = -(-len(body) // chunk_size) if len(body) > chunk_size else 0
+    if flags & LARGE:
+        parts = KEPT_APART
     values = {
         "id": row,
         "queuename": queue_name,
@@ -36,10 +41,10 @@ def message_row(send: Send, row: int, number: int, queue_name: str, chunk_size: 
         "parts": parts,
         "messageid": escaped(record[HEAD.size : headers_at].decode()) if id_bytes else None,
         "headers": record[headers_at:body_at] if headers_bytes else None,
-        "content": None if parts else body,
+        "content": None if parts > 0 else body,
         "mapkey": send.name if send.state.is_map else None,
     }
-    return values, body if parts else b""
+    return values, body if parts > 0 else b""
 
 
 def place_of(row: Sequence[Any], priorities: bool) -> Place:
@@ -55,7 +60,9 @@ def record_of(row: Sequence[Any], body: bytes | None = None) -> bytes:
         body = bytes(row[CONTENT])
     name = b"" if row[MESSAGE_ID] is None else unescaped(row[MESSAGE_ID]).encode()
     headers = b"" if row[HEADERS] is None else bytes(row[HEADERS])
-    head = _pack(row[PRIORITY], 0, len(name), len(headers), row[SENT_AT], row[EXPIRES])
+    head = _pack(
+        row[PRIORITY], LARGE if row[PARTS] == KEPT_APART else 0, len(name), len(headers), row[SENT_AT], row[EXPIRES]
+    )
     return head + name + headers + body if name or headers else head + body
 
 

@@ -244,7 +244,7 @@ class Reading:
 
     def _record(self, connection: Connection, seq: int) -> bytes | None:
         row = connection.execute(self._statements["select.message"], {"message": seq}).one_or_none()
-        if row is None or not row[PARTS]:
+        if row is None or row[PARTS] <= 0:
             return None if row is None else record_of(row)
         parts = connection.execute(self._statements["select.chunks"], {"message": seq}).all()
         if len(parts) != row[PARTS]:

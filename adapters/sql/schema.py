@@ -11,6 +11,8 @@ S3  STORE.BATCH counts the transactions that have written; each says which one i
     write, and that one whose COMMIT was cut off can be looked up.
 S4  STORE.LASTID is the highest ID ever given out.
 S5  Of a map's messages MAPKEY is the key, in UTF-8, and no two have the same; of all others it is null.
+S6  PARTS is -1 where CONTENT says which body the message has, which is in LARGE: its row of part 0 says that it is
+    whole.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ VERSION: Final = 3
 
 TABLES: Final = (
     "messages", "chunks", "destinations", "durables", "acks", "redeliveries", "xalog", "committed", "duplicates",
-    "store", "lease",
+    "store", "lease", "large",
 )  # fmt: skip
 
 _Big: Final = BigInteger().with_variant(Integer, "sqlite")
@@ -62,6 +64,7 @@ class Schema:
     duplicates: Table
     store: Table
     lease: Table
+    large: Table
 
     @property
     def tables(self) -> list[Table]:
@@ -167,6 +170,7 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
             _column("holder", Text, nullable=True),
             _column("expires", BigInteger),
         ),
+        large=table("large", _key("bodyid", String(32)), _key("part", Integer), _column("content", LargeBinary)),
     )
 
 

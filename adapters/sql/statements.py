@@ -212,7 +212,7 @@ def _writing(s: Schema) -> dict[str, Executable]:
 
 def _keeping(s: Schema) -> dict[str, Executable]:
     """What is not about messages: transactions, duplicates, the store itself."""
-    x, d, store = s.xalog.c, s.duplicates.c, s.store.c
+    x, d, store, large = s.xalog.c, s.duplicates.c, s.store.c, s.large.c
     return {
         "insert.xalog": _insert(s.xalog),
         "delete.xalog": delete(s.xalog).where(x.id == p("prepared")),
@@ -229,6 +229,15 @@ def _keeping(s: Schema) -> dict[str, Executable]:
         "select.store": select(store.version, store.batch, store.lastid, store.lastnumber).where(
             store.storeid == p("owner")
         ),
+        "insert.large": _insert(s.large),
+        "delete.large": delete(s.large).where(large.bodyid == p("body")),
+        "delete.large.part": delete(s.large).where(large.bodyid == p("body"), large.part == p("which")),
+        "update.large.start": update(s.large)
+        .where(large.bodyid == p("body"), large.part == 0)
+        .values(content=p("start", type_=large.content.type)),
+        "select.large": select(large.content).where(large.bodyid == p("body"), large.part == p("which")),
+        "select.large.starts": select(large.bodyid, large.content).where(large.part == 0),
+        "select.large.bodies": select(large.bodyid).distinct(),
         "select.store.locked": select(store.batch).where(store.storeid == p("owner")).with_for_update(),
         "update.store": update(s.store)
         .where(store.storeid == p("owner"), store.batch == p("before"))

@@ -273,7 +273,7 @@ class Write:
                     redelivered.append({"message": seq})
         if self._run("delete.message", [{"message": seq} for seq in dead]) != len(dead):
             self._recount.update((state, None) for state, _ in dead.values())
-        self._run("delete.chunks", [{"message": seq} for seq, (_, place) in dead.items() if place[OWN][1]])
+        self._run("delete.chunks", [{"message": seq} for seq, (_, place) in dead.items() if place[OWN][1] > 0])
         self._run("delete.acks", acked)
         self._run("delete.redeliveries", redelivered)
         self.effects.dead += dead

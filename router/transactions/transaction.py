@@ -26,15 +26,16 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
 from ...adapters.background import shared
 from ...adapters.core import Store
 from ...adapters.core.forwarding import follow
+from ...adapters.core.large import LargeBody
 from ...adapters.core.maps import put_of, removal_of
 from ...adapters.core.subscriptions import require_same
-from ...adapters.messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Receipt, checked
+from ...adapters.messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Readable, Receipt, checked
 from ...adapters.store_types import Change, Subscription
 from ...policies.destination import Destination
 from ...policies.errors import TransactionError
 from ..addresses import Address, map_of, resolve_all, topic_of
 from ..coded import CodedEndpoint
-from ..endpoint import SendOptions, expiry
+from ..endpoint import SendOptions, expiry, kept
 from ..map import Map, V
 from ..requeue import mark_requeued
 from ..xid import Xid
@@ -152,7 +153,7 @@ class Transaction:
     def send(
         self,
         destination: Address,
-        body: bytes,
+        body: bytes | Readable | LargeBody,
         headers: Headers | None = ...,
         message_id: str | None = ...,
         **options: Unpack[SendOptions],
@@ -168,9 +169,11 @@ class Transaction:
         priority: int = DEFAULT_PRIORITY,
         expires_in: float | None = None,
         persistent: bool = True,
+        size: int | None = None,
     ) -> None:
         """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. To a queue or topic that
-        has a codec a value is sent. The rest as Queue.send; `expires_in` counts from now.
+        has a codec a value is sent. The rest as Queue.send; `expires_in` counts from now. A body that is a file is read
+        now, into the store that it is for; it goes with a rollback.
 
         Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError beyond the
         limits of a transaction; the transaction goes on without it either way.
@@ -179,6 +182,10 @@ class Transaction:
         if isinstance(destination, CodedEndpoint):
             body, headers = destination._coder.encode(body, headers)
         destinations = resolve_all(destination)
+        if type(body) is not bytes or size is not None:
+            with self._lock:
+                self._require_active()
+            body = kept(self._registry, destinations[0], body, size, persistent)
         self._send(destinations, checked(body, headers, message_id, priority, expires_at_ms, persistent))
 
     def _send(self, destinations: Sequence[Destination], message: Outgoing) -> None:
@@ -186,13 +193,13 @@ class Transaction:
             if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
             stores = list(map(self._registry.store_to_be, destinations))
-            size = len(destinations) * len(message.body)
+            more = len(destinations) * len(message.body)  # type: ignore[arg-type]  # it is bytes, or kept by now
             before = len(self._order), self._bytes
             options = self._options
-            if before[0] + len(stores) > options.max_operations or before[1] + size > options.max_bytes:
-                self._require_room(len(stores), size)
+            if before[0] + len(stores) > options.max_operations or before[1] + more > options.max_bytes:
+                self._require_room(len(stores), more)
             try:
-                self._bytes += size
+                self._bytes += more
                 for destination, store in zip(destinations, stores, strict=True):
                     participant = self._participants.get(store.store_id)
                     if participant is None or participant.store is not store:
@@ -373,7 +380,7 @@ class Transaction:
             elif place == CHANGE:
                 participant.changes.pop()
             else:
-                self._bytes -= len(participant.sends.pop()[1].body)
+                self._bytes -= len(participant.sends.pop()[1].body)  # type: ignore[arg-type]  # as in `send`
         self._drop_empty()
 
     def _participant(self, store: Store, destination: Destination) -> Participant:

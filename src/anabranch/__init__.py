@@ -16,7 +16,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .adapters.acceleration import accelerated
-from .adapters.messages import CodedMessage, Headers, HeaderValue, Message, Outgoing, Receipt
+from .adapters.core.large import LargeBody
+from .adapters.messages import CodedMessage, Headers, HeaderValue, Message, Outgoing, Readable, Receipt
 from .adapters.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
 from .policies.config import (
     Config,
@@ -39,6 +40,7 @@ from .policies.errors import (
     DeadLetterError,
     DecodeError,
     DestinationError,
+    LargeMessageError,
     MessageTooLargeError,
     MissingExtraError,
     NoRouteError,
@@ -120,6 +122,8 @@ __all__ = [
     "JournalOptions",
     "Kind",
     "KindOptions",
+    "LargeBody",
+    "LargeMessageError",
     "Listener",
     "Map",
     "Match",
@@ -143,6 +147,7 @@ __all__ = [
     "ProgrammingError",
     "Progress",
     "Queue",
+    "Readable",
     "Receipt",
     "Repartitioned",
     "RouteTable",

@@ -283,6 +283,7 @@ def test_a_log_is_read_without_the_twins(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [(record.lsn, record.offset, record.length) for record in found] == [send.own for send in sends]
 
 
+KEEPER = sending.Keeper(None, lambda message: message)
 HEADERS = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 1 << 65), st.text(max_size=5), st.binary()))
 
 
@@ -317,7 +318,7 @@ def decoded(record: bytes, place: Any, lease: Lease | None) -> dict[str, Any]:
         message = loop(STORE, ORDERS, place, record, lease)
         assert message._store is STORE and message.destination is ORDERS
         assert message._note is (lease if lease is not None else place)
-        found.append({name: getattr(message, name) for name in anabranch.Message.__slots__})
+        found.append({name: getattr(message, name, None) for name in anabranch.Message.__slots__})
     assert found[0] == found[1]
     return found[0]
 
@@ -352,7 +353,7 @@ def test_plain_messages_are_made_and_read_without_their_twins(monkeypatch: pytes
     assert (message.body, message.headers, message.message_id) == (b"body", {"sku": "T-1"}, "id-1")
     assert (message.priority, message.expires_at_ms, message.deliveries) == (9, 12345, 2)
     assert message.timestamp_ms == 1_700_000_000_123
-    (send,) = sending.new_sends(state_of(7), [b"one"], 100, False, None)
+    (send,) = sending.new_sends(state_of(7), [b"one"], 100, False, KEEPER)
     assert isinstance(send, Send)
     assert send.record == records.encode(ORDERS, b"one", None, None, 100)[0]
     assert sending.receipts(ORDERS, [(5, False)]) == [anabranch.Receipt(ORDERS, 5, False)]
@@ -372,7 +373,7 @@ def test_many_messages_are_made_the_same(messages: list[Any], declared: bool, pr
     state = state_of(7)
     state.declared = declared
     found = [
-        outcome(lambda loop=loop: [shown(send) for send in loop(state, messages, limit, priorities, None)])
+        outcome(lambda loop=loop: [shown(send) for send in loop(state, messages, limit, priorities, KEEPER)])
         for loop in (sending.new_sends, PURE["new_sends"])
     ]
     assert found[0] == found[1]

@@ -27,6 +27,7 @@ TABLES = [
     "duplicates",
     "store",
     "lease",
+    "large",
 ]
 
 

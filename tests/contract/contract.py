@@ -14,6 +14,7 @@ from .disk import PLACES, Disk
 from .expiring import ExpiringContract
 from .hosting import HostingContract
 from .keyed import KeyedContract
+from .large import LargeContract
 from .leasing import LeasingContract
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
@@ -66,6 +67,7 @@ class StoreContract(
     HostingContract,
     KeyedContract,
     NonpersistentContract,
+    LargeContract,
     EssentialContract,
 ):
     """All of it. Inherit it, and give a fixture `disk`."""

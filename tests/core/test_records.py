@@ -58,7 +58,7 @@ def test_the_limit_counts_all_that_is_the_users_own() -> None:
 
 def test_a_body_of_another_type_is_copied() -> None:
     body = bytearray(b"abc")
-    record, _ = encode(Destination.parse("a"), body, None, None, 100)  # type: ignore[arg-type]
+    record, _ = encode(Destination.parse("a"), body, None, None, 100)
     body[0] = 0
     assert decode(None, A, (0, 1, 0, 0, None), record, None).body == b"abc"  # type: ignore[arg-type]
     assert order_and_expiry(record) == (DEFAULT_PRIORITY, 0)

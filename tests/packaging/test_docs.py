@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
+from anabranch.adapters.core import large
 from anabranch.adapters.journal import checksums, index
 from anabranch.adapters.wal import format as segments
 from anabranch.policies.config import loads
@@ -109,4 +110,5 @@ def test_the_page_of_formats_tells_the_version_of_each_file() -> None:
         "`index.mdb`": str(index.VERSION),
         "`index.sums`": str(checksums.MAGIC[-1]),
         "`placement.records`": str(placement.VERSION),
+        "`*.body`, and a body in LARGE": str(large.VERSION),
     }

@@ -19,8 +19,9 @@ import anabranch
 from anabranch import Config, ConfigError, StoreConfig
 
 MADE_FOR_USERS = {
-    "CodedMessage", "CodedQueue", "CodedSubscriber", "CodedTopic", "Connection", "EventListener", "Listener", "Map",
-    "Match", "Message", "Pattern", "Queue", "Router", "Savepoint", "Subscriber", "Topic", "Transaction",
+    "CodedMessage", "CodedQueue", "CodedSubscriber", "CodedTopic", "Connection", "EventListener", "LargeBody",
+    "Listener", "Map", "Match", "Message", "Pattern", "Queue", "Router", "Savepoint", "Subscriber", "Topic",
+    "Transaction",
 }  # fmt: skip
 """The library makes these: their constructors are its own affair."""
 

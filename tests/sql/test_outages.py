@@ -14,6 +14,7 @@ import pytest
 import anabranch
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.sql.schema import VERSION
 from anabranch.policies.errors import ConfigError, OutcomeUnknownError, PlacementError, StoreFailedError
 from anabranch.policies.options import SqlOptions
 
@@ -417,7 +418,7 @@ def test_tables_that_are_missing(tmp_path: Path, postgres: PostgresServer, postg
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        ("UPDATE store SET version = 99", "version 99, this is version 3"),
+        ("UPDATE store SET version = 99", f"version 99, this is version {VERSION}"),
         ("ALTER TABLE messages DROP COLUMN headers", "messages .*lacks headers"),
         ("UPDATE store SET storeid = repeat('0', 32)", "belong to the store with the id 0000"),
     ],

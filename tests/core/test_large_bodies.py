@@ -1,0 +1,254 @@
+"""When large bodies come and go; what users see of it is in tests/contract/large.py."""
+
+from __future__ import annotations
+
+import gc
+import io
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.core import Store, copying
+from anabranch.adapters.core.large import CHUNK_BYTES, LargeBody
+from anabranch.policies.destination import Destination
+from anabranch.policies.errors import CorruptionError, StoreFullError
+
+from ..contract.disk import A, B, Disk, assert_whole, take
+from ..contract.large import body, contents, kept
+from ..journal.disk import JournalDisk
+from ..sql.disk import SqliteDisk
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with JournalDisk(tmp_path) as disk:
+        yield disk
+
+
+@pytest.fixture
+def store(disk: Disk) -> Store:
+    return disk.create(large_message_size=1024)
+
+
+def files(store: Store) -> list[Path]:
+    return sorted((store.directory / "large").iterdir())
+
+
+def test_a_note_that_names_another_body_is_not_believed(disk: Disk, store: Store) -> None:
+    """Two bodies each say that the other's message is theirs."""
+    for seed in (1, 2):
+        store.send(A, io.BytesIO(body(seed=seed)))
+    store.bodies.tidy()
+    notes = [path.read_bytes()[36:52] for path in files(store)]
+    assert notes[0] != notes[1]
+    for path, note in zip(files(store), reversed(notes), strict=True):
+        with path.open("r+b") as file:
+            file.seek(36)
+            file.write(note)
+    again = disk.crash(store)
+    assert (contents(again), kept(again)) == ([body(seed=1), body(seed=2)], 2)
+    assert_whole(again)
+
+
+def test_a_damaged_start_loses_no_body(disk: Disk, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.send(A, io.BytesIO(body()))
+    (path,) = files(store)
+    path.write_bytes(b"\0" * 64 + path.read_bytes()[64:])
+    again = disk.crash(store)
+    assert "start of a large body is damaged" in caplog.text
+    assert (contents(again), kept(again)) == ([body()], 1)
+
+
+def test_a_message_that_cannot_be_read_keeps_what_nobody_names(
+    disk: Disk, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.send(A, io.BytesIO(body()))
+    unsent = store.keep(io.BytesIO(body(seed=2)))
+    assert isinstance(unsent, LargeBody)
+    type_of = type(store.backend)
+    plain = type_of.bodies
+
+    def damaged(*_: object) -> Iterator[bytes | None]:
+        raise CorruptionError("here", 0, "it is damaged")
+
+    monkeypatch.setattr(type_of, "bodies", damaged)
+    again = disk.crash(store)
+    assert "all stay" in caplog.text
+    monkeypatch.setattr(type_of, "bodies", plain)
+    assert kept(again) == 2
+    assert contents(again) == [body()]
+    take(again).ack()
+    assert kept(again) == 2, "the next open tells which are nobody's"
+    assert kept(disk.reopen(again)) == 0
+
+
+def test_check_reads_every_body(store: Store) -> None:
+    store.send(A, io.BytesIO(body(CHUNK_BYTES + 5)))
+    assert_whole(store)
+    (path,) = files(store)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    (violation,) = store.check()
+    assert str(path) in violation
+    assert "message 1 of queue://a" in violation
+    path.unlink()
+    assert "damaged or missing" in next(iter(store.check()))
+    with pytest.raises(CorruptionError, match="missing"):
+        take(store).read()
+
+
+def test_a_failed_send_of_a_message_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **others: object) -> None:
+        raise StoreFullError("there is no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._sending, "write", full)
+        with pytest.raises(StoreFullError):
+            store.send(A, io.BytesIO(body()))
+    assert kept(store) == 0
+
+
+def test_what_the_page_cache_may_hold_goes_after_the_ack_is_synced(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    storage, sync, remove = store.bodies.storage, store.bodies._sync, store.bodies.storage.remove
+
+    def synced() -> None:
+        done.append("sync")
+        sync()
+
+    def removed(name: bytes) -> None:
+        done.append("remove")
+        remove(name)
+
+    monkeypatch.setattr(store.bodies, "_sync", synced)
+    monkeypatch.setattr(storage, "remove", removed)
+    store.send(A, io.BytesIO(body()))
+    take(store).ack()
+    assert kept(store) == 0
+    assert done == ["sync", "remove"]
+
+
+def test_what_cannot_be_synced_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.send(A, io.BytesIO(body()))
+    take(store).ack()
+
+    def full() -> None:
+        raise StoreFullError("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.bodies, "_sync", full)
+        assert kept(store) == 1
+    assert kept(store) == 0
+
+
+def test_a_sweep_removes_what_its_last_holder_has_let_go_of(store: Store) -> None:
+    store.send(A, io.BytesIO(body()))
+    message = take(store)
+    message.ack()
+    assert kept(store) == 1
+    del message
+    gc.collect()
+    assert store.bodies.garbage
+    store.take_undelivered()
+    assert kept(store) == 0
+
+
+def test_an_open_tells_how_many_are_nobodys(disk: Disk, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    unsent = store.keep(io.BytesIO(body()))
+    with caplog.at_level(logging.INFO):
+        disk.crash(store)
+    assert "1 large bodies belong to no message" in caplog.text
+    del unsent
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_as_many_as_there_are_survive_any_history(disk: Disk, store: Store, seed: int) -> None:
+    """Random sends, shared bodies, acks, notes and crashes: each message has its body, and there is no other."""
+    rng = random.Random(seed)
+    held: dict[Destination, list[bytes]] = {A: [], B: []}
+    for number in range(60):
+        destination = rng.choice((A, B))
+        what = rng.random()
+        if what < 0.4:
+            sent = body(seed=number)
+            store.send(destination, io.BytesIO(sent))
+            held[destination].append(sent)
+        elif what < 0.5 and held[destination]:
+            message = next(iter(store.browse(destination)))
+            other = B if destination == A else A
+            store.send(other, message.content)
+            held[other].append(message.read())
+            del message
+        elif what < 0.8 and held[destination]:
+            take(store, destination).ack()
+            held[destination].pop(0)
+        elif what < 0.9:
+            store = disk.crash(store) if rng.random() < 0.7 else disk.reopen(store)
+        else:
+            store.bodies.tidy()
+        if number % 7 == 0:
+            assert {A: contents(store), B: contents(store, B)} == held
+    assert kept(store) == len({*held[A], *held[B]})
+    assert_whole(store)
+
+
+# From store to store
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Store]:
+    (tmp_path / "other").mkdir()
+    with SqliteDisk(tmp_path / "other") as disk:
+        yield disk.create(large_message_size=1024)
+
+
+def test_copies_take_their_bodies_along(store: Store, other: Store) -> None:
+    for seed in (1, 2):
+        store.send(A, io.BytesIO(body(CHUNK_BYTES + seed, seed)))
+        store.send(A, b"between")
+    copying.bring(other, A, copying.read(store, A))
+    assert copying.common(store, other, A) == 4
+    copying.remove(store, A)
+    assert (kept(store), kept(other)) == (0, 2)
+    assert contents(other) == [body(CHUNK_BYTES + 1, 1), b"between", body(CHUNK_BYTES + 2, 2), b"between"]
+    assert_whole(other)
+    copying.bring(store, A, copying.read(other, A))
+    copying.remove(other, A)
+    assert (kept(store), kept(other)) == (2, 0)
+
+
+def test_a_copy_that_is_begun_anew_has_its_bodies(store: Store, other: Store) -> None:
+    store.send(A, io.BytesIO(body()))
+    for _ in range(2):
+        copying.bring(other, A, copying.read(store, A))
+        assert kept(other) == 1
+        copying.remove(other, A)
+    copying.bring(other, A, copying.read(store, A))
+    assert (contents(other), kept(other)) == ([body()], 1)
+
+
+def test_a_damaged_body_is_not_copied(store: Store, other: Store) -> None:
+    store.send(A, io.BytesIO(body()))
+    (path,) = files(store)
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    with pytest.raises(CorruptionError, match="large body"):
+        copying.bring(other, A, copying.read(store, A))
+    assert (contents(other), kept(other), kept(store)) == ([], 0, 1)
+
+
+def test_what_was_not_to_survive_is_copied_for_what_is(store: Store) -> None:
+    """A body that was not synced is not named by a message that is."""
+    store.send(A, io.BytesIO(body()), persistent=False)
+    (passing,) = store.browse(A)
+    store.send(B, passing.content)
+    (lasting,) = store.browse(B)
+    assert isinstance(passing.content, LargeBody)
+    assert isinstance(lasting.content, LargeBody)
+    assert passing.content.name != lasting.content.name
+    assert kept(store) == 2
