@@ -202,7 +202,7 @@ class _Checker:
             REQUEUED_DELIVERIES: _number(headers, REQUEUED_DELIVERIES) + _number(message.headers, DELIVERIES),
         }
         most = self._registry.option_for(source, "message_bytes_max")
-        size = len(message.raw_body) + len(pack_headers({**headers, **requeued})) + len((message_id or "").encode())
+        size = len(message.content) + len(pack_headers({**headers, **requeued})) + len((message_id or "").encode())
         return requeued if most is None or size <= most else {}
 
     def _source(self, message: Message) -> Destination:
