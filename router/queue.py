@@ -10,7 +10,7 @@ from .endpoint import Endpoint
 class Queue(Endpoint, Consumer):
     """Each message goes to one receiver."""
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def find(self, message_id: str) -> Message | None:
         """Look at the message of that id without taking it, and without a scan; None if it is not there, or its id not

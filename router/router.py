@@ -41,6 +41,7 @@ from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
 from .events import Event, EventListener, Events, StoreFailed, StoreOpened
+from .idle_queues import IdleQueues, require_seconds
 from .map import Map
 from .pattern_consumers import PatternConsumers
 from .queue import Queue
@@ -117,6 +118,7 @@ class Router:
         """What moves destinations now."""
         self._tokens = TokenSettler(self.registry, self.sweeper.reject)
         self._patterns = PatternConsumers(self.registry)
+        self._idle_queues = IdleQueues(self.registry, self.coordinator.table)
 
     # Opening and closing
 
@@ -194,6 +196,7 @@ class Router:
             self.registry.opened = False  # all of it belongs to the parent
             return
         self._patterns.close()
+        self._idle_queues.close()
         repartition = self._repartition
         if repartition is not None:
             repartition.stop()
@@ -228,28 +231,39 @@ class Router:
     # What users do
 
     @overload
-    def queue(self, name: Address, *, codec: None = None) -> Queue: ...
+    def queue(self, name: Address, *, codec: None = None, expires_when_idle: float | None = None) -> Queue: ...
 
     @overload
-    def queue(self, name: Address, *, codec: str | Codec) -> CodedQueue: ...
+    def queue(self, name: Address, *, codec: str | Codec, expires_when_idle: float | None = None) -> CodedQueue: ...
 
-    def queue(self, name: Address, *, codec: str | Codec | None = None) -> Queue:
+    def queue(
+        self, name: Address, *, codec: str | Codec | None = None, expires_when_idle: float | None = None
+    ) -> Queue:
         """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
         send.
 
         With a `codec` (`json`, `msgpack`, `pickle`, or an object; codecs.py) bodies are values: what is sent is encoded
-        and labelled with the header `content_type`, and `message.body` is decoded. Without one they are bytes. Raises
-        DestinationError, NoRouteError, TypeError for what names no destination or is no codec, and ValueError for a
-        codec that is not known.
+        and labelled with the header `content_type`, and `message.body` is decoded. Without one they are bytes.
+
+        With `expires_when_idle` it is deleted by itself once it has been empty for so many seconds, with nobody
+        waiting there and nothing passing through; with messages in it it stays. That is not recorded: it holds until
+        the router is closed (idle_queues.py).
+
+        Raises DestinationError, NoRouteError, TypeError for what names no destination or is no codec or no time, and
+        ValueError for a codec that is not known.
         """
         self.registry.require_open()
         destination = queue_of(name)
         self.registry.route(destination)
-        return (
-            Queue(self.registry, destination)
-            if codec is None
-            else CodedQueue(self.registry, destination, codec_of(codec))
-        )
+        if expires_when_idle is not None:
+            require_seconds(expires_when_idle)
+        if codec is None:
+            queue = Queue(self.registry, destination)
+        else:
+            queue = CodedQueue(self.registry, destination, codec_of(codec))
+        if expires_when_idle is not None:
+            self._idle_queues.add(queue, expires_when_idle)
+        return queue
 
     @overload
     def topic(self, name: Address, *, codec: None = None) -> Topic: ...

@@ -504,6 +504,28 @@ class StoreRegistry:
             self._remove_store(row, destination)
         return count
 
+    def delete_if_idle(self, destination: Destination, may_be: Callable[[], bool]) -> bool:
+        """Remove a queue in which there is nothing and that nobody uses; returns whether it is gone. `may_be` is asked
+        once nobody finds its store any more. Who comes meanwhile waits, and finds it made anew. For background threads
+        alone, which Ctrl-C does not strike."""
+        known = self.table.destinations.get(destination)
+        row = self.table.stores.get(known.store_id) if known is not None else None
+        if row is None:
+            return known is None
+        with self._stores.removing(row.path):
+            if self.table.destinations.get(destination) is not known or destination in self._gates:
+                return False
+            gate = self.close_gate(destination, row)
+            try:
+                if not may_be() or not self.with_row(row, lambda store: store.delete_if_idle(destination, gate)):
+                    return False
+                self.table.let_go(destination)
+                if row.name.partition(":")[2] == str(destination):
+                    self._remove_store(row, destination)
+                return True
+            finally:
+                self.open_gate(gate)
+
     def _remove_store(self, row: StoreRow, destination: Destination) -> None:
         """The store of one destination, which is deleted (rule D2). It stays while somebody waits for messages in it,
         and where its directory is not all that it has."""
@@ -575,6 +597,11 @@ class StoreRegistry:
         if row is None:
             raise PlacementError(f"no store {store_id.hex()} is recorded in {self._config.directory}")
         return self.with_row(row, call)
+
+    def open_store_of(self, destination: Destination) -> Store | None:
+        """The store that a destination is recorded in, if it is open. Never waits."""
+        known = self.table.destinations.get(destination)
+        return self.open_store(known.store_id) if known is not None else None
 
     def open_store(self, store_id: bytes) -> Store | None:
         """The store of that id if it is open. Never waits."""

@@ -11,6 +11,7 @@ from .states import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
     from .delivery import Delivery
+    from .gates import Gate
     from .plan import Plan
     from .table import Table
 
@@ -55,6 +56,19 @@ class Remove(Change):
 
     def states(self) -> Iterable[DestinationState]:
         return (self.state,)
+
+
+class CloseGate(Change):
+    """Behind it, in the order of what is written, nothing is sent to a destination (rule K11)."""
+
+    __slots__ = ("gate",)
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def plan(self, plan: Plan) -> None:
+        """No backend is told of it."""
+        plan.close(self.gate)
 
 
 class Subscribe(Change):

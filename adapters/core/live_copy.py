@@ -37,7 +37,7 @@ from ...policies.errors import CorruptionError, PlacementError
 from .changes import Ack, AckRange, Change, Returned, Send, SendMany
 from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove
 from .delivery import MOVED, MOVING, Feed, Lease, Taker
-from .destination_changes import Declare
+from .destination_changes import CloseGate, Declare
 from .gates import Gate
 from .listening import Listener
 from .seq_map import SeqMap
@@ -60,19 +60,6 @@ LOOK_SECONDS: Final = 0.001
 
 Settled = Ack | AckRange | Returned
 _SENDS: Final = (Send, SendMany, Declare)
-
-
-class CloseGate(Change):
-    """Behind it, in the order of what is written, nothing is sent to a destination (rule K11)."""
-
-    __slots__ = ("gate",)
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-
-    def plan(self, plan: Plan) -> None:
-        """No backend is told of it."""
-        plan.close(self.gate)
 
 
 class GivenUpError(PlacementError):

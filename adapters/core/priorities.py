@@ -127,6 +127,11 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._lanes)
 
+    @property
+    def position(self) -> int:
+        """It changes when messages pass, and may when none does."""
+        return sum(lane.cursor for lane in self._lanes.values())
+
     def add(self, order: int, seq: int) -> None:
         """A new message is in the rows. May be said again."""
         if order < self._walked and order not in self._lanes:

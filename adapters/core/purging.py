@@ -16,8 +16,9 @@ from ..background import CoalescedJob
 from ..store_types import SubscriptionKey
 from .changes import AckRange, Change
 from .delivery import Feed, claimed
-from .destination_changes import Remove, Unsubscribe
+from .destination_changes import CloseGate, Remove, Unsubscribe
 from .engine import Engine
+from .gates import Gate
 from .place import SEQ, Place
 from .receiving import Receiving
 from .sending import Sending
@@ -76,14 +77,47 @@ class Removal:
             return 0
         held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.total))
         require_unclaimed(str(destination), "deleted", held)
-        remove = Remove(state)
+        self._remove(state, moves)
+        return count
+
+    def _remove(self, state: DestinationState, moves: bool) -> None:
+        engine, remove = self._engine, Remove(state)
         self._sending.write([remove], moves=moves)
         volatile = engine.nonpersistent
         if volatile is not None:
             engine.asked(lambda: volatile.remove(state))
         engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
         self._drop(remove.state.feed)
-        return count
+
+    def idle_mark(self, queue: Destination) -> object:
+        """As Store.idle_mark."""
+        state = self._engine.catalog.destinations.get(queue)
+        return 0 if state is None else self._engine.asked(lambda: self._mark(state))
+
+    def _mark(self, state: DestinationState) -> object:
+        feed = state.feed
+        if state.total or feed.is_needed or self._engine.sequencer.prepared:  # which may send there
+            return None
+        return state.number, feed.first.cursor, feed.lanes.position if feed.lanes is not None else 0
+
+    def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
+        """As Store.delete_if_idle."""
+        engine, gates = self._engine, self._engine.sequencer.gates
+        state = engine.catalog.destinations.get(queue)
+        if state is None:
+            engine.require_here(queue)
+            return True
+        if self.idle_mark(queue) is None or queue in gates:
+            return False
+        try:
+            self._sending.write([CloseGate(gate)])  # what was sent before it is seen now, and nothing is sent behind it
+            if engine.catalog.destinations.get(queue) is not state or engine.asked(lambda: self._mark(state)) is None:
+                return False
+            self._remove(state, moves=True)
+            return True
+        finally:
+            if gates.get(queue) is gate:
+                gates.pop(queue, None)
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
         """As Store.unsubscribe."""

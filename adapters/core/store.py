@@ -53,6 +53,7 @@ from .backend import Backend, Found
 from .delivery import CLAIMED, LEASED, Lease
 from .engine import Engine
 from .forwarding import after_move, follow, is_moving
+from .gates import Gate
 from .handing_out import HandingOut
 from .headers import pack_id
 from .large import LargeBody
@@ -694,6 +695,16 @@ class Store:
         """Remove the destination with all its messages, leased ones too, and its subscriptions; returns how many
         messages. Claimed ones refuse it (TransactionError)."""
         return self._removal.delete(destination)
+
+    def idle_mark(self, queue: Destination) -> object:
+        """None while there is a message in a queue, or somebody waits or listens there, or a prepared transaction may
+        send there; else what stays the same as long as no message passes through it."""
+        return self._removal.idle_mark(queue)
+
+    def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
+        """Remove a queue if that is not None, and say whether it is gone. Whoever comes to it meanwhile is sent to the
+        gate (gates.py), which the caller opens afterwards: nothing is lost that is sent at the same moment."""
+        return self._removal.delete_if_idle(queue, gate)
 
     def retire(self) -> bool:
         """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.core import Store
+from anabranch.adapters.core.destination_changes import CloseGate
 from anabranch.adapters.core.gates import Gate, MovedError
-from anabranch.adapters.core.live_copy import CloseGate
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.errors import StoreFailedError

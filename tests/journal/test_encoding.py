@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback, payload_of
 from anabranch.adapters.core.changes import Ack, AckRange, Change, Returned, Send, SendMany, VolatileChange
 from anabranch.adapters.core.copying import Brought
-from anabranch.adapters.core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
+from anabranch.adapters.core.destination_changes import CloseGate, Declare, Remove, Subscribe, Unsubscribe
 from anabranch.adapters.core.engine import Engine
 from anabranch.adapters.core.keyed import Unchanged
-from anabranch.adapters.core.live_copy import CloseGate
 from anabranch.adapters.core.records import encode
 from anabranch.adapters.core.states import Catalog, DestinationState, SubscriptionState
 from anabranch.adapters.journal import snapshot
