@@ -150,6 +150,19 @@ def write_synced(fd: int, data: bytes, offset: int) -> None:
     os.fdatasync(fd)
 
 
+def replace_file(path: Path, data: bytes, file_mode: int = FILE_MODE) -> None:
+    """Make a file that holds `data`, or replace it, whole or not at all whatever crash comes. Raises OSError."""
+    making = path.with_name(f"{path.name}.tmp")
+    fd = open_file(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode)
+    try:
+        write_all(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    making.rename(path)
+    sync_directory(path.parent)
+
+
 def unfinished(path: Path, store_id: bytes) -> Path:
     """What a store's directory is called until it is whole."""
     return path.with_name(f".{path.name}.{store_id.hex()}.tmp")

@@ -20,3 +20,13 @@ class Sync(enum.Enum):
 
     NEVER = "never"
     """When the operating system chooses: a power loss costs whatever it had not written by then."""
+
+
+class OnCorruption(enum.Enum):
+    """What a store does that finds its data damaged when it is opened (invariant 9). Likewise."""
+
+    REFUSE = "refuse"
+    """It is not opened, and nothing is changed."""
+
+    SALVAGE = "salvage"
+    """All that can be read counts; what is lost is written down in a report, with the damaged files beside it."""

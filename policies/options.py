@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_val
 from .config_options import Directory, Duration, FileMode, Options, Positive, Size
 from .config_problems import Located, fold
 from .destination import Destination, Kind
-from .durability import Sync
+from .durability import OnCorruption, Sync
 from .units import GIB, KIB, MIB
 from .wildcard import Pattern
 
@@ -107,6 +107,9 @@ class JournalOptions(StoreOptions):
     copied, and it is released. 0: none is."""
     compact_min_segments: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 4
     """So many such segments are compacted together; fewer wait for more."""
+    on_corruption: OnCorruption = OnCorruption.REFUSE
+    """What opening does where the journal is damaged: `refuse` changes nothing and raises CorruptionError, `salvage`
+    goes on with all that can be read and writes a report of what is lost."""
     archive_directory: Directory | None = None
     """Released segments are moved here instead of being used again or deleted."""
     archive_max_bytes: Annotated[int, Size(1)] | None = None

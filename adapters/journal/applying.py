@@ -73,6 +73,8 @@ class Applier:
         self._checkpoint_in_time = CoalescedJob(self._background_checkpoint)
         self._checkpoint_soon = CoalescedJob(self._background_checkpoint)
         self._full_until = 0.0
+        self.needs_snapshot = False
+        """The next snapshot is taken even if it frees nothing."""
         self._measured: SegmentTable | None = None
         self._dead_bytes = 0
         self._counted = self._index.rows.counted
@@ -292,6 +294,7 @@ class Applier:
             taken = snapshot.take(begun, index, engine.sequencer, engine.asked)
             if not engine.asked(lambda: index.rows.before is begun.before and begun.before.is_whole):
                 return [], b""  # Ctrl-C has struck a replay in another thread, or too much has changed
+            self.needs_snapshot = False
             return empty, taken.encode()
         finally:
             snapshot.end(index)
@@ -310,7 +313,8 @@ class Applier:
         rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
         expected = snapshot.size_expected(kept, len(index.states), rows)
         worth = 1 if starved else snapshot.WORTH
-        if expected * worth > sum(s.capacity for s in empty):
+        pays = empty and expected * worth <= sum(s.capacity for s in empty)
+        if not pays and not self.needs_snapshot:
             return [], None  # wait until it frees more; also where nothing is empty
         return empty, snapshot.start(tail, kept, index, engine.catalog)
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...policies.config import JournalOptions
-from ...policies.errors import StoreFailedError
+from ...policies.durability import OnCorruption
+from ...policies.errors import CorruptionError, StoreFailedError
 from ..core.backend import Backend, BackendStats, Found, Host, Settings
 from ..core.changes import Change
 from ..core.delivery import Feed
@@ -33,6 +34,7 @@ from ..wal.files import SegmentFiles
 from ..wal.log import Log
 from ..wal.reclaim import Reclaimer
 from ..wal.ticket import LogOptions
+from . import salvage
 from .applying import Applier
 from .bodies import Bodies
 from .check import violations
@@ -69,6 +71,8 @@ class JournalBackend(Backend):
             options, max_bytes=options.max_bytes, ticket_bytes_max=min(options.batch_bytes_max, room), promise_max=room
         )
         self._directory = StoreDirectory(name, directory, index_directory, options.file_mode, self._lose)
+        self._report: salvage.LossReport | None = None
+        """Of what is lost, until it is complete."""
         self._is_made = False
         """There are the parts that follow."""
         self._engine: Engine
@@ -108,6 +112,10 @@ class JournalBackend(Backend):
         store_id = self._directory.lock()
         try:
             return store_id, self._open(store_id, host.catalog, progress)
+        except CorruptionError as error:
+            if self.options.on_corruption is OnCorruption.REFUSE or not self._salvage(store_id, error):
+                raise
+            return store_id, self._open(store_id, host.catalog, progress)
         except Exception as error:
             if not is_of_index(error):
                 raise
@@ -121,6 +129,9 @@ class JournalBackend(Backend):
         index = self._index
         opened = bring_up(self.name, store_id, self._log.files, index, progress)
         try:
+            self._report = salvage.finish(
+                self._directory.path, index, opened.rebuilt, opened.lost, self._directory.file_mode
+            )
             index.complete_removals()
             self._encoder.start(self._log, opened.survey.snapshot_at, self._applier)
             recovery.take_over(opened.survey, self._log, opened.seq)
@@ -133,6 +144,15 @@ class JournalBackend(Backend):
         self._writer.start(self._log, self._finish)
         log_recovered(self.name, opened, index, self._log, started)
         return Found(opened.seq, opened.ids.items(), opened.prepared, opened.committed)
+
+    def _salvage(self, store_id: bytes, error: CorruptionError) -> bool:
+        """Mend what is damaged; whether there was anything to mend. Raises CorruptionError, OSError."""
+        directory = self._directory
+        log.warning("store %s: what can be read of it is salvaged: %s", self.name, error)
+        report = salvage.salvage(
+            self.name, directory.path, directory.journal, directory.index, store_id, directory.file_mode
+        )
+        return report is not None
 
     def _make(self, store_id: bytes) -> None:
         """The parts of a store that is open."""
@@ -261,6 +281,13 @@ class JournalBackend(Backend):
     def opened(self) -> None:
         """On a full disk each opening after a kill takes a spare file. What earlier ones took comes back first, so that
         a process may be killed whenever it has done something, time and again."""
+        if self._report is not None:
+            self._applier.needs_snapshot = True  # it says what lost records said that the index still knew
+            self._reclaimer.run()
+            self._applier.checkpoint()
+            path = salvage.complete(self._directory.path, self._report, self._directory.file_mode)
+            log.warning("store %s: %s: %s", self.name, salvage.summary(self._report), path)
+            self._report = None
         if self._log.files.reserve.is_short:
             self._reclaimer.run()
 

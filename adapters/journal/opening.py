@@ -20,7 +20,7 @@ from ..wal import recovery
 from ..wal.copies import RECORDS_MAX
 from ..wal.files import COPIES_SUFFIX, SegmentFiles
 from ..wal.log import Log
-from ..wal.reader import read_record
+from ..wal.reader import BatchReader, read_record, records_of
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import CheckpointMismatchError, Survey, open_copies, survey
 from ..wal.ticket import Tail
@@ -47,6 +47,8 @@ class Opened:
     committed: list[bytes]
     rebuilt: bool
     """The index was made anew."""
+    lost: list[bytes]
+    """Prepared transactions whose record was lost when the journal was mended (salvage.py)."""
 
 
 def bring_up(
@@ -77,8 +79,15 @@ def bring_up(
             ids.pop(key, None)  # requeued: it is among the latest
             ids[key] = seq
         table = surveyed.table()
-        prepared = [(name, _payload(name, own, table)) for name, own in index.transactions.prepared()]
-        return Opened(surveyed, replay.seq, ids, prepared, index.committed(), checkpoint is None)
+        prepared, lost = [], []
+        for transaction, own in index.transactions.prepared():
+            payload = _payload(transaction, own, table)
+            if payload is not None:
+                prepared.append((transaction, payload))
+            else:
+                lost.append(transaction)
+                index.transactions.settle(transaction, committed=False)
+        return Opened(surveyed, replay.seq, ids, prepared, index.committed(), checkpoint is None, lost)
     except CorruptionError as error:
         _name_held(error, index)
         index.close()
@@ -117,17 +126,28 @@ def _open_copies(
     return copies
 
 
-def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes:
-    """What is behind the transaction's id in the PREPARE record at a place. Raises CorruptionError."""
+def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes | None:
+    """What is behind the transaction's id in the PREPARE record at a place; None where that is lost. Raises
+    CorruptionError."""
     lsn, offset, length = own
     segment = table.find(lsn)
     if segment is None:
         raise AssertionError(f"the record {lsn} of transaction {transaction.hex()} lies in no segment")
     payload = read_record(segment, PREPARE, lsn, offset, length)
     if payload is None:
+        if _is_lost(segment, lsn):
+            return None
         reason = f"the prepared transaction {transaction.hex()} does not read back; restore the file from a backup"
         raise CorruptionError(str(segment.path), offset, reason)
     return payload[len(transaction) :]
+
+
+def _is_lost(segment: Segment, lsn: int) -> bool:
+    """Whether there is none any more in the place of this record."""
+    for batch in BatchReader(segment, w.HEADER_BYTES, segment.base_lsn - 1, segment.end):
+        if batch.last_lsn >= lsn:
+            return any(record.lsn == lsn and record.kind == w.LOST for record in records_of(batch))
+    return False
 
 
 def _name_held(error: CorruptionError, index: Index) -> None:

@@ -20,12 +20,16 @@ from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Survey
 from ..wal.ticket import Tail
 from . import snapshot as snapshots
-from .encoding import DECODERS, PREPARE, SEND, SEND_START, decode_prepare, decode_send
+from .encoding import DECODERS, NUMBER, PREPARE, SEND, SEND_START, decode_prepare, decode_send
 from .index import Checkpoint, Index
 
 PARTIAL_OPERATIONS: Final = 200_000
 """A rebuild commits after so many, so that LMDB's transaction stays of bounded size; without a checkpoint in it such a
 file counts for nothing."""
+
+
+UNNAMED: Final = "salvaged"
+"""Messages of a destination whose name is lost are in the queue of this name, a dot and the destination's number."""
 
 
 class Replay:
@@ -44,6 +48,8 @@ class Replay:
         self.seq = 0
         """The highest that was met."""
         self._after: Callable[[Tail], None] = lambda position: None
+        self._is_mended = False
+        """There was a record in the place of which there is none any more: it may have declared a destination."""
         self._reflected_lsn = 0
         """A snapshot tells all that is needed of what comes before, but for the messages that live (rule J6)."""
 
@@ -77,6 +83,8 @@ class Replay:
             latest = snapshots.decode(survey.snapshot)
             kept = {segment.number: segment for segment in latest.kept}
             self._begin_with(latest)
+        elif self._table.segments[0].number > 1:
+            self._is_mended = True  # the snapshot is lost that let those before it go
         total = sum(segment.end or survey.end.offset for segment in self._table.all)
         done = 0
         for segment in (*survey.older, *survey.copies):
@@ -176,6 +184,9 @@ class Replay:
             if record.kind == SEND:
                 yield self._send(record)
                 continue
+            if record.kind == w.LOST:
+                self._is_mended = True
+                continue
             decode = DECODERS.get(record.kind)
             if decode is None:
                 reason = f"record of unknown kind {record.kind}; a newer version wrote it"
@@ -204,6 +215,10 @@ class Replay:
         try:
             send = decode_send(record, self._index)
         except KeyError as error:
+            if self._is_mended:
+                number = NUMBER.unpack_from(record.payload)[0]
+                self._index.declare(DestinationState(number, Destination.queue(f"{UNNAMED}.{number}")))
+                return self._send(record)
             reason = f"record {record.lsn} is a message of destination {error}, which no record declares"
             raise CorruptionError(str(record.segment.path), record.offset, reason) from None
         self._meet(send.seq)

@@ -19,7 +19,7 @@ from ...policies.errors import CorruptionError
 VERSION: Final = 3
 MAGIC: Final = b"ANBRSEG\n"
 
-RESTORE: Final = "restore it from a backup"
+RESTORE: Final = "restore it from a backup, or go on with all that can be read: see `anabranch salvage --help`"
 """What to do about a store's file that is damaged or gone."""
 
 HEADER_BYTES: Final = 4096
@@ -47,7 +47,9 @@ far."""
 
 SNAPSHOT: Final = 6
 """The kind of record after which earlier segments may be released: it says what in them was still needed. All other
-kinds are the owner's."""
+kinds are the owner's, but for the next."""
+LOST: Final = 20
+"""The kind of record that stands where a damaged one was (mending.py). It says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

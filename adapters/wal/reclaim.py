@@ -31,8 +31,8 @@ class Reclaimer:
         forget: Callable[[set[int]], None],
         archive: Archive | None = None,
     ) -> None:
-        """`snapshot` returns the segments that may go, none if it is not worth it, and the payload of the snapshot that
-        stands in for them; `content` makes of it what a ticket holds, a record of kind SNAPSHOT. `forget` is called
+        """`snapshot` returns the segments that may go, and the payload of the snapshot that stands in for them, empty
+        if it is not worth it; `content` makes of it what a ticket holds, a record of kind SNAPSHOT. `forget` is called
         once that is durable: it takes segments, by number, out of whatever else says that they exist, durably, and out
         of the log. `archive`: where they are moved to instead of being used again or deleted."""
         self._log, self._snapshot, self._content, self._forget, self._archive = wal, snapshot, content, forget, archive
@@ -77,7 +77,7 @@ class Reclaimer:
     def _run(self) -> int:
         self._log.ensure_usable()
         free, payload = self._snapshot()
-        if not free:
+        if not payload:
             return 0
         with disk_errors(f"{self._log.name}: no segment can be released"):
             names = self._log.files.names()

@@ -20,7 +20,7 @@ from .signals import describe, exit_code
 
 COMMANDS = (
     "init", "check", "route", "schema", "stats", "transactions", "explain", "trace", "recommend", "repartition",
-    "import", "mkahadb", "demo",
+    "salvage", "import", "mkahadb", "demo",
 )  # fmt: skip
 """Each is the name of a module here (or see _MODULES) that holds a click command called `command`. The order is that of
 `--help`."""

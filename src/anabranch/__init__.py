@@ -30,7 +30,7 @@ from .policies.config import (
     UsageOptions,
 )
 from .policies.destination import Destination, Kind
-from .policies.durability import Sync
+from .policies.durability import OnCorruption, Sync
 from .policies.errors import (
     AnabranchError,
     ClockError,
@@ -137,6 +137,7 @@ __all__ = [
     "MissingExtraError",
     "Move",
     "NoRouteError",
+    "OnCorruption",
     "OutOfDescriptorsError",
     "Outcome",
     "OutcomeUnknownError",
