@@ -275,6 +275,8 @@ def copied_in(copies: Segment) -> Iterator[Copied]:
     reader = BatchReader(copies, w.HEADER_BYTES, copies.base_lsn - 1, copies.end)
     for batch in reader:
         for record in records_of(batch):
+            if record.kind == w.LOST:
+                continue  # where it was copied from it may still be
             if record.kind != SEND:
                 reason = f"record of unknown kind {record.kind}; a newer version wrote it"
                 raise CorruptionError(str(copies.path), record.offset, reason)

@@ -17,7 +17,7 @@ from ...policies.errors import CorruptionError
 from ..store_types import Progress
 from ..wal import format as w
 from ..wal import recovery
-from ..wal.copies import RECORDS_MAX
+from ..wal.copies import base_of
 from ..wal.files import COPIES_SUFFIX, SegmentFiles
 from ..wal.log import Log
 from ..wal.reader import BatchReader, read_record, records_of
@@ -120,8 +120,7 @@ def _open_copies(
     surveyed: Survey, files: SegmentFiles, store_id: bytes, number: int, nonce: int, end: int, count: int
 ) -> Segment:
     """A file of copies that a record behind what the survey had looked at speaks of. Raises CorruptionError."""
-    base_lsn = w.COPIES + (number - w.COPIES) * RECORDS_MAX
-    copies = open_copies(files, number, end, base_lsn + count - 1, store_id, nonce)
+    copies = open_copies(files, number, end, base_of(number) + count - 1, store_id, nonce)
     surveyed.add_copies(copies)
     return copies
 

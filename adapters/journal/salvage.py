@@ -30,13 +30,25 @@ from ..core.states import Catalog
 from ..files import FILE_MODE, replace_file
 from ..wal import format as w
 from ..wal.files import SEGMENT_SUFFIX, read_header
-from ..wal.mending import MISSING, Hints, Mender
+from ..wal.mending import MISSING, Copies, Hints, Mender
+from ..wal.reader import Record
 from ..wal.stretch import Loss
 from ..wal.survey import Needed
 from ..wal.watermark import Watermark
 from . import snapshot
 from .checksums import IndexBrokenError
-from .encoding import ACK, ACK_PAYLOAD, ACK_RANGE, DECLARE, PREPARE, RANGE_PAYLOAD, SEND, SEND_START
+from .encoding import (
+    ACK,
+    ACK_PAYLOAD,
+    ACK_RANGE,
+    COMPACTED,
+    COMPACTED_PAYLOAD,
+    DECLARE,
+    PREPARE,
+    RANGE_PAYLOAD,
+    SEND,
+    SEND_START,
+)
 from .index import Index, is_of_index
 
 log = logging.getLogger(__name__)
@@ -71,6 +83,11 @@ class LostRecords(msgspec.Struct):
     seq: int | None = None
     message_id: str | None = None
 
+    def is_newer(self, record: int) -> bool:
+        """Whether what was in it may have been anything, since nothing but the journal knew of records from this one
+        on. In a file of copies there are only messages, and the index knows of each that counts."""
+        return bool(self.records) and self.last_record >= record and (record == 1 or self.last_record < w.COPIES)
+
 
 class LossReport(msgspec.Struct):
     """What a store has lost."""
@@ -96,7 +113,7 @@ class LossReport(msgspec.Struct):
         return (
             not self.messages
             and not self.transactions
-            and not any(lost.last_record >= self.since_record or lost.reason == MISSING for lost in self.lost)
+            and not any(lost.is_newer(self.since_record) or lost.reason == MISSING for lost in self.lost)
         )
 
 
@@ -205,7 +222,7 @@ def summary(report: LossReport) -> str:
     others = sum(
         lost.last_record - max(lost.first_record, report.since_record) + 1
         for lost in report.lost
-        if lost.records and lost.last_record >= report.since_record
+        if lost.is_newer(report.since_record)
     )
     if others:
         parts.append(f"{count_of(others, 'record')} that may have been messages, or acks of messages that come again")
@@ -227,16 +244,21 @@ def _hints(path: Path, store_id: bytes) -> Hints:
         bases = {number: base for number, (base, *_) in index.segment_rows().items()}
     except (IndexBrokenError, lmdb.Error, OSError) as error:
         log.debug("the index %s tells nothing: %s", path, error)
-        return Hints(needed_by=snapshot.needed_by)
+        return Hints(needed_by=snapshot.needed_by, copies_in=_copies_in)
     except Exception as error:
         if not is_of_index(error):
             raise
-        return Hints(needed_by=snapshot.needed_by)
+        return Hints(needed_by=snapshot.needed_by, copies_in=_copies_in)
     finally:
         index.close()
     mark = Watermark(checkpoint.segment, checkpoint.lsn, checkpoint.nonce)
     boundary = (checkpoint.segment, checkpoint.offset, checkpoint.lsn)
-    return Hints(Needed(checkpoint.segment, known.kept), snapshot.needed_by, mark, boundary, bases)
+    needed = Needed(checkpoint.segment, known.kept, checkpoint.lsn)
+    return Hints(needed, snapshot.needed_by, _copies_in, mark, boundary, bases)
+
+
+def _copies_in(record: Record) -> Copies | None:
+    return Copies(*COMPACTED_PAYLOAD.unpack(record.payload)) if record.kind == COMPACTED else None
 
 
 def _is_in(ranges: Sequence[tuple[int, int]], lsn: int) -> bool:

@@ -100,7 +100,7 @@ def decode(payload: bytes) -> Snapshot:
 def needed_by(payload: bytes) -> Needed:
     """Which segments a snapshot's payload says must be there."""
     latest = decode(payload)
-    return Needed(latest.first_needed, {kept.number: Kept(kept.end, kept.last_lsn) for kept in latest.kept})
+    return Needed(latest.first_needed, {kept.number: Kept(kept.end, kept.last_lsn) for kept in latest.kept}, latest.lsn)
 
 
 class WriteSnapshot(Change):

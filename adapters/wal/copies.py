@@ -32,6 +32,11 @@ END_MAX: Final = (1 << 32) - 1
 """An offset has 32 bits."""
 
 
+def base_of(number: int) -> int:
+    """The first LSN of a file of copies, by its number."""
+    return f.COPIES + (number - f.COPIES) * RECORDS_MAX
+
+
 class CopiesWriter:
     """One file while it is being written. One thread."""
 
@@ -40,7 +45,7 @@ class CopiesWriter:
         self._files, self._log_id, self._number, self._generation = files, log_id, f.COPIES + number, generation
         self._nonce = int.from_bytes(os.urandom(8), "little")
         self._seed = f.segment_seed(log_id, self._nonce)
-        self._base_lsn = f.COPIES + number * RECORDS_MAX
+        self._base_lsn = base_of(self._number)
         self._path = files.path(self._number)
         self._unfinished = self._path.with_name(self._path.name + UNFINISHED_SUFFIX)
         self._file = File(self._unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, files.file_mode)

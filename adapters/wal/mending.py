@@ -21,26 +21,37 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
 from ..files import FILE_MODE, make_directory, open_file, sync_directory, write_all
 from . import format as f
+from .copies import base_of
 from .crc import nonce_for, start_of
-from .files import SEGMENT_SUFFIX, UNFINISHED_SUFFIX, read_header, segment_path
-from .reader import BatchReader, read_at, records_of
+from .files import COPIES_SUFFIX, SEGMENT_SUFFIX, UNFINISHED_SUFFIX, read_header, segment_path
+from .reader import BatchReader, Record, read_at, records_of
 from .segment import Segment
 from .stretch import Loss, Stretch
-from .survey import Needed
+from .survey import Kept, Needed
 from .watermark import Watermark, WatermarkFile
 
 log = logging.getLogger(__name__)
 
+HEADER: Final = "the file's header; it was made anew"
 MISSING: Final = "the segment is missing, or nothing in it reads back; what came after these records nothing tells"
 SEEK_BYTES: Final = 16 << 20
 """So far a whole batch is looked for where a segment's header is damaged."""
+
+
+class Copies(NamedTuple):
+    """A file of copies that counts: what a record of the log says of it."""
+
+    number: int
+    nonce: int
+    end: int
+    records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,8 @@ class Hints:
     """Which segments there must be."""
     needed_by: Callable[[bytes], Needed] | None = None
     """The same as the payload of a snapshot says it, where `needed` is not known."""
+    copies_in: Callable[[Record], Copies | None] = lambda record: None
+    """The file of copies that a record speaks of."""
     mark: Watermark | None = None
     """As the log's own: what was there, and on disk."""
     boundary: tuple[int, int, int] = (0, 0, 0)
@@ -69,6 +82,8 @@ class _Scanned:
     losses: list[Loss] = field(default_factory=list)
     snapshots: list[tuple[int, bytes]] = field(default_factory=list)
     """Offset of the batch and payload, of each that is whole."""
+    copies: list[tuple[int, Copies]] = field(default_factory=list)
+    """LSN, and what is said there."""
 
 
 class Mender:
@@ -85,6 +100,8 @@ class Mender:
         self._losses: list[Loss] = []
         self._scanned: dict[int, _Scanned] = {}
         self._needed = self._hints.needed
+        self._ends: dict[int, Kept] = {}
+        """Of files of copies."""
         self._watermark = self._newest = 0
 
     # Looking
@@ -111,6 +128,7 @@ class Mender:
             self._ask_snapshot(self._hints.needed_by)
         self._replace_missing(mark)
         self._point_to_snapshot()
+        self._mend_copies()
         for number, one in self._scanned.items():
             if one.patches:
                 self._changed.setdefault(number, []).extend(one.patches)
@@ -165,7 +183,7 @@ class Mender:
             )  # fmt: skip
         self._headers[number] = made
         self._changed[number] = [(0, made.encode())]
-        self._losses.append(Loss(str(path), 0, f.HEADER_BYTES, 1, 0, reason="the segment's header; it was made anew"))
+        self._losses.append(Loss(str(path), 0, f.HEADER_BYTES, 1, 0, reason=HEADER))
 
     def _ask_snapshot(self, needed_by: Callable[[bytes], Needed]) -> None:
         """Let the latest snapshot tell which segments there must be, and scan those anew whose end it tells."""
@@ -185,6 +203,7 @@ class Mender:
             if header.prev_number == number:
                 return header.prev_end, header.prev_lsn
         kept = self._needed.kept.get(number) if self._needed is not None and not chained else None
+        kept = self._ends.get(number, kept)
         return (kept.end, kept.last_lsn) if kept is not None and kept.end else (None, 0)
 
     def _scan(self, number: int) -> _Scanned:
@@ -202,6 +221,8 @@ class Mender:
                 for record in records_of(batch):
                     if record.kind == f.SNAPSHOT:
                         found.snapshots.append((batch.offset, record.payload))
+                    elif (copies := self._hints.copies_in(record)) is not None:
+                        found.copies.append((record.lsn, copies))
             found.end, found.last_lsn = reader.offset, reader.lsn
             if limit is not None and found.end >= limit:
                 break
@@ -291,7 +312,7 @@ class Mender:
                 self._make_segment(missing, None, base, before, header.prev_end, header.prev_lsn)
             number = missing
         for number, kept in needed.kept.items() if needed is not None else ():
-            if kept.required and number not in self._headers:
+            if kept.required and number not in self._headers and number < f.COPIES:
                 base = self._hints.bases.get(number, 1)
                 self._make_segment(number, None, base, self._before(number), kept.end, kept.last_lsn)
 
@@ -331,6 +352,8 @@ class Mender:
             known = self._hints.mark
             is_known = known is not None and known.segment == number
             nonce = known.nonce if known is not None and is_known else int.from_bytes(os.urandom(8), "little")
+        if number >= f.COPIES:
+            beside = None
         header = f.SegmentHeader(
             log_id=self._log_id, number=number, nonce=nonce, base_lsn=base, durable_lsn=base - 1,
             prev_number=before[0], prev_end=before[1], prev_lsn=before[2], counter=beside.counter if beside else 0,
@@ -360,6 +383,42 @@ class Mender:
         if (header.snapshot_number, header.snapshot_offset) not in [*found, latest]:
             self._headers[newest] = replace(header, snapshot_number=latest[0], snapshot_offset=latest[1])
             self._changed.setdefault(newest, []).insert(0, (0, self._headers[newest].encode()))
+
+    def _mend_copies(self) -> None:
+        """The files of copies that count, as segments."""
+        needed = self._needed
+        there = {number for number in map(_copies_number, self._directory.glob(f"*{COPIES_SUFFIX}")) if number}
+        counting: dict[int, tuple[int | None, Kept]] = {}
+        for number, kept in needed.kept.items() if needed is not None else ():
+            if number >= f.COPIES and (kept.required or number in there):
+                counting[number] = None, kept
+        since = needed.since if needed is not None else 0
+        for one in list(self._scanned.values()):
+            for lsn, copies in one.copies:
+                if copies.number in counting or lsn > since:
+                    base = base_of(copies.number)
+                    counting[copies.number] = copies.nonce, Kept(copies.end, base + copies.records - 1)
+        for number, (nonce, kept) in sorted(counting.items()):
+            base, path = base_of(number), self._path(number)
+            self._ends[number] = kept
+            try:
+                header = read_header(path)
+            except (CorruptionError, FileNotFoundError):
+                found = _find_batch(path, self._log_id, nonce) if number in there else None
+                if found is None:
+                    self._make_segment(number, nonce, base, (0, 0, 0), kept.end, kept.last_lsn)
+                    continue
+                header = self._copies_header(number, found[0], kept.end)
+                self._changed[number] = [(0, header.encode())]
+                self._losses.append(Loss(str(path), 0, f.HEADER_BYTES, 1, 0, reason=HEADER))
+            self._headers[number] = header
+            self._scanned[number] = self._scan(number)
+
+    def _copies_header(self, number: int, nonce: int, end: int) -> f.SegmentHeader:
+        return f.SegmentHeader(
+            log_id=self._log_id, number=number, nonce=nonce, base_lsn=base_of(number), durable_lsn=0, prev_number=0,
+            prev_end=0, prev_lsn=0, counter=1, snapshot_number=0, snapshot_offset=0, capacity=end,
+        )  # fmt: skip
 
     # Writing
 
@@ -435,6 +494,10 @@ def _find_batch(path: Path, log_id: bytes, nonce: int | None) -> tuple[int, int,
         if crc32c(seed ^ (f.HEADER_BYTES + record), data[record + f.CRC.size : end]) == record_crc:
             return nonce if nonce is not None else nonce_for(crc32c(0, log_id), seed), offset, base_lsn
     return None
+
+
+def _copies_number(path: Path) -> int:
+    return f.COPIES | int(path.stem) if path.stem.isdigit() else 0
 
 
 def _finds(data: bytes, pattern: bytes) -> Iterator[int]:

@@ -36,6 +36,8 @@ class Needed(NamedTuple):
     """This one and all after it are needed whole."""
     kept: Mapping[int, Kept]
     """Those before it that are needed in part, by number."""
+    since: int = 0
+    """What is said behind this LSN it does not know."""
 
 
 class Checkpoint(NamedTuple):
