@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 
 HEADER: Final = "the file's header; it was made anew"
 MISSING: Final = "the segment is missing, or nothing in it reads back; what came after these records nothing tells"
+UNTOLD: Final = (
+    "nothing tells any more whether what is in this file counts: the index and the snapshot that did are lost"
+)
+UNNEEDED: Final = "the file is missing, in which nothing was that still counts"
 SEEK_BYTES: Final = 16 << 20
 """So far a whole batch is looked for where a segment's header is damaged."""
 
@@ -102,6 +107,7 @@ class Mender:
         self._needed = self._hints.needed
         self._ends: dict[int, Kept] = {}
         """Of files of copies."""
+        self._given_up: list[Path] = []
         self._watermark = self._newest = 0
 
     # Looking
@@ -312,7 +318,9 @@ class Mender:
                 self._make_segment(missing, None, base, before, header.prev_end, header.prev_lsn)
             number = missing
         for number, kept in needed.kept.items() if needed is not None else ():
-            if kept.required and number not in self._headers and number < f.COPIES:
+            if not kept.required and not self._path(number).exists():
+                self._losses.append(Loss(str(self._path(number)), 0, 0, 1, 0, reason=UNNEEDED))
+            elif kept.required and number not in self._headers and number < f.COPIES:
                 base = self._hints.bases.get(number, 1)
                 self._make_segment(number, None, base, self._before(number), kept.end, kept.last_lsn)
 
@@ -332,7 +340,7 @@ class Mender:
             )
         )  # fmt: skip
         self._headers[number] = begun = replace(header, prev_number=0, prev_end=0, prev_lsn=0)
-        self._changed.setdefault(number, []).insert(0, (0, begun.encode()))
+        self._changed.setdefault(number, []).append((0, begun.encode()))
 
     def _make_segment(
         self,
@@ -382,7 +390,7 @@ class Mender:
         latest = max((place for place in found if place[0] < newest), default=(0, 0))
         if (header.snapshot_number, header.snapshot_offset) not in [*found, latest]:
             self._headers[newest] = replace(header, snapshot_number=latest[0], snapshot_offset=latest[1])
-            self._changed.setdefault(newest, []).insert(0, (0, self._headers[newest].encode()))
+            self._changed.setdefault(newest, []).append((0, self._headers[newest].encode()))
 
     def _mend_copies(self) -> None:
         """The files of copies that count, as segments."""
@@ -398,6 +406,8 @@ class Mender:
                 if copies.number in counting or lsn > since:
                     base = base_of(copies.number)
                     counting[copies.number] = copies.nonce, Kept(copies.end, base + copies.records - 1)
+        for number in sorted(there - counting.keys()) if needed is None else ():
+            self._give_up(number)
         for number, (nonce, kept) in sorted(counting.items()):
             base, path = base_of(number), self._path(number)
             self._ends[number] = kept
@@ -414,6 +424,17 @@ class Mender:
             self._headers[number] = header
             self._scanned[number] = self._scan(number)
 
+    def _give_up(self, number: int) -> None:
+        """A file of copies of which nothing tells any more whether what is in it counts."""
+        path, base = self._path(number), base_of(number)
+        with suppress(CorruptionError):
+            header = read_header(path)
+            reader = BatchReader(Segment(header, path), f.HEADER_BYTES, base - 1)
+            for _ in reader:
+                pass
+            self._losses.append(Loss(str(path), 0, reader.offset, base, max(reader.lsn, base), reason=UNTOLD))
+            self._given_up.append(path)
+
     def _copies_header(self, number: int, nonce: int, end: int) -> f.SegmentHeader:
         return f.SegmentHeader(
             log_id=self._log_id, number=number, nonce=nonce, base_lsn=base_of(number), durable_lsn=0, prev_number=0,
@@ -425,6 +446,9 @@ class Mender:
     def write(self, aside: Path | None = None) -> None:
         """Put in place what `look` found to be missing. The damaged files go to `aside`, if that is given. Raises
         OSError; what was done by then is done."""
+        if aside is not None:
+            for path in self._given_up:
+                self._keep(path, aside)
         for number, patches in sorted(self._changed.items()):
             path = self._path(number)
             unfinished = path.with_suffix(UNFINISHED_SUFFIX)
@@ -440,12 +464,15 @@ class Mender:
             finally:
                 os.close(fd)
             if aside is not None and path.exists():
-                make_directory(aside, self._file_mode)
-                if not (aside / path.name).exists():
-                    os.link(path, aside / path.name)
-                    sync_directory(aside)
+                self._keep(path, aside)
             unfinished.rename(path)
             sync_directory(self._directory)
+
+    def _keep(self, path: Path, aside: Path) -> None:
+        make_directory(aside, self._file_mode)
+        if not (aside / path.name).exists():
+            os.link(path, aside / path.name)
+            sync_directory(aside)
 
 
 def _blank_bytes(records: int) -> int:
