@@ -25,6 +25,7 @@ from .branches import Commit, Forget, Prepare, Rollback
 from .changes import Ack, Change, Send, SendMany
 from .delivery import CLAIMED, LEAVING, Delivery, Feed, Taker
 from .gates import MovedError
+from .keyed import FreshKeys
 from .large_bodies import LargeBodies
 from .mixed_rows import MixedRows
 from .nonpersistent import Nonpersistent
@@ -107,6 +108,8 @@ class Engine:
         self.interrupted = False
         """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
         else. A backend sets it around what it does to its rows beside `apply`."""
+        self.fresh_keys = FreshKeys()
+        """Of maps."""
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when there may be something in `Catalog.leaving`."""
         self.writing_out = False
@@ -235,6 +238,8 @@ class Engine:
         interruption, for the same."""
         changes = plan.changes
         if plan.number > self._taken:
+            if plan.is_more and (plan.keys or plan.writes_any_key):
+                self.fresh_keys.take(plan, self._applied)  # before it counts as taken: see `Maps`
             if self.limited:
                 plan.hold_room()
             self.pending_changes += len(changes) + plan.more
@@ -543,8 +548,13 @@ class Engine:
 
     @property
     def applied(self) -> int:
-        """The number of the last plan that is in the rows. With the lock held, after `current`."""
+        """The number of the last plan that is in the rows."""
         return self._applied
+
+    @property
+    def taken(self) -> int:
+        """The number of the last plan that has taken effect."""
+        return self._taken
 
     def is_gone(self, feed: Feed) -> bool:
         """Whether its subscription has ended."""

@@ -8,11 +8,12 @@ E3  A value is a message of its map, with the key as its message id. What is put
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...policies.errors import AnabranchError
-from .changes import Change
+from .changes import Change, Send
 from .duplicates import Key
 from .states import DestinationState
 
@@ -63,9 +64,8 @@ class KeyVersions:
         """This plan writes these. Idempotent."""
         numbers = self._numbers
         for key in keys:
-            numbers.pop(key, None)
             numbers[key] = number
-        while len(numbers) > VERSIONS_MAX:
+        while len(numbers) > VERSIONS_MAX:  # whichever came first: that one is forgotten costs a second look at most
             oldest = next(iter(numbers))
             self._floor = max(self._floor, numbers[oldest])
             del numbers[oldest]
@@ -74,3 +74,50 @@ class KeyVersions:
         """This plan may write any."""
         self._floor = number
         self._numbers.clear()
+
+
+class Written(NamedTuple):
+    """What a plan has done to a key."""
+
+    number: int
+    """The plan's."""
+    send: Send | None
+    """What it has put there, be it a REMOVAL; None: nothing is left."""
+
+
+class FreshKeys:
+    """What plans that have taken effect, and may not be applied yet, have done to keys: who reads one of them need not
+    wait until it is in the rows. Changed by whoever takes plans in, one thread at a time; others read under the store's
+    lock, and pass over what is applied, which may still be in it."""
+
+    def __init__(self) -> None:
+        self._written: dict[Key, Written] = {}
+        self._order: deque[tuple[int, Key]] = deque()
+        self.whole_at = 0
+        """The number of the latest plan that may have written any key: before it is applied nothing here counts."""
+
+    def get(self, key: Key) -> Written | None:
+        """What was done to it last; None: what the rows say counts."""
+        written = self._written.get(key)
+        return written if written is not None and written.number > self.whole_at else None
+
+    def take(self, plan: Plan, applied: int) -> None:
+        """A plan takes effect; all up to `applied` are in the rows. May be done again."""
+        written, order, number = self._written, self._order, plan.number
+        while order and order[0][0] <= applied:
+            before, key = order[0]
+            if written.get(key, _NOTHING).number == before:
+                del written[key]
+            order.popleft()
+        if plan.writes_any_key:
+            self.whole_at = number
+        sends: dict[Key, Send | None] = dict.fromkeys(plan.keys)
+        for change in plan.changes:
+            if type(change) is Send and change.state.is_map and change.name is not None:
+                sends[change.state.number, change.name] = change
+        for key, send in sends.items():
+            order.append((number, key))
+            written[key] = Written(number, send)
+
+
+_NOTHING: Final = Written(0, None)

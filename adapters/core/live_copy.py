@@ -13,6 +13,7 @@
 K13  What happens in the source to a message that is copied already is told by a tap of its plans, in order, and done to
     the copy, unless it is done there. Each thing that is told is absolute: so it does not matter whether a message was
     read before or after it.
+     Of a map, a value that is put is told as well: the copy of the one before is dead.
 K14  Whatever changes the destination as a whole (a subscription begins or ends, it is removed) is not followed: the
     copy is deleted and begun anew.
 K15  Nobody is given a message of the copy before the switch: its feeds count as being purged. Neither of the two stores
@@ -30,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...policies.destination import Destination
 from ...policies.errors import CorruptionError, PlacementError
@@ -40,6 +41,8 @@ from .delivery import MOVED, MOVING, Feed, Lease, Taker
 from .destination_changes import CloseGate, Declare
 from .gates import Gate
 from .listening import Listener
+from .place import SEQ
+from .records import name_of
 from .seq_map import SeqMap
 from .states import DestinationState, SubscriptionState
 
@@ -59,6 +62,15 @@ SETTLE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.001
 
 Settled = Ack | AckRange | Returned
+
+
+class Replaced(NamedTuple):
+    """Of a map, the value of this key before this seq is dead."""
+
+    name: bytes
+    seq: int
+
+
 _SENDS: Final = (Send, SendMany, Declare)
 
 
@@ -75,7 +87,7 @@ class LiveCopy:
         self._from, self._to = source._engine, target._engine
         self._mark = object()
         self._idle = Taker()
-        self._told: deque[Settled] = deque()
+        self._told: deque[Settled | Replaced] = deque()
         self._anew = False
         self._overflow = False
         self._gate: Gate | None = None
@@ -189,6 +201,8 @@ class LiveCopy:
         self._looked = seq
 
     def _write(self, page: Sequence[Item]) -> None:
+        if self._state.is_map:
+            page = _latest(page)
         self._page.clear()
         self._bringing.page(page)
         assert self._seqs is not None
@@ -223,7 +237,12 @@ class LiveCopy:
         """By whoever writes in the source."""
         for change in plan.changes:
             state = getattr(change, "state", None)
-            if state is None or state.destination != self._destination or type(change) in _SENDS:
+            if state is None or state.destination != self._destination:
+                continue
+            if type(change) in _SENDS:
+                if type(change) is Send and state is self._state and state.is_map:
+                    assert change.name is not None
+                    self._told.append(Replaced(change.name, change.seq))
                 continue
             if isinstance(change, Settled):
                 if state is self._state:
@@ -242,11 +261,16 @@ class LiveCopy:
                 f"{self.target.name!r}, which is too slow; try again when there is less to do"
             )
         state = self._to.catalog.state(self._destination)
-        ahead: list[Settled] = []
+        ahead: list[Settled | Replaced] = []
         while self._told and not self._anew:
-            some: list[Settled] = []
+            some: list[Settled | Replaced] = []
             while self._told and len(some) < PAGE:
                 change = self._told.popleft()
+                if isinstance(change, Replaced):
+                    some.append(change)
+                    if self._after < change.seq and self._after < self._looked:  # likewise
+                        ahead.append(change)
+                    continue
                 first, last = (change.first, change.last) if isinstance(change, AckRange) else (change.seq, change.seq)
                 if first <= self._looked and last > self._after:  # it was looked up before, and is not written yet
                     ahead.append(change)
@@ -257,9 +281,24 @@ class LiveCopy:
                 self.target._sending.write(changes, unsynced=True, moves=True)
         self._told.extendleft(reversed(ahead))
 
-    def _all_repeated(self, told: Sequence[Settled], state: DestinationState) -> list[Change]:
+    def _all_repeated(self, told: Sequence[Settled | Replaced], state: DestinationState) -> list[Change]:
         """With the target's lock held."""
-        return [one for change in told for one in self._repeated(change, state)]
+        changes: list[Change] = []
+        replaced: set[int] = set()
+        for change in told:
+            if not isinstance(change, Replaced):
+                changes += self._repeated(change, state)
+            elif (seq := self._replaced(change, state)) and seq not in replaced:
+                replaced.add(seq)
+                changes.append(Ack(state, seq, 0))
+        return changes
+
+    def _replaced(self, change: Replaced, state: DestinationState) -> int:
+        """The seq of the value that was copied of a key and is dead now; 0 if none is. With the target's lock held."""
+        assert self._seqs is not None
+        place = self._to.backend.keyed(state, change.name) if state.declared else None
+        copied = self._seqs.between(1, change.seq - 1)
+        return place[SEQ] if place is not None and copied is not None and place[SEQ] <= copied[1] else 0
 
     def _repeated(self, change: Settled, state: DestinationState) -> Iterator[Change]:
         assert self._seqs is not None
@@ -436,6 +475,12 @@ class LiveCopy:
         self._state.feed.listeners.pop(self._idle, None)
         if self._seqs is not None:
             self._seqs.close()
+
+
+def _latest(page: Sequence[Item]) -> list[Stored]:
+    """Of the values of a map the last of each key: another may have been put while the page was read."""
+    latest = {name_of(item.record): item for item in messages(page)}
+    return sorted(latest.values(), key=lambda item: item.seq)
 
 
 def nonpersistent(destination: Destination, store: Store, count: int) -> GivenUpError:

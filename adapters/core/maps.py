@@ -23,7 +23,7 @@ from .changes import Ack, Change, Send
 from .delivery import Taker
 from .engine import Engine
 from .keyed import KeyChangedError, Unchanged
-from .place import EXPIRES, SEQ, Place, order_of
+from .place import EXPIRES, OWN, SEQ, Place, order_of
 from .records import REMOVAL, body_of, encode
 from .sending import Sending
 from .states import DestinationState
@@ -236,7 +236,7 @@ class Maps:
             change: Change
             if body is None:
                 assert there is not None
-                change = Ack(state, there.place[SEQ], 0, there.place)
+                change = Ack(state, there.place[SEQ], 0, there.place if there.place[OWN] is not None else None)
             else:
                 change = self._send(state, key, body, expires_at_ms)
             try:
@@ -262,15 +262,27 @@ class Maps:
         while True:
             engine.check()
             with engine.lock:
-                engine.current()
-                place = self._place(destination, name)
-                state, number = engine.catalog.destinations.get(destination), engine.applied
+                engine.current(drained=engine.applied < engine.fresh_keys.whole_at)
+                number = engine.taken  # first: what is taken in from now on has a higher one
+                state = self._state(destination)
+                written = engine.fresh_keys.get((state.number, name)) if state is not None else None
+                if written is not None and written.number > engine.applied:
+                    value = self._written(written.send)
+                    return _Look(state, value, number)
+                place = engine.backend.keyed(state, name) if state is not None else None
             if place is None or state is None or not _lives(place):
                 return _Look(state, None, number)
             for record in engine.backend.bodies(state, [place]):
                 if record is not None:
                     return _Look(state, Value(body_of(record), place), number)
             # Another one has taken its place, or none, since.
+
+    def _written(self, send: Send | None) -> Value | None:
+        """What a message that may not be in the rows yet puts there."""
+        if send is None or 0 < send.expires_at_ms <= wall_ms():
+            return None
+        own = send.own if self._engine.backend.tells_places else None
+        return Value(body_of(send.record), (send.order, send.seq, send.expires_at_ms, 0, own))
 
     def _place(self, destination: Destination, name: bytes) -> Place | None:
         """With the store's lock held, and all that has returned applied."""

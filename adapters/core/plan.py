@@ -339,12 +339,13 @@ class Sequencer:
     def _accept(self, plan: Plan) -> None:
         if self.number < plan.number:
             self.dropped += plan.dropped
-        with self.catalog.lock:  # nobody shall find neither what is removed nor what has its name from now on
-            for state in plan.removed:
-                self.catalog.remove(state)
-            for state in plan.declared:
-                state.declared = True
-                self.catalog.add(state)
+        if plan.removed or plan.declared:
+            with self.catalog.lock:  # nobody shall find neither what is removed nor what has its name from now on
+                for state in plan.removed:
+                    self.catalog.remove(state)
+                for state in plan.declared:
+                    state.declared = True
+                    self.catalog.add(state)
         for state in plan.removed:
             self.window.forget(state.number)
         if plan.ids:

@@ -107,6 +107,8 @@ class Applier:
             if dead and index.rows.put_dead(dead, index.table):
                 index.emptied = True
             apply_all(left, index)
+            if dead:
+                index.rows.replaced_by(dead)
         except lmdb.Error as error:
             self._damaged(error)
         index.operations += tail.lsn - before.lsn

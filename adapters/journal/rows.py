@@ -133,7 +133,7 @@ def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[S
         return changes, dead
     for change in changes:
         if type(change) is Send:
-            if not change.state.is_topic and not change.state.is_map:
+            if not change.state.is_topic:
                 sends[change.seq] = change
         elif type(change) is Ack and change.seq in sends:
             dead.append(sends.pop(change.seq))
@@ -254,21 +254,13 @@ class MessageRows:
         for send in sends:
             seq, name = send.seq, send.name
             assert name is not None
-            key = own + name
-            former = txn.get(key, db=self._keys_db)
-            last = KEYED_SEQ.unpack(former)[0] if former is not None else 0
-            if last > seq:
-                segment.mark_dead(send.own[0])
-                continue
-            if last:
-                self.remove(state, last)
-            if send.expires_at_ms == REMOVAL:
+            if not self._remove_before(state, name, seq) or send.expires_at_ms == REMOVAL:
                 segment.mark_dead(send.own[0])
                 continue
             more = self._put_more(state, send)
             assert more is not None
             txn.put(_pack_key(number, seq), WHERE.pack(*send.own) + more + name, db=self._messages_db)
-            txn.put(key, KEYED_SEQ.pack(seq), db=self._keys_db)
+            txn.put(own + name, KEYED_SEQ.pack(seq), db=self._keys_db)
             self._count(state, segment, 1, send.own[2])
 
     def _pack_with_more(self, sends: Sequence[Send], segment: Segment) -> Packed:
@@ -310,7 +302,7 @@ class MessageRows:
         """New messages of queues that are acked already: no row tells of them. Returns whether a segment that takes no
         more holds no live message now."""
         for send in sends:
-            if send.name is not None:
+            if send.name is not None and not send.state.is_map:
                 self._remember((send.state.number, send.name), send.seq)
         lsns = sorted([send.own[0] for send in sends])
         first, emptied = table.find(lsns[0]), False
@@ -361,6 +353,21 @@ class MessageRows:
         if not state.own.leaving:
             self._catalog.count(state, -1, SEND_OVERHEAD - length)
             self.changed[state] = None
+
+    def replaced_by(self, sends: Sequence[Send]) -> None:
+        """The values of maps among these, which are dead already, took the place of those before them: the others that
+        are applied with them are in the rows."""
+        for send in sends:
+            if send.state.is_map and send.name is not None:
+                self._remove_before(send.state, send.name, send.seq)
+
+    def _remove_before(self, state: DestinationState, name: bytes, seq: int) -> bool:
+        """The value that a key of a map had before this seq is dead. False if it has a later one."""
+        former = self._txn.get(ID.pack(state.number) + name, db=self._keys_db)
+        last = KEYED_SEQ.unpack(former)[0] if former is not None else 0
+        if 0 < last <= seq:
+            self.remove(state, last)
+        return last <= seq
 
     def _forget_key(self, state: DestinationState, seq: int, name: bytes) -> None:
         """Its value is dead: it has none, unless that was put anew."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from anabranch.adapters.core import Store, copying, live_copy
-from anabranch.adapters.core.gates import Gate
+from anabranch.adapters.core.gates import Gate, MovedError
 from anabranch.adapters.core.live_copy import GivenUpError, LiveCopy, volatile_count
+from anabranch.adapters.core.maps import put_of, removal_of
 from anabranch.adapters.messages import Message
 from anabranch.policies.errors import CorruptionError
 
-from ..contract.disk import A, T, bodies, take
+from ..contract.disk import A, T, assert_whole, bodies, take
+from ..contract.keyed import M
 from .test_copying import EARLY, IDLE, LATE, Both, both, facts, fill_queue, sets, with_options  # noqa: F401
 
 Step = Callable[[Store], object]
@@ -50,6 +53,57 @@ def moved(both: Both, destination: Any, *steps: Step, last: Step = lambda store:
     copying.remove(both.source, destination)
     assert not rest
     return copy
+
+
+@with_options({}, {}, every=True)
+@pytest.mark.parametrize("seed", range(1))
+def test_a_map(both: Both, seed: int) -> None:  # noqa: F811
+    """Whatever is put, replaced and removed after each page, and while one is read, before and behind it."""
+    rng, model = random.Random(seed), dict[str, bytes]()
+    names = [f"k{number:02}" for number in range(15)]
+
+    def change(store: Store) -> None:
+        for _ in range(rng.randrange(6)):
+            name, value = rng.choice(names), b"%d" % rng.randrange(1000)
+            match rng.randrange(5):
+                case 0 | 1:
+                    store.maps.put(M, name, value)
+                    model[name] = value
+                case 2:
+                    assert store.maps.pop(M, name) == model.pop(name, None)
+                case 3:
+                    other = rng.choice(names)
+                    store.commit([(M, put_of(name, value)), (M, removal_of(other))], [])
+                    model[name] = value
+                    model.pop(other, None)
+                case 4:
+                    assert store.maps.increment(M, "n") == int(model.get("n", b"0")) + 1
+                    model["n"] = b"%d" % (int(model.get("n", b"0")) + 1)
+
+    for name in names:
+        both.source.maps.put(M, name, b"before")
+        model[name] = b"before"
+    bodies_of = both.source._engine.rows.bodies
+
+    def bodies_changed(*given: Any) -> Any:
+        found = list(bodies_of(*given))
+        if rng.randrange(2):
+            change(both.source)
+        return iter(found)
+
+    def last(store: Store) -> None:
+        change(store)
+        changing.undo()  # from here on nobody can
+
+    changing = pytest.MonkeyPatch()
+    changing.setattr(both.source._engine.rows, "bodies", bodies_changed)
+    moved(both, M, change, change, last=last)
+    assert dict(both.target.maps.items(M)) == model
+    assert both.target.maps.count(M) == len(model)
+    with pytest.raises(MovedError):
+        both.source.maps.get(M, "n")
+    assert both.target.maps.increment(M, "n") == int(model.get("n", b"0")) + 1
+    assert_whole(both.target)
 
 
 def ack(count: int, destination: Any = A, subscription: Any = None) -> Step:
