@@ -632,8 +632,10 @@ class Router:
 
     def compact(self, store: str | None = None) -> int:
         """Free also the space for which what is there has to be copied, now, in all open stores or in those of one
-        name; returns bytes. What pays happens by itself in the background (`compact_live_percent`). Others send and
-        receive meanwhile.
+        name; returns bytes. Mostly dead segments of a journal are compacted by themselves in the background where that
+        pays (`compact_live_percent`); here less is enough, and a journal's index and SQLite's file become as small as
+        what is in them. Others send and receive meanwhile; while such a file is written anew, which takes seconds for
+        each GiB, they wait.
 
         Raises the first error of a store after trying all, ConfigError if no open store has this name.
         """

@@ -24,7 +24,7 @@ from ..wal.log import Log
 from ..wal.segment import Segment, SegmentTable
 from ..wal.ticket import Tail
 from . import snapshot
-from .checksums import Files
+from .checksums import Files, IndexBrokenError
 from .index import VERSION, Checkpoint, Index
 from .index_file import is_for_room, remove_file
 from .replay import Replay
@@ -277,6 +277,31 @@ class Applier:
         index = self._index
         index.abort()
         index.load(self._log.table.all)
+
+    def compact(self) -> int:
+        """Make the index's file as small as what is in it; returns by how many bytes. Any thread, without the lock."""
+        self._log.sync()
+        return self._engine.asked(self._compact)
+
+    def _compact(self) -> int:
+        engine, index = self._engine, self._index
+        self._write_checkpoint(clean=False)
+        engine.writing_out = True
+        engine.interrupted = True  # until it is over: whoever comes after Ctrl-C goes back to the checkpoint
+        try:
+            freed = index.compact()
+        except (lmdb.Error, OSError, IndexBrokenError) as error:
+            log.debug("%s: the index is not compacted: %s", self._log.name, error)
+            freed = 0
+            try:
+                self.recover()
+            except OSError as lost:
+                self._fail(lost)
+                raise engine.failure() from lost
+        finally:
+            engine.writing_out = False
+        engine.interrupted = False
+        return freed
 
     # Reclaiming: without the lock
 

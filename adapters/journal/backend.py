@@ -298,7 +298,7 @@ class JournalBackend(Backend):
         freed = self._reclaimer.run()
         while self._compactor.run(1):
             freed += self._reclaimer.run()
-        return freed
+        return freed + self._reclaimer.meanwhile(self._applier.compact)
 
     def stats(self) -> BackendStats:
         table, tail, files = self._log.table, self._log.tail, self._log.files

@@ -176,9 +176,22 @@ class Index:
 
     def abort(self) -> None:
         """Back to the checkpoint, on disk's side; `load` does memory's."""
-        self._begin()
+        if self._txn is None:  # `compact` was interrupted, or has failed
+            self.file.reopen()
+            self._open_tables()
+        else:
+            self._begin()
         # An interrupted checkpoint may have reached the file: what it says counts, not what we remember.
         self.checkpointed = msgspec.msgpack.decode(self._txn.get(b"checkpoint", db=self._state_db), type=Checkpoint)
+
+    def compact(self) -> int:
+        """Make the file as small as what is in it; returns by how many bytes. It says what the last checkpoint says,
+        and nothing was applied since. Raises lmdb.Error, OSError, IndexBrokenError: then, and when it was
+        interrupted, `abort` is next."""
+        self._txn = None
+        freed = self.file.compact()
+        self._open_tables()
+        return freed
 
     @property
     def is_open(self) -> bool:

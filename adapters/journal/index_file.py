@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,9 @@ class IndexFile:
         self._pages = self._reserved = 0
         """Pages in use by the last commit, and pages that are kept for what comes."""
         self._page_bytes = 4096
+        self._max_dbs = 0
+        self._swap_lock = threading.Lock()
+        """Held while the file's name becomes another file's, and while room is kept in it."""
 
     def create(self, max_dbs: int) -> None:
         """Make the file anew, empty, and open it. What it had of the disk it keeps (rule J10)."""
@@ -67,6 +71,7 @@ class IndexFile:
         return is_undone
 
     def _open(self, max_dbs: int) -> None:
+        self._max_dbs = max_dbs
         self.env = open_lmdb(self.path, max(MAP_BYTES, 2 * self.path.stat().st_size), max_dbs)
         self._page_bytes, self._reserved = self.env.stat()["psize"], 0
         self._pages = self.env.info()["last_pgno"] + 1
@@ -86,6 +91,46 @@ class IndexFile:
         if self.env is not None:
             self.env.close()
         self.env = None
+
+    def reopen(self) -> None:
+        """After `compact` was interrupted, or has failed: the file as its name says. Raises lmdb.Error, OSError."""
+        self.close()
+        self._checksums = PageChecksums(self.path, self._file_mode)
+        self._open(self._max_dbs)
+
+    def compact(self) -> int:
+        """Write the last commit, without the pages that are free, into a file that takes the place of this one (rule
+        X5); returns by how many bytes it is smaller. What was written since is dropped, and the file is open anew, with
+        no transaction. Raises lmdb.Error, OSError, IndexBrokenError; then `reopen`. Killed between the new names of the
+        file and of its checksums it is found to be in doubt, and the next opening makes the index anew."""
+        path = self.path.with_name(self.path.name + ".tmp")
+        before = self.path.stat().st_size
+        path.unlink(missing_ok=True)
+        if self.txn is not None:
+            self.txn.abort()
+            self.txn = None
+        try:
+            self.env.copy(str(path), compact=True)
+            path.chmod(self._file_mode & 0o666)
+            descriptor = File(path, os.O_RDWR)
+            os.fsync(descriptor.fd)
+            after = path.stat().st_size
+            if after >= before:
+                return 0
+            checksums = PageChecksums(path, self._file_mode)
+            checksums.write(checksums.open_files())
+            checksums.verify()
+            with self._swap_lock:
+                self.close()
+                self._checksums = PageChecksums(self.path, self._file_mode)  # which know nothing of any file yet
+                checksums.path.rename(self._checksums.path)
+                path.rename(self.path)
+                sync_directory(self.path.parent)
+                self._open(self._max_dbs)
+            return before - after
+        finally:
+            path.unlink(missing_ok=True)
+            path_of(path).unlink(missing_ok=True)
 
     def open_checksums(self) -> Files | None:
         """What `write_checksums` needs. Raises OSError if the process can open no more files."""
@@ -114,13 +159,14 @@ class IndexFile:
         if pages <= self._reserved:
             return
         pages += min(pages // MARGIN_SHARE, AHEAD_PAGES)
-        try:
-            file = File(self.path, os.O_RDWR)
-            extend(file.fd, pages * self._page_bytes)
-            self._checksums.reserve(pages)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-        self._reserved = pages
+        with self._swap_lock:
+            try:
+                file = File(self.path, os.O_RDWR)
+                extend(file.fd, pages * self._page_bytes)
+                self._checksums.reserve(pages)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
+            self._reserved = pages
 
 
 def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:

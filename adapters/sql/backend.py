@@ -14,6 +14,7 @@ U3  A database that cannot be reached fails the calls, not the store. The store 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -86,6 +87,8 @@ class SqlBackend(Backend):
         self._lease: Lease | None = None
         self._native: Native | None = None
         self._stopped: StoreFailedError | None = None
+        self._write_lock = threading.Lock()
+        """Held while something is written: SQLite is made smaller when nothing is."""
 
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
@@ -229,7 +232,7 @@ class SqlBackend(Backend):
         committing = False
         options = self.options
         try:
-            with self._database.writing() as connection:
+            with self._write_lock, self._database.writing() as connection:
                 write = Write(
                     connection, self._statements, options.chunk_size, options.priorities, self._branches.taken,
                     self._branches.next,
@@ -379,6 +382,10 @@ class SqlBackend(Backend):
 
     def reclaim(self) -> int:
         return self._database.read(dialects.reclaim)
+
+    def compact(self) -> int:
+        with self._write_lock:
+            return self._database.read(dialects.compact)
 
     def stats(self) -> BackendStats:
         return BackendStats(syncs=self._batch - self._opened_at)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from threading import get_ident
+from typing import TypeVar
 
 from ...policies.errors import AnabranchError
 from ..background import CoalescedJob
@@ -18,6 +19,8 @@ from .segment import Segment
 from .ticket import Ticket
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Reclaimer:
@@ -50,6 +53,11 @@ class Reclaimer:
                 self.run()
         except AnabranchError as error:
             log.debug("%s: nothing reclaimed: %s", self._log.name, error)
+
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """Do it while nothing is reclaimed: no snapshot is under way."""
+        with self._lock:
+            return work()
 
     def finish(self) -> None:
         """Wait for the one under way, if one is; the log is closed, so that no other begins."""

@@ -43,7 +43,7 @@ def command(config_path: Path, as_json: bool) -> None:
         return
     rows = [("store", "kind", "messages", "destinations", "files", "journal", "live", "pool")]
     for name, store in stats.stores.items():
-        files = store.segments.get("active", 0) + store.segments.get("retained", 0)
+        files = store.segments.get("active", 0) + store.segments.get("retained", 0) + store.segments.get("copies", 0)
         rows.append(
             (
                 name, store.kind, f"{store.messages:,}", f"{len(store.destinations):,}", f"{files:,}",

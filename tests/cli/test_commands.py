@@ -160,6 +160,35 @@ def test_check_warns_of_directories_that_are_missing_and_must_not_be_made() -> N
     assert run("check", "s.yaml").stderr == ""
 
 
+def test_compact_gives_back_what_holds_nothing() -> None:
+    Path("s.yaml").write_text(
+        "{directory: d, stores: [{name: a, match: [a.>], journal: {segment_size: 64KiB, compact_live_percent: 0}},"
+        "                        {name: b, match: [b.>], sql: {}}, {name: c, match: [c.>], memory: {}}]}"
+    )
+    with anabranch.open("s.yaml") as router:
+        for name in ("a", "b", "c"):
+            for _ in range(5):
+                router.queue(f"{name}.kept").send(b"x")
+                router.queue(f"{name}.q").send_many([b"x" * 1000] * 120)
+                router.queue(f"{name}.q").purge()
+        files = sum(path.stat().st_size for path in Path("d").rglob("*"))
+    result = run("compact", "-c", "s.yaml", "--json")
+    assert result.exit_code == 0
+    freed = json.loads(result.stdout)["freed_bytes"]
+    assert set(freed) == {"a", "b", "c"}
+    assert freed["b"] > 100_000
+    assert sum(path.stat().st_size for path in Path("d").rglob("*")) < files - 100_000
+    with anabranch.open("s.yaml") as router:
+        assert [router.queue(f"{name}.kept").depth() for name in ("a", "b")] == [5, 5]
+    again = run("compact", "-c", "s.yaml", "--store", "b")
+    assert (again.exit_code, again.stdout) == (0, "b: nothing to give back\n")
+    missing = run("compact", "-c", "s.yaml", "--store", "none")
+    assert (missing.exit_code, missing.stderr) == (
+        2,
+        "Error: there is no store 'none' to compact; there are: a, b, c\n",
+    )
+
+
 def test_stats_tell_that_an_index_was_rebuilt() -> None:
     Path("s.yaml").write_text("{directory: data, stores: [{name: all, match: ['>']}]}")
     with anabranch.open("s.yaml") as router:

@@ -59,6 +59,7 @@ def every_call(store: Store, message: Message, claimed: Message) -> dict[str, Ca
         "depth of a subscription": lambda: store.depth(T, DESK.key),
         "depth of a new one": lambda: store.depth(C),
         "reclaim": store.reclaim,
+        "compact": store.compact,
         "stats": store.stats,
         "check": lambda: list(store.check()),
     }
@@ -285,6 +286,30 @@ class LifecycleContract:
         take(store)
         store.purge(B)
         assert_whole(store)
+
+    def test_compact_changes_nothing_to_see(self, disk: Disk, store: Store) -> None:
+        store.subscribe(DESK)
+        kept = []
+        for n in range(6):
+            store.send(B, b"keep %d" % n, {"n": n}, f"id-{n}")
+            store.send(T, b"told %d" % n)
+            store.send_many(A, [b"x" * 1000] * 60)
+            kept.append(b"keep %d" % n)
+            drain(store)
+        held = take(store, B)
+        take(store, B).release()
+        assert store.compact() >= 0
+        assert_whole(store)
+        held.release()
+        assert (bodies(store, A), bodies(store, B), store.depth(T, DESK.key)) == ([], kept, 6)
+        again = disk.later(store)
+        if not store.volatile:
+            assert bodies(again, B) == kept
+            assert again.send(B, b"x", None, "id-3").duplicate
+            assert take(again, B).deliveries == 2
+        again.compact()
+        assert drain(again, T, DESK.key) == [b"told %d" % n for n in range(6)]
+        assert_whole(again)
 
     def test_reclaim_changes_nothing_to_see(self, disk: Disk, store: Store) -> None:
         store.send_many(A, [b"x" * 1000] * 300)

@@ -357,7 +357,7 @@ def test_receive_many_interrupted_anywhere_passes_nothing_over(router: anabranch
     assert reopened(router) == {}
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "reclaim", "delete", "purge"])
+@pytest.mark.parametrize("what", ["checkpoint", "reclaim", "compact", "delete", "purge"])
 def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, what: str) -> None:
     queue, gone = router.queue("q"), router.queue("gone")
     kept: list[str] = []
@@ -366,14 +366,15 @@ def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, wha
         queue.send(body_of(f"s.{at}", 3000))
         kept.append(f"s.{at}")
         gone.send_many([body_of(f"g.{at}", 22_000), body_of(f"h.{at}", 22_000)])
-        if what == "reclaim":
+        if what in ("reclaim", "compact"):
             for _ in range(2):
                 message = gone.receive()
                 assert message is not None
                 message.ack()
         store = store_of(router)
         return {
-            "checkpoint": store.checkpoint, "reclaim": store.reclaim, "delete": gone.delete, "purge": gone.purge
+            "checkpoint": store.checkpoint, "reclaim": store.reclaim, "compact": store.compact,
+            "delete": gone.delete, "purge": gone.purge,
         }[what]  # fmt: skip
 
     def check(at: int, where: str) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.journal import JournalStore, compaction
+from anabranch.adapters.journal import JournalStore, compaction, index_file
+from anabranch.adapters.journal.checksums import PageChecksums
 from anabranch.adapters.journal.compaction import TOGETHER, choose
+from anabranch.adapters.journal.index_file import IndexFile
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import copies as wal_copies
@@ -311,6 +313,64 @@ def test_a_snapshot_may_come_at_any_time(disk: JournalDisk, monkeypatch: pytest.
         again.reclaim()
         assert_whole(again)
         assert content(rebuilt(disk, again, True)) == held
+
+
+# The index
+
+
+def test_the_index_becomes_as_small_as_what_is_in_it(disk: JournalDisk) -> None:
+    store = disk.create(segment_size=1 << 20)
+    for n in range(20):
+        store.send_many(A, [b"."] * 2000)
+        store.send(B, b"kept", None, f"kept-{n}")
+    drain(store, A)
+    store.checkpoint()
+    index = directory_of(store) / "index.mdb"
+    before, held = index.stat().st_size, content(store)
+    assert store.compact() > before / 2
+    assert index.stat().st_size < before / 4
+    assert content(store) == held
+    assert_whole(store)
+    store.send(B, b"more")
+    store.checkpoint()
+    held = content(store)
+    for again in (disk.crash(store), disk.reopen(store)):
+        assert content(again) == held
+        assert_whole(again)
+
+
+@pytest.mark.parametrize("failing", ["sync", "rename", "verify"])
+def test_an_index_that_cannot_be_compacted_stays(
+    disk: JournalDisk, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    store = disk.create(segment_size=1 << 20)
+    store.send_many(A, [b"."] * 20_000)
+    store.send(B, b"kept")
+    drain(store, A)
+    held = content(store)
+    compact_file = IndexFile.compact
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "no")
+
+    def fails(self: IndexFile) -> int:
+        with monkeypatch.context() as patched:
+            if failing == "sync":
+                patched.setattr(os, "fsync", fail)
+            elif failing == "rename":
+                patched.setattr(index_file, "sync_directory", fail)
+            else:
+                patched.setattr(PageChecksums, "verify", fail)
+            return compact_file(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexFile, "compact", fails)
+        store.compact()
+    assert content(store) == held
+    store.send(B, b"more")
+    store.checkpoint()
+    assert_whole(store)
+    assert [message.body for message in disk.crash(store).browse(B)] == [b"kept", b"more"]
 
 
 # What is chosen
