@@ -297,10 +297,18 @@ class Message:
         with self.open() as stream:
             return stream.read()
 
-    def ack(self) -> None:
+    def ack(self, *, connection: Any = None) -> None:
         """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError if it is not
-        leased, or not any more."""
-        self._store.ack([self])
+        leased, or not any more.
+
+        With a `connection` of SQLAlchemy's to the database that its store is in, it is removed once the transaction
+        there commits. Until then nobody else can settle it; if it is rolled back it is free again, as after a release.
+        Raises TransactionError if its store is in another database, or in none.
+        """
+        if connection is not None:
+            self._store.ack_within(connection, [self])
+        else:
+            self._store.ack([self])
 
     def ack_nowait(self) -> Future[None]:
         """`ack` without waiting: refused at once if it is not leased, else the future resolves when `ack` would have

@@ -38,17 +38,19 @@ class CodedEndpoint(Endpoint):
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
+        *,
+        connection: Any = None,
         **options: Unpack[SendOptions],
     ) -> Receipt:
         """As Endpoint.send, of a value that the codec takes. Raises TypeError and ValueError for one that it does not
         take, and for headers with another `content_type`: nothing was sent."""
         body, headers = self._coder.encode(body, headers)
-        return super().send(body, headers, message_id, sync, **options)
+        return super().send(body, headers, message_id, sync, connection=connection, **options)
 
-    def send_many(self, messages: Iterable[Any], sync: bool | None = None) -> list[Receipt]:
+    def send_many(self, messages: Iterable[Any], sync: bool | None = None, *, connection: Any = None) -> list[Receipt]:
         """As Endpoint.send_many, of values, or of Outgoing with values as bodies. If one cannot be encoded none is
         sent."""
-        return super().send_many([self._encoded(message) for message in messages], sync)
+        return super().send_many([self._encoded(message) for message in messages], sync, connection=connection)
 
     def send_nowait(
         self,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from ..adapters.clock import now_ms
 from ..adapters.core import Store
@@ -64,6 +64,7 @@ class Endpoint:
         expires_in: float | None = None,
         persistent: bool = True,
         size: int | None = None,
+        connection: Any = None,
     ) -> Receipt:
         """Store one message; returns once it is as durable as its store's policy says (invariant 1).
 
@@ -77,11 +78,20 @@ class Endpoint:
         it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused, with
         ValueError, if it has more bytes or fewer. What the file raises is raised, and nothing was sent.
 
+        With a `connection` of SQLAlchemy's to the database that its store is in, the message is part of the transaction
+        there: seen once that has committed, never if it is rolled back. The receipt has seq 0 then, and `sync` means
+        nothing.
+
         Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
-        the same `message_id`).
+        the same `message_id`), TransactionError for a connection to another database.
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         registry, destination = self._registry, self.destination
+        if connection is not None:
+            if size is not None and size != len(plain_body(body)):
+                raise ValueError(f"the body has {len(plain_body(body))} bytes, and size says {size}; nothing was sent")
+            message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
+            return self._send_within(connection, [message])[0]
         if type(body) is not bytes or size is not None:
             body = kept(registry, destination, body, size, persistent)
         while True:  # as for_store, whose call would take a send half a microsecond more
@@ -96,10 +106,19 @@ class Endpoint:
                 registry.record_again(destination)
             return receipt
 
-    def send_many(self, messages: Iterable[Outgoing | bytes], sync: bool | None = None) -> list[Receipt]:
+    def _send_within(self, connection: Any, messages: Sequence[Outgoing | bytes]) -> list[Receipt]:
+        return self._registry.for_store(
+            self.destination, lambda store: store.send_within(connection, self.destination, messages)
+        )
+
+    def send_many(
+        self, messages: Iterable[Outgoing | bytes], sync: bool | None = None, *, connection: Any = None
+    ) -> list[Receipt]:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
-        a prefix; a transaction keeps all or none."""
+        a prefix; a transaction keeps all or none. With a `connection`, as `send`."""
         outgoing = list(messages)
+        if connection is not None:
+            return self._send_within(connection, outgoing)
         for at, message in enumerate(outgoing) if set(map(type, outgoing)) != _BYTES else ():
             if isinstance(message, Outgoing) and type(message.body) is not bytes:
                 body = kept(self._registry, self.destination, message.body, None, message.persistent)

@@ -274,6 +274,8 @@ class _Run(Repartitioning):
             if not self._is_in(source, destination) or self._prepared(source, destination):
                 return False
             copy.close(gate)
+            if self._is_enlisted(source, destination):  # by who had passed the gate: nobody else is from here on
+                return False
             if not copy.finish():
                 return False
             self._go_on()
@@ -325,6 +327,17 @@ class _Run(Repartitioning):
                 )
             self._go_on()
             time.sleep(LOOK_SECONDS)
+        while self._is_enlisted(row, destination):
+            if time.monotonic() >= deadline:
+                raise GivenUpError(
+                    f"{destination}: transactions on connections of your own send to it or ack there; it was waited "
+                    f"for {self._prepared_seconds:g} s: end them first"
+                )
+            self._go_on()
+            time.sleep(LOOK_SECONDS)
+
+    def _is_enlisted(self, row: StoreRow, destination: Destination) -> bool:
+        return self._registry.with_row(row, lambda store: store.is_enlisted(destination))
 
     def _await_passing(self, destination: Destination) -> None:
         """Those that have looked at the gate before it was closed are in their stores. Raises GivenUpError."""

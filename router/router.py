@@ -562,6 +562,11 @@ class Router:
         self.registry.require_open()
         self.sweeper.reject(message, reason)
 
+    def is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
+        """Whether a destination is recorded in another store than that. For stores; not for users."""
+        row = self.registry.table.destinations.get(destination)
+        return row is not None and row.store_id != store_id
+
     @overload
     def settle(self, tokens: str, how: Settlement, reason: str = ...) -> None: ...  # type: ignore[overload-overlap]
 

@@ -27,6 +27,7 @@ from .states import Catalog, DestinationState
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .outbox import OutboxRows
     from .writers import Writer
 
 
@@ -144,6 +145,8 @@ class Backend(Rows, Protocol):
     keeps_maps: bool = False
     """True: it has `keyed` and `keys`, and what is put into a map takes the place of what its key had before
     (Table.put). False: maps are refused."""
+    outbox: OutboxRows | None = None
+    """Set by `open`, by a backend that callers can write to in database transactions of their own (outbox.py)."""
     guard: Callable[[], None] | None = None
     """Called before each operation, and quick: raises StoreFailedError if the store may be another process's by now."""
 

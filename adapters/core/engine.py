@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError
@@ -34,6 +34,9 @@ from .plan import Plan, Sequencer
 from .states import Catalog, DestinationState
 from .tickets import Ticket
 from .usage import Recorder, record_usage
+
+if TYPE_CHECKING:
+    from .outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ class Engine:
         """Once one was sent that is not persistent."""
         self.submit: Callable[[Ticket], object] = self._refuse
         """Writer.submit, or what stands in front of it once some messages are not persistent."""
+        self.outbox: Outbox | None = None
+        """What is sent and acked in transactions of callers' own, where the backend has such."""
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
@@ -513,6 +518,11 @@ class Engine:
 
     # Asking
 
+    def settle(self) -> None:
+        """What this thread has committed in a database transaction of its own is seen. Without the lock."""
+        if self.outbox is not None:
+            self.outbox.settle()
+
     def asked(self, question: Callable[[], T]) -> T:
         """The answer, with all that has returned applied."""
         self.check()
@@ -524,6 +534,7 @@ class Engine:
         """The same for who asks for counts alone, and adds what is pending: at once also while the backend holds the
         lock since its disk hangs. Where what is pending does not say how many messages of `of` there will be, that
         takes COUNT_SECONDS, and is as of the last that was applied."""
+        self.settle()
         until = time.monotonic() + COUNT_SECONDS
         while self.counts_stand and not self.unsubscribing:
             self.ensure_usable()

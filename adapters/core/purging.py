@@ -57,6 +57,7 @@ class Removal:
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None) -> int:
         """As Store.purge."""
+        self._engine.settle()
         engine, write = self._engine, self._sending.write
         if subscription is not None:
             subscriber = self._receiving.subscription(destination, subscription)
@@ -71,6 +72,7 @@ class Removal:
     def delete(self, destination: Destination, moves: bool = False) -> int:
         """As Store.delete. `moves`: it is a move that does so, which no gate keeps out."""
         engine = self._engine
+        engine.settle()
         state = engine.catalog.destinations.get(destination)
         if state is None:
             engine.ensure_usable() if moves else engine.require_here(destination)
@@ -122,6 +124,7 @@ class Removal:
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
         """As Store.unsubscribe."""
         engine = self._engine
+        engine.settle()
         subscriber = self._receiving.subscription(topic, subscription)
         held, count = engine.asked(lambda: (claimed(subscriber.feed), subscriber.total))
         require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)

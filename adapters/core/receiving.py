@@ -168,6 +168,7 @@ class Receiving:
         """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already. None
         if its queue is to be looked up anew. After `check`."""
         engine = self.engine
+        engine.settle()
         with engine.lock:
             engine.current()
             delivery, rows = engine.delivery, engine.rows
@@ -413,6 +414,7 @@ class Receiving:
     ) -> Iterator[Message]:
         engine = self.engine
         engine.ensure_usable()
+        engine.settle()
         subscriber = None if key is None else self.subscription(destination, key)
         state = engine.catalog.destinations.get(destination)
         if state is None:

@@ -172,6 +172,14 @@ class Settling:
         """Of what is LEAVING since its time is over (lease_times.py)."""
         self._give_back(leases, delivered=True)
 
+    def give_back_taken(self, leases: Sequence[Lease]) -> None:
+        """What is LEAVING, since who had claimed it did not ack it after all, is free again, delivered once more."""
+        try:
+            self._give_back(leases, delivered=True)
+        except BaseException:
+            self._engine.delivery.put_back(leases, LEASED)
+            raise
+
     def _give_back(self, leases: Sequence[Lease], delivered: bool) -> None:
         engine = self._engine
         if delivered:

@@ -32,6 +32,7 @@ from ...policies.errors import (
     ClosedError,
     StoreFailedError,
     StoreLockedError,
+    TransactionError,
     UnknownMessageError,
 )
 from ..background import shared
@@ -62,6 +63,7 @@ from .lease_times import LeaseTimes
 from .limits import Amount, Reservation
 from .maps import Maps
 from .nonpersistent import sweep
+from .outbox import Outbox
 from .purging import Removal
 from .receiving import Receiving
 from .records import decode
@@ -208,8 +210,13 @@ class Store:
                 engine.start(self._writer.submit)
                 self._opened = True
                 self.bodies.settle()
+                rows = self.backend.outbox
+                if rows is not None:
+                    engine.outbox = Outbox(self, engine, self._sending, self._settling, rows)
                 try:
                     self.backend.opened()
+                    if engine.outbox is not None:
+                        engine.outbox.opened()
                 except AnabranchError as error:
                     log.debug("store %s: %s", self.name, error)
                 if engine.leaving:  # there was no room to remove it while nobody else was there
@@ -254,6 +261,8 @@ class Store:
         self._look_after_owner()
         self.bodies.close()
         try:
+            if engine.outbox is not None:
+                engine.outbox.close()
             self._writer.close()
             engine.closed = True
             with engine.lock:
@@ -349,6 +358,19 @@ class Store:
         """Store many, in order, with as few waits for the disk as may be. Not atomic: a crash keeps a prefix. One that
         is `requeued` is no duplicate, here as in `commit` and in a branch."""
         return self._sending.send_many(destination, messages, sync)
+
+    def send_within(
+        self, connection: Any, destination: Destination, messages: Iterable[Outgoing | bytes]
+    ) -> list[Receipt]:
+        """Send in the transaction that the caller has open on this SQLAlchemy connection to the database that the store
+        is in, or that is begun there now: seen once that has committed, at the end of their destination then, and never
+        if it is rolled back. The receipts have seq 0.
+
+        The connection's commit is what makes them durable. Raises TransactionError for a store that shares no database
+        with its callers, for a connection to another database and for one in autocommit, what `send` raises before
+        anything is stored, and what the connection raises.
+        """
+        return self._outbox().send(connection, destination, messages)
 
     # Receiving
 
@@ -464,6 +486,30 @@ class Store:
             self._settling.ack(messages, LEASED)
         except ClosedError as error:
             after_move(error, messages, lambda store, some: store.ack(some))
+
+    def ack_within(self, connection: Any, messages: Sequence[Message]) -> None:
+        """Ack in the transaction of such a connection, all or none of them: they are claimed until it is over, gone if
+        it has committed, and free again, delivered once more, if it was rolled back. Raises as `ack` and
+        `send_within`."""
+        try:
+            self._outbox().ack(connection, messages)
+        except ClosedError as error:
+            after_move(error, messages, lambda store, some: store.ack_within(connection, some))
+
+    def is_enlisted(self, destination: Destination) -> bool:
+        """Whether callers' transactions are open that send to it or ack there."""
+        outbox = self._engine.outbox
+        return outbox is not None and outbox.concerns(destination)
+
+    def _outbox(self) -> Outbox:
+        self._engine.ensure_usable()
+        if self._engine.outbox is None:
+            raise TransactionError(
+                f"store {self.name!r}, of kind {self.backend.kind}, is in no database that takes part in the "
+                "transaction of a connection; use a transaction of the router's (router.transaction()), or move the "
+                "destination to an sql store in that database"
+            )
+        return self._engine.outbox
 
     def ack_nowait(self, messages: Sequence[Message]) -> Future[None]:
         """`ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
@@ -725,6 +771,8 @@ class Store:
                 return False
             if self.bodies.is_busy:
                 return False
+            if engine.outbox is not None and engine.outbox.is_used:
+                return False
             if self.volatile and self._holds_anything():
                 return False
             if engine.nonpersistent is not None and engine.nonpersistent.holds_anything:
@@ -779,6 +827,7 @@ class Store:
     def find(self, destination: Destination, message_id: str) -> Message | None:
         """Look at the message of that id, without a scan; None if it is not there or its id not in the duplicate window
         any more."""
+        self._engine.settle()
         engine, state = self._engine, self._engine.catalog.destinations.get(destination)
         name = pack_id(message_id)
         if state is None:

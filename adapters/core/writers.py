@@ -157,10 +157,12 @@ class Threaded:
 
     def submit(self, ticket: Ticket) -> None:
         self._engine.check()
+        self._engine.settle()  # what a thread commits, and then does, is done in this order
         self._put([ticket])
 
     def submit_all(self, tickets: Sequence[Ticket]) -> None:
         self._engine.check()
+        self._engine.settle()
         self._put(tickets)
         if tickets and (self._queued_changes > QUEUE_CHANGES_MAX or self._queued_bytes > QUEUE_BYTES_MAX):
             self._await(tickets[-1])

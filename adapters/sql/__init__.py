@@ -17,6 +17,7 @@ The store itself is the core's (adapters/core), this package its backend:
     statements.py        every statement by its name;  dialects.py: what differs between databases
     connections.py       URL and engine;  pool.py: keeps connections alive;  database.py: what its errors mean
     lease.py             for a database that several nodes own in turn
+    outbox.py            what callers send and ack in transactions of their own (core/outbox.py)
     native_two_phase.py  PostgreSQL's own prepared transactions
     duplicates.py        rows of the duplicate window;  checking.py: Store.check
 

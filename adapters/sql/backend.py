@@ -46,6 +46,7 @@ from .lease import Lease
 from .lease import statements as lease_statements
 from .loading import Loader
 from .native_two_phase import BranchRows, Native
+from .outbox import TAKING_PART, Outbox
 from .reading import Reading
 from .schema import schema
 from .statements import Statements, keepalive_statement
@@ -154,6 +155,8 @@ class SqlBackend(Backend):
         self._owner = store_id.hex()
         self._large = LargeRows(database, statements, tables.large.fullname)
         self._reading = Reading(database, statements, host.catalog, options.priorities)
+        if self._engine.dialect.name in TAKING_PART:
+            self.outbox = Outbox(self.name, database, statements, tables, options.chunk_size)
         self._ids = DuplicateRows(options.duplicate_window)
         self._branches = BranchRows()
         try:
@@ -183,6 +186,7 @@ class SqlBackend(Backend):
             self._lease.release()
             self._lease = None
         self.guard = None
+        self.outbox = None
         if self._engine is not None:
             self._engine.dispose()
         self._directory.unlock()

@@ -137,7 +137,7 @@ def _adopt(database: Database, connection: Connection, tables: Schema, store_id:
     if len(rows) == 1 and rows[0].version == VERSION and leased:
         return bytes.fromhex(rows[0].storeid)
     if rows:
-        holding = [tables.messages, tables.xalog, tables.durables]
+        holding = [tables.messages, tables.xalog, tables.durables, tables.outbox]
         owned = tables.lease.select().where(tables.lease.c.holder.is_not(None), tables.lease.c.expires > now_ms())
         held = any(connection.execute(table.select().limit(1)).first() for table in holding)
         if held or connection.execute(owned).first() or rows[0].version != VERSION:

@@ -30,7 +30,7 @@ VERSION: Final = 3
 
 TABLES: Final = (
     "messages", "chunks", "destinations", "durables", "acks", "redeliveries", "xalog", "committed", "duplicates",
-    "store", "lease", "large",
+    "outbox", "store", "lease", "large",
 )  # fmt: skip
 
 _Big: Final = BigInteger().with_variant(Integer, "sqlite")
@@ -62,6 +62,7 @@ class Schema:
     xalog: Table
     committed: Table
     duplicates: Table
+    outbox: Table
     store: Table
     lease: Table
     large: Table
@@ -128,6 +129,17 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         "redeliveries", _key("durable", BigInteger), _key("id", BigInteger), _column("deliverycount", Integer)
     )
     Index(f"{redeliveries.name}_message", redeliveries.c.id)
+    outbox = table(
+        "outbox",
+        _key("number", BigInteger),
+        _key("part", Integer),
+        _column("caller", String(32)),
+        _column("destination", Text),
+        _column("id", BigInteger),
+        _column("durable", BigInteger),
+        _column("content", LargeBinary, nullable=True),
+    )
+    Index(f"{outbox.name}_caller", outbox.c.caller, outbox.c.number)
     return Schema(
         metadata=metadata,
         prefix=prefix,
@@ -156,6 +168,7 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
             _column("messageid", Text),
             _column("id", BigInteger),
         ),
+        outbox=outbox,
         store=table(
             "store",
             _key("storeid", String(32)),

@@ -100,4 +100,4 @@ def held(connection: Connection, tables: Schema) -> Held:
     if tables.lease.name in there and connection.dialect.name in dialects.LEASED:
         lease = tables.lease.c
         owner = connection.execute(select(lease.holder).where(lease.expires > dialects.now_ms())).scalar()
-    return Held(count("messages"), count("xalog"), owner)
+    return Held(count("messages") + count("outbox"), count("xalog"), owner)

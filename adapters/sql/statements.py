@@ -212,7 +212,9 @@ def _writing(s: Schema) -> dict[str, Executable]:
 
 def _keeping(s: Schema) -> dict[str, Executable]:
     """What is not about messages: transactions, duplicates, the store itself."""
-    x, d, store, large = s.xalog.c, s.duplicates.c, s.store.c, s.large.c
+    x, d, store, large, o = s.xalog.c, s.duplicates.c, s.store.c, s.large.c, s.outbox.c
+    heads = (o.number, o.caller)
+    written = (*heads, func.sum(func.length(o.content)))
     return {
         "insert.xalog": _insert(s.xalog),
         "delete.xalog": delete(s.xalog).where(x.id == p("prepared")),
@@ -224,6 +226,21 @@ def _keeping(s: Schema) -> dict[str, Executable]:
         "delete.duplicates": delete(s.duplicates).where(d.number <= p("upto")),
         "delete.duplicates.destination": delete(s.duplicates).where(d.destination == p("topic")),
         "select.duplicates": select(d.number, d.destination, d.messageid, d.id).order_by(d.number),
+        "insert.outbox": _insert(s.outbox),
+        "delete.outbox": delete(s.outbox).where(o.number == p("number")),
+        "select.outbox": select(*written)
+        .where(o.number > p("after"))
+        .group_by(*heads)
+        .order_by(o.number)
+        .limit(p("most")),
+        "select.outbox.caller": select(*written)
+        .where(o.caller == p("caller"), o.number > p("after"))
+        .group_by(*heads)
+        .order_by(o.number)
+        .limit(p("most")),
+        "select.outbox.rows": select(o.number, o.destination, o.id, o.durable, o.content)
+        .where(o.caller == p("caller"), _within(o.number))
+        .order_by(o.number, o.part),
         "select.destinations": select(s.destinations.c.number, s.destinations.c.kind, s.destinations.c.name),
         "select.durables": select(*s.durables.c).order_by(s.durables.c.number),
         "select.store": select(store.version, store.batch, store.lastid, store.lastnumber).where(

@@ -397,6 +397,15 @@ class Write:
     def forget(self, transactions: Sequence[bytes]) -> None:
         self._rows["delete.committed"] += [{"transaction": transaction.hex()} for transaction in transactions]
 
+    def drained(self, numbers: Sequence[int], rows: int) -> None:
+        """What callers' transactions have asked for is done by this plan. Raises NotTakenError."""
+        gone = self._run("delete.outbox", [{"number": number} for number in numbers])
+        if gone not in (rows, -1):  # -1: the driver does not tell
+            raise NotTakenError(
+                f"OUTBOX holds {gone} of {rows} rows with sends and acks that were about to be done: they were done "
+                "before, or somebody else has changed the store's tables. Nothing was changed"
+            )
+
     # Running statements
 
     def flush(self) -> None:

@@ -25,6 +25,7 @@ TABLES = [
     "xalog",
     "committed",
     "duplicates",
+    "outbox",
     "store",
     "lease",
     "large",

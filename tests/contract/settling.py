@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from anabranch.adapters.core import Store
@@ -40,7 +42,8 @@ class SettlingContract:
         store.send_many(A, [b"1", b"2"])
         message = take(store)
         message.ack()
-        for again in (message.ack, message.release, lambda: store.claim(message)):
+        ways: list[Callable[[], object]] = [message.ack, message.release, lambda: store.claim(message)]
+        for again in ways:
             with pytest.raises(UnknownMessageError):
                 again()
         assert bodies(store) == [b"2"]
@@ -60,7 +63,8 @@ class SettlingContract:
         store.send(A, b"x")
         (message,) = store.browse(A)
         take(store)  # although somebody has leased it
-        for settle in (message.ack, message.release, lambda: store.claim(message)):
+        ways: list[Callable[[], object]] = [message.ack, message.release, lambda: store.claim(message)]
+        for settle in ways:
             with pytest.raises(UnknownMessageError, match="browsed"):
                 settle()
         assert bodies(store) == [b"x"]
@@ -161,7 +165,8 @@ class SettlingContract:
         store.send_many(A, [b"1", b"2"])
         message = take(store)
         store.claim(message)
-        for settle in (message.ack, message.release, lambda: store.claim(message)):
+        ways: list[Callable[[], object]] = [message.ack, message.release, lambda: store.claim(message)]
+        for settle in ways:
             with pytest.raises(UnknownMessageError):
                 settle()
         assert take(store).body == b"2"

@@ -2,7 +2,8 @@
 
 Stores are journals (`j`, `k`), SQLite (`s`, `t`), memory (`m`), and `p`, a PostgreSQL server's, if there is one; a
 destination's name begins with its store's. Threads send (with priorities, times of life, not persistent, to topics),
-ack, release, move messages in transactions over any of the stores, prepare external ones, begin and end subscriptions.
+ack, release, move messages in transactions over any of the stores, and in those of a database, prepare external ones,
+begin and end subscriptions.
 
 The ledger knows *channels*: a queue by its name, a topic's subscription as `topic://name#subscription`. A send to a
 topic is one to all its channels at once; ending a subscription acks all that it holds. What lies in a dead-letter queue
@@ -16,16 +17,20 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import sqlalchemy
 from pydantic import SecretStr
 
 import anabranch
+from anabranch.policies.destination import Destination
 from anabranch.policies.options import StoreOptions
 
+from ..contract.disk import PATIENCE
 from .ledger import (
     Held,
     Marks,
@@ -243,6 +248,56 @@ class Hand:
             tx.commit()
         self.marks.promised(operation)
 
+    def within(self) -> None:
+        """Some sends and acks in a transaction of the database's own, on a connection of ours."""
+        chance = self.chance
+        store = chance.choice([store for store in self.stores if store in "stp"])
+        messages, sends = [], []
+        operation: Operation = {"op": "tx", "send": [], "ack": []}
+        for _ in range(chance.choice((0, 1, 2))):
+            message = self.receive(self.somewhere([store]))
+            if message is None:
+                continue
+            identity = identity_of(message.body)
+            if not message.persistent or ("e." in identity and message.subscription):
+                message.release(delivered=False)
+                continue
+            messages.append(message)
+            operation["ack"].append([channel(message), identity])
+        for _ in range(chance.choice((1, 1, 2))):
+            destination = self.somewhere([store])
+            sends.append((destination, self.new(destination, 4)))
+            operation["send"] += [[each, sends[-1][1]] for each in channels_of(destination)]
+        with self._connected(store) as connection:
+            for message in messages:
+                message.ack(connection=connection)
+            for destination, identity in sends:
+                self.endpoint(destination).send(body_of(identity, chance.choice((20, 9000))), connection=connection)
+            if chance.random() < 0.2:
+                operation = self._back(messages)
+                self.marks.trying(operation)
+                connection.rollback()
+            else:
+                self.sent += 1
+                operation["turn"] = f"{self.name}.{self.sent}"
+                self.marks.trying(operation)
+                connection.commit()
+            self.marks.promised(operation)
+
+    @contextmanager
+    def _connected(self, store: str) -> Iterator[sqlalchemy.Connection]:
+        """To the database that a store is in."""
+        backend: Any = self.router.registry.store_for(Destination.parse(f"{store}.q")).backend
+        url = backend._engine.url
+        waits: dict[str, Any] = {"timeout": PATIENCE} if url.get_backend_name() == "sqlite" else {}
+        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, connect_args=waits)
+        with engine.connect() as connection:
+            if waits:
+                for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+                    connection.exec_driver_sql(f"PRAGMA {pragma}")
+                connection.rollback()
+            yield connection
+
     def prepare(self) -> Operation:
         self.sent += 1
         xid = f"x{self.name}n{self.sent}"
@@ -327,8 +382,10 @@ class Hand:
             self.ack(self.somewhere())
         elif what < 0.70:
             self.release(self.somewhere())
-        elif what < 0.84:
+        elif what < 0.79:
             self.transaction()
+        elif what < 0.84:
+            self.within() if {*"stp"}.intersection(self.stores) else self.transaction()
         elif what < 0.89:
             prepared = self.prepare()
             waiting += [prepared] if prepared else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -255,7 +255,8 @@ class StoreMachine(RuleBasedStateMachine):
         places = {(held.destination, held.seq) for held in (*self.held.values(), *self.claims.values())}
         if (message.destination, message.seq) in places:
             return  # released, and received again: the lease has another holder now
-        for settle in (message.ack, message.release, lambda: self.store.claim(message)):
+        ways: list[Callable[[], object]] = [message.ack, message.release, lambda: self.store.claim(message)]
+        for settle in ways:
             with pytest.raises(UnknownMessageError):
                 settle()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 import anabranch
 from anabranch import (
@@ -547,3 +548,28 @@ def test_a_placement_record_that_cannot_be_written(
             assert router.queue("a.x").depth() == 18
     repartition(new(tmp_path))
     assert facts(new(tmp_path)) == expected
+
+
+def test_it_waits_for_transactions_on_connections_of_the_users_own(tmp_path: Path, postgres_url: str) -> None:
+    """What they send and ack is in one store, the old one (rule Q6)."""
+    sql = anabranch.SqlOptions(url=postgres_url, pool_min=0)  # type: ignore[arg-type]
+    before = Config(tmp_path, [StoreConfig("all", [">"], sql=sql)])
+    fill(before)
+    engine = sqlalchemy.create_engine(postgres_url)
+    with anabranch.open(before) as router:
+        queue = router.queue("a.x")
+        message = queue.receive()
+        assert message is not None
+        with engine.connect() as connection:
+            queue.send(b"sent", connection=connection)
+            message.ack(connection=connection)
+            with pytest.raises(PlacementError, match=r"queue://a\.x: transactions on connections of your own"):
+                router.repartition(new(tmp_path), prepared_seconds=0.05)
+            assert {d.name for d in router.registry.table.destinations_in(store_id(router, "all"))} == {"a.x"}
+            connection.commit()
+        router.repartition(new(tmp_path))
+        assert queue.depth() == 18
+        assert [message.body for message in queue.browse()][-1] == b"sent"
+        with pytest.raises(TransactionError), engine.connect() as connection:
+            queue.send(b"", connection=connection)
+    engine.dispose()

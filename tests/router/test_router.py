@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -238,7 +238,8 @@ class TestTransactions:
         message = take(queue)
         with router.transaction() as tx:
             tx.ack(message)
-            for call in (message.ack, message.release, lambda: router.transaction().ack(message)):
+            ways: list[Callable[[], object]] = [message.ack, message.release, lambda: router.transaction().ack(message)]
+            for call in ways:
                 with pytest.raises(UnknownMessageError):
                     call()
         assert queue.depth() == 0

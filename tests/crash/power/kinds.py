@@ -150,12 +150,14 @@ TOPICS = (to_topic, to_topic, of_topic, of_topic, of_topic, Hand.subscriptions, 
 ORDER = (send, send, release, ack, send, until_spent, aside, drain, reclaim)
 ALONE = (send, to_topic, ack, release, Hand.subscriptions, of_topic, ack, until_spent, aside, drain)
 ACROSS = (send, send, Hand.transaction, Hand.transaction, ack, external)
+OUTBOX = (send, Hand.within, Hand.within, release, ack, Hand.within, to_topic)
 LETTERS = (send, send, until_spent, aside, to_topic, drain, ack)
 
 KINDS = {
     "subscriptions": Workload(in_turn(TOPICS, 2, 9), {"stores": "j", "checkpoint_operations": 7}, setup=config),
     "deliveries": Workload(in_turn(ORDER, 2, 9), {"stores": "j", "checkpoint_operations": 9}, setup=config),
     "sqlite": Workload(in_turn(ALONE, 2, 7), {"stores": "s"}, setup=config),
+    "outbox": Workload(in_turn(OUTBOX, 2, 7), {"stores": "s"}, setup=config),
     "across-kinds": Workload(
         in_turn(ACROSS, 2, 7, ("a", "b")), {"stores": "js", "checkpoint_operations": 9}, setup=config
     ),

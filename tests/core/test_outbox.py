@@ -1,0 +1,212 @@
+"""What callers' transactions ask for is done once, in order, whatever fails in between (rules Q4 to Q7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from anabranch.adapters.core import Store, outbox
+from anabranch.adapters.core.outbox import Drained, Entry, Outbox, Told, Written
+from anabranch.adapters.core.table import Table
+from anabranch.policies.destination import Destination
+from anabranch.policies.errors import StoreFailedError, StoreFullError, TransactionError, UnknownMessageError
+
+from ..contract.disk import A, B, bodies, eventually, take
+from .made import memory
+
+
+class Caller:
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.rows: list[Entry] = []
+        self.over = False
+
+
+class Rows:
+    """A database with a table OUTBOX; its connections are Callers."""
+
+    def __init__(self) -> None:
+        self.committed: list[tuple[str, Entry]] = []
+        self.fails: Exception | None = None
+        self.told: Told
+
+    def enlist(self, connection: Any, told: Told) -> Caller:
+        self.told = told
+        assert isinstance(connection, Caller)
+        return connection
+
+    def put(self, connection: Any, caller: Any, entries: Sequence[Entry]) -> None:
+        if self.fails is not None:
+            raise self.fails
+        caller.rows += entries
+
+    def written(self, after: int, most: int, caller: str | None = None) -> Sequence[Written]:
+        if self.fails is not None:
+            raise self.fails
+        rows = sorted((entry, key) for key, entry in self.committed if entry.number > after and caller in (None, key))
+        return [Written(entry.number, key, len(entry.record)) for entry, key in rows[:most]]
+
+    def entries(self, caller: str, first: int, last: int) -> Sequence[Entry]:
+        return sorted(entry for key, entry in self.committed if key == caller and first <= entry.number <= last)
+
+    def is_over(self, caller: Any) -> bool:
+        return bool(caller.over)
+
+    def drained(self, numbers: Sequence[int]) -> None:
+        assert {entry.number for _, entry in self.committed} >= set(numbers)
+        self.committed = [row for row in self.committed if row[1].number not in numbers]
+
+    def end(self, caller: Caller, commits: bool = True) -> None:
+        self.told.ending(caller)
+        if commits:
+            self.committed += [(caller.key, entry) for entry in caller.rows]
+        caller.over = True
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
+    rows = Rows()
+
+    def apply(self: Drained, table: Table) -> None:
+        rows.drained(self.numbers)
+
+    monkeypatch.setattr(Drained, "apply", apply)
+    return rows
+
+
+@pytest.fixture
+def store(rows: Rows) -> Iterator[Store]:
+    with memory() as disk:
+        store = disk.create()
+        engine = store._engine
+        engine.outbox = Outbox(store, engine, store._sending, store._settling, rows)
+        yield store
+
+
+def drain(store: Store) -> bool:
+    """As in the background."""
+    assert store._engine.outbox is not None
+    return store._engine.outbox._drain_now(everything=True)
+
+
+def test_in_the_order_of_each(rows: Rows, store: Store) -> None:
+    one, two = Caller("one"), Caller("two")
+    store.send_within(one, A, [b"1"])
+    store.send_within(two, A, [b"2"])
+    store.send_within(one, A, [b"3"])
+    rows.end(two)
+    drain(store)
+    assert bodies(store) == [b"2"]
+    rows.end(one)
+    assert bodies(store) == [b"2", b"1", b"3"] and rows.committed == []
+    assert not store._outbox().is_used
+
+
+def test_one_larger_than_a_write_lies_between_others(rows: Rows, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "GROUP_MAX", 4)
+    callers = [Caller(name) for name in "abc"]
+    for number in range(9):
+        for caller in callers:
+            store.send_within(caller, Destination.parse(caller.key), [b"%d" % number])
+    for caller in callers:
+        rows.end(caller)
+    drain(store)
+    for caller in callers:
+        assert bodies(store, Destination.parse(caller.key)) == [b"%d" % number for number in range(9)]
+    assert rows.committed == []
+
+
+def test_what_cannot_be_done_holds_up_no_other(
+    rows: Rows, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A destination that is in another store by now: what was sent there stays, and is told."""
+    monkeypatch.setattr(outbox, "GROUP_MAX", 2)
+
+    class Router:
+        moved = True
+
+        def is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
+            return self.moved and destination == A
+
+    store.owner = router = Router()
+    one, two = Caller("one"), Caller("two")
+    store.send_within(one, B, [b"b"])
+    store.send_within(one, A, [b"1", b"2", b"3"])
+    store.send_within(two, B, [b"4", b"5", b"6"])
+    rows.end(one)
+    rows.end(two)
+    drain(store)
+    assert bodies(store, B) == [b"4", b"5", b"6"]
+    assert store.depth(A) == 0 and len(rows.committed) == 4  # not by halves
+    assert "waits in OUTBOX" in caplog.text and "queue://a has moved to another store" in caplog.text
+    router.moved = False
+    drain(store)
+    assert bodies(store) == [b"1", b"2", b"3"] and bodies(store, B)[-1] == b"b" and rows.committed == []
+
+
+def test_a_database_that_is_away_is_asked_again(rows: Rows, store: Store) -> None:
+    store.send(A, b"1")
+    message, caller = take(store), Caller("one")
+    store.ack_within(caller, [message])
+    store.send_within(caller, B, [b"2"])
+    rows.fails = StoreFailedError("it is away")
+    rows.end(caller)
+    assert drain(store)
+    assert store.stats().leased == 1
+    rows.fails = None
+    eventually(lambda: store.depth(B) == 1)
+    assert bodies(store) == []
+
+
+def test_a_connection_that_refuses(rows: Rows, store: Store) -> None:
+    """Nothing is claimed, nothing reserved."""
+    store.send(A, b"1")
+    message, caller = take(store), Caller("one")
+    rows.fails = ValueError("no")
+    for call in (lambda: store.ack_within(caller, [message]), lambda: store.send_within(caller, B, [b"2"])):
+        with pytest.raises(ValueError, match="no"):
+            call()
+    rows.fails = None
+    assert not store.is_enlisted(B)
+    message.release()
+    assert take(store).body == b"1"
+
+
+def test_what_is_claimed_is_nobody_elses(rows: Rows, store: Store) -> None:
+    store.send(A, b"1")
+    message, one, two = take(store), Caller("one"), Caller("two")
+    store.ack_within(one, [message])
+    store.ack_within(one, [message])
+    with pytest.raises(UnknownMessageError):
+        store.ack_within(two, [message])
+    assert store.is_enlisted(A) and not store.is_enlisted(B)
+    rows.end(one, commits=False)
+    rows.end(two, commits=False)
+    assert take(store).deliveries == 2
+    assert not store.is_enlisted(A)
+
+
+def test_room_is_kept_until_the_end(rows: Rows) -> None:
+    with memory() as disk:
+        store = disk.create(max_messages=2)
+        store._engine.outbox = Outbox(store, store._engine, store._sending, store._settling, rows)
+        one, two = Caller("one"), Caller("two")
+        store.send_within(one, A, [b"1", b"2"])
+        with pytest.raises(StoreFullError):
+            store.send_within(two, A, [b"3"])
+        rows.end(one, commits=False)
+        assert bodies(store) == []
+        store.send_within(two, A, [b"3", b"4"])
+        rows.end(two)
+        assert bodies(store) == [b"3", b"4"]
+        with pytest.raises(StoreFullError):
+            store.send(A, b"5")
+
+
+def test_a_store_without_one(store: Store) -> None:
+    store._engine.outbox = None
+    with pytest.raises(TransactionError, match="of kind memory"):
+        store.send_within(Caller("one"), A, [b"1"])
+    assert not store.is_enlisted(A)
