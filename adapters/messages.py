@@ -16,6 +16,7 @@ from ..policies.errors import (
     MessageTooLargeError,
     UnknownMessageError,
 )
+from .background import shared
 
 if TYPE_CHECKING:
     from .core.large import LargeBody
@@ -340,6 +341,12 @@ class Message:
                 "dead-letter queues; ack it, or release it"
             )
         owner.reject(self, reason)
+
+    def reject_nowait(self, reason: str = REJECTED) -> Future[None]:
+        """`reject` without waiting: on a thread of ours, where the future resolves; what is not leased is refused at
+        once."""
+        require_leased(self)
+        return shared().call(lambda: self.reject(reason))
 
     def __enter__(self) -> Self:
         """`with message:` acks it at the end, and releases it, delivered once more, if an error is raised; neither if

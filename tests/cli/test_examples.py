@@ -36,6 +36,17 @@ SAYS = {
         "  orders.packed: ['a train']\n"
         "  audit.orders: ['accepted a train', 'packed a train', 'a doll']\n"
     ),
+    "worker": (
+        "to carol: welcome\n"
+        "delivery 1 of mail-as-text: DecodeError\n"
+        "delivery 1 of mail-without-text: KeyError\n"
+        "delivery 2 of mail-as-text: DecodeError\n"
+        "delivery 2 of mail-without-text: KeyError\n"
+        "delivery 3 of mail-as-text: DecodeError\n"
+        "delivery 3 of mail-without-text: KeyError\n"
+        "dead: mail-as-text of queue://mail.bob, delivery_limit after 3 deliveries\n"
+        "dead: mail-without-text of queue://mail.carol, delivery_limit after 3 deliveries\n"
+    ),
     "recommend_from_activemq": "Peak 23.1 MB in one store, 3.1 MB as recommended:\n",
 }
 

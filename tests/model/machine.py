@@ -169,17 +169,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     # Receiving and settling
 
-    @rule(receiver=receivers, count=st.integers(1, 8))
-    def receive(self, receiver: tuple[Destination, tuple[str, str] | None], count: int) -> None:
+    @rule(receiver=receivers, count=st.integers(1, 8), together=st.booleans())
+    def receive(self, receiver: tuple[Destination, tuple[str, str] | None], count: int, together: bool = False) -> None:
         destination, key = receiver
         number = QUEUE if key is None else self.model.number_of(destination, key)
         if number is None:
             with pytest.raises(UnknownSubscriptionError):
                 self.store.receive(destination, 0, key)
             return
+        batch = iter(self.store.receive_many(destination, count, 0, key) if together else ())
         for _ in range(count):
             expected = self.model.first_ready(destination, number)
-            message = self.store.receive(destination, 0, key)
+            message = next(batch, None) if together else self.store.receive(destination, 0, key)
             if expected is None:
                 assert message is None
                 return

@@ -123,6 +123,22 @@ class RouterMachine(RuleBasedStateMachine):
             expected.state = LEASED
             self.held.append(message)
 
+    @rule()
+    def receive_from_any(self) -> None:
+        """Of one of them, its first; None if there is none in any."""
+        message = self.router.receive(">")
+        if message is None:
+            assert not any(
+                self.models[where].first_ready(Destination.parse(name)) for name, where in self.homes.items()
+            )
+            return
+        where = self.homes[message.destination.name]
+        expected = self.models[where].first_ready(message.destination)
+        assert expected is not None
+        assert (message.seq, message.body) == (expected.seq, expected.body)
+        expected.state = LEASED
+        self.held.append(message)
+
     @precondition(lambda self: self.held)
     @rule(data=st.data(), ack=st.booleans())
     def settle(self, data: st.DataObject, ack: bool) -> None:

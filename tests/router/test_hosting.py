@@ -234,14 +234,29 @@ def test_what_cannot_be_rejected_is_free_again(router: anabranch.Router) -> None
             take(q).reject(5)  # type: ignore[arg-type]
 
 
+def test_rejecting_without_waiting(router: anabranch.Router) -> None:
+    q = router.queue("q")
+    q.send_many([b"1", b"2"])
+    message, other = take(q), take(q)
+    message.reject_nowait("it is wrong").result(PATIENCE)
+    (letter,) = q.dead_letters()
+    assert (letter.message.body, letter.reason) == (b"1", "it is wrong")
+    other.ack()
+    with pytest.raises(anabranch.UnknownMessageError):
+        other.reject_nowait().result(PATIENCE)
+    with pytest.raises(anabranch.UnknownMessageError, match="was browsed"):
+        letter.message.reject_nowait()
+
+
 def test_a_message_shows_no_private_field(router: anabranch.Router) -> None:
     router.queue("q").send(b"1")
     message = take(router.queue("q"))
     shown = [name for name in dir(message) if not name.startswith("_")]
     assert shown == [
-        "ack", "ack_nowait", "body", "deliveries", "destination", "expires_at_ms", "extend", "headers", "leased",
-        "message_id", "persistent", "priority", "raw_body", "redelivered", "reject", "release", "release_nowait",
-        "seq", "subscription", "timestamp_ms", "token",
+        "ack", "ack_nowait", "body", "content", "deliveries", "destination", "expires_at_ms", "extend",
+        "headers", "is_large", "leased", "message_id", "open", "persistent", "priority", "raw_body", "read",
+        "redelivered", "reject", "reject_nowait", "release", "release_nowait", "seq", "size", "subscription",
+        "timestamp_ms", "token",
     ]  # fmt: skip
     assert repr(message) == f"<Message {message.seq} of queue://q, 1 bytes>"
     assert not hasattr(message, "__dict__")
