@@ -252,6 +252,8 @@ class MemoryTable(Table):
             return
         spot: Spot | None = place[OWN] if place is not None else messages.find(seq)
         if spot is None:
+            if state.is_map:
+                self._forget_key(messages, seq)  # as below
             return
         chunk, index = spot
         if state.is_topic:
@@ -259,11 +261,11 @@ class MemoryTable(Table):
             return
         bit = BITS[index]
         if chunk.dead & bit:
+            if state.is_map:
+                self._forget_key(messages, seq)  # it may have been struck just before that
             return
         memory = self._memory
         memory.unfinished = chunk.mend
-        if state.is_map:
-            self._forget_key(messages, seq)
         chunk.dead |= bit
         size = chunk.sizes[index]
         if index >= chunk.out:
@@ -276,6 +278,8 @@ class MemoryTable(Table):
             chunk.charge -= COUNT_COST
             memory.used -= COUNT_COST
         self._catalog.count(state, -1, -size)
+        if state.is_map:
+            self._forget_key(messages, seq)  # not before it is dead: by its key it is found again
         if chunk.dead == MASKS[len(chunk.offsets)] and self._is_full(chunk):
             self._drop(chunk)
         memory.unfinished = None

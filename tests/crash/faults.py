@@ -96,6 +96,10 @@ class Script:
                 self.many("q", 9000, 4)
                 self.ack("q", 4 if step else 2)
                 self.transaction("q", "audit")
+                self.put("job", 300)
+                self.finish("q", "job", "own")
+                if step == 1:
+                    self.pop("job")
                 self.ack("own.q", 1)
                 if step == 1:
                     self.attempt("checkpoint", self._checkpoint)
@@ -183,6 +187,51 @@ class Script:
 
         acks = [[taken, identity_of(message.body)] for message in messages]
         self.attempt("transaction", act, {"op": "tx", "send": [[given, identity]], "ack": acks})
+
+    def _values(self, *keys: str) -> list[str] | None:
+        """What these keys have; None if that cannot be told."""
+        values, found = self.router.map("results"), []  # type: ignore[union-attr]
+        for key in keys:
+            body = self.attempt("get", lambda: values.get(key, b""))  # noqa: B023
+            if not isinstance(body, bytes):
+                return None
+            found += [identity_of(body)] if body else []
+        return found
+
+    def put(self, key: str, size: int) -> None:
+        before = self._values(key)
+        if before is not None:
+            (identity,) = self._new()
+            values = self.router.map("results")  # type: ignore[union-attr]
+            operation = {
+                "op": "tx",
+                "send": [["=results", identity]],
+                "ack": [["=results", one] for one in before],
+            }
+            self.attempt("put", lambda: values.put(key, body_of(identity, size)), operation)
+
+    def pop(self, key: str) -> None:
+        before = self._values(key)
+        if before:
+            values = self.router.map("results")  # type: ignore[union-attr]
+            self.attempt("pop", lambda: values.pop(key), {"op": "ack", "q": "=results", "ids": before})
+
+    def finish(self, taken: str, key: str, gone: str) -> None:
+        """A message is acked, its result put and another removed, together."""
+        before, messages = self._values(key, gone), self.receive(taken, 1)
+        if before is None:
+            return
+        (identity,) = self._new()
+
+        def act() -> None:
+            with self.router.transaction() as tx:  # type: ignore[union-attr]
+                tx.put("results", key, body_of(identity, 700))
+                tx.remove("results", gone)
+                for message in messages:
+                    tx.ack(message)
+
+        acks = [[taken, identity_of(message.body)] for message in messages] + [["=results", one] for one in before]
+        self.attempt("finish", act, {"op": "tx", "send": [["=results", identity]], "ack": acks})
 
 
 def stores_of(router: anabranch.Router | None) -> list[JournalStore]:

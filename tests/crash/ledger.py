@@ -10,6 +10,7 @@ An operation is a dict, so that it can be a mark (a line of JSON):
     {"op": "rollback", "xid": ...}
 
 A queue is a queue's name, or `topic/name` for a durable subscription: what is sent to a topic is a tx of sends to all.
+Or it is `=map`: a value that is put is a send, and an ack of the one before; a key that is removed is an ack.
 An id is `producer.number`; a producer's numbers rise within a queue. The message's body follows from its id.
 """
 
@@ -54,6 +55,10 @@ def contents(router: anabranch.Router) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for destination in router.destinations():
         names = [destination.name]
+        if destination.kind is Kind.MAP:
+            if values := values_of(router, destination):
+                found[f"={destination.name}"] = values
+            continue
         if destination.kind is Kind.TOPIC:
             known = router.topic(destination.name).subscriptions()
             names = [f"{destination.name}/{subscriber.subscription.name}" for subscriber in known]
@@ -65,6 +70,21 @@ def contents(router: anabranch.Router) -> dict[str, list[str]]:
             if messages:
                 found[name] = messages
     return found
+
+
+def values_of(router: anabranch.Router, destination: anabranch.Destination) -> list[str]:
+    """The values of a map, by their numbers. Each is found by its key, too."""
+    values = router.map(destination)
+    items = list(values.items())
+    wrong = [key for key, value in items if values.get(key) != value]
+    if wrong or len(items) != values.count() or items != sorted(items, key=lambda item: item[0].encode()):
+        raise AssertionError(f"{destination}: count says {values.count()}, {len(items)} are there; wrong: {wrong}")
+    return sorted((identity_of(value) for _, value in items), key=_by_number)
+
+
+def _by_number(identity: str) -> tuple[str, int]:
+    producer, _, number = identity.rpartition(".")
+    return producer, int(number)
 
 
 def source(router: anabranch.Router, name: str) -> anabranch.Queue | anabranch.Subscriber:

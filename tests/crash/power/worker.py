@@ -58,6 +58,8 @@ class Worker:
         self.vouched = vouched
         """Its operations are promised when they return; else only when asked to be."""
         self.sent = 0
+        self.values: dict[tuple[str, str], str] = {}
+        """By map and key."""
 
     def _did(self, operation: Operation, promised: bool) -> None:
         if self.vouched or promised:
@@ -135,6 +137,51 @@ class Worker:
                     tx.ack(message)
                     operation["ack"].append([queue, identity_of(message.body)])
             self.marks.trying(operation)
+        self._did(operation, False)
+
+    def put(self, name: str, key: str, size: int, ttl: float | None = None) -> None:
+        """A value, whatever is there; every other time only if it is what is expected."""
+        operation = self._put(name, key)
+        self.marks.trying(operation)
+        values, before = self.router.map(name), self.values.get((name, key))
+        body = body_of(operation["send"][0][1], size)
+        if self.sent % 2 or before is None:
+            values.put(key, body, ttl=ttl)
+        else:
+            assert values.compare_and_set(key, values.get(key), body, ttl=ttl)
+        self.values[name, key] = operation["send"][0][1]
+        self._did(operation, False)
+
+    def _put(self, name: str, key: str) -> Operation:
+        identity = f"{self.name}.{self.sent}"
+        self.sent += 1
+        before = self.values.get((name, key))
+        acks = [[f"={name}", before]] if before is not None else []
+        return {"op": "tx", "send": [[f"={name}", identity]], "ack": acks}
+
+    def pop(self, name: str, key: str) -> None:
+        identity = self.values.pop((name, key), None)
+        operation = {"op": "ack", "q": f"={name}", "ids": [identity] if identity is not None else []}
+        self.marks.trying(operation)
+        body = self.router.map(name).pop(key)
+        assert (identity_of(body) if body is not None else None) == identity
+        self._did(operation, False)
+
+    def finish(self, queue: str, name: str, key: str, size: int, gone: str = "") -> None:
+        """A message is acked and its result put, and another key removed, together."""
+        operation = self._put(name, key)
+        with self.router.transaction() as tx:
+            tx.put(name, key, body_of(operation["send"][0][1], size))
+            for message in self.receive(queue):
+                tx.ack(message)
+                operation["ack"].append([queue, identity_of(message.body)])
+            if gone:
+                tx.remove(name, gone)
+                if (identity := self.values.get((name, gone))) is not None:
+                    operation["ack"].append([f"={name}", identity])
+            self.marks.trying(operation)
+        self.values[name, key] = operation["send"][0][1]
+        self.values.pop((name, gone), None)
         self._did(operation, False)
 
     def empty(self, queue: str, delete: bool) -> None:

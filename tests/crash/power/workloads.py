@@ -139,6 +139,34 @@ def compacting(directory: Path, workload: Workload) -> None:
             router.reclaim()
 
 
+def values(directory: Path, workload: Workload) -> None:
+    """Keyed values: put, replaced, removed, alone and with the messages that they are the results of, in one store and
+    over two; segments go, move together and are snapshot amid, and the store is opened again."""
+    marks, worker = Marks(), None
+    for life in range(2):
+        with anabranch.open(config(directory, workload.options)) as router:
+            before = worker
+            worker = Worker(router, marks, "v", vouched=not workload.prefix)
+            if before is not None:
+                worker.sent, worker.values = before.sent, before.values
+            for turn in range(10):
+                worker.send("jobs", 2500, count=3)
+                worker.put("results", f"hot {turn % 2}", 4000, ttl=1e6 if turn % 3 else None)
+                worker.put("results", f"slow {life} {turn}", 60)
+                worker.finish("jobs", "results", f"job {turn}", 300, gone=f"job {turn - 3}")
+                worker.finish("jobs", "results", f"hot {turn % 2}", 2000)
+                if turn % 3 == 1:
+                    worker.pop("results", f"job {turn}")
+                    worker.pop("results", f"hot {turn % 2}")
+                if not workload.prefix:
+                    worker.send("own.jobs", 500)
+                    worker.finish("own.jobs", "results", "far", 700, gone=f"job {turn - 1}")
+                if turn % 4 == 3:
+                    router.compact()
+                router.reclaim()
+        marks.write("CLOSED", {})
+
+
 def duplicates(directory: Path, workload: Workload) -> None:
     """Messages with ids, sent again: before and after a segment's end, a checkpoint, a snapshot, their ack."""
     with anabranch.open(config(directory, workload.options)) as router:
@@ -345,6 +373,8 @@ WORKLOADS = {
         {"sync": "never", "pool_files": 0, "checkpoint_operations": 11, "compact_min_segments": 2},
         prefix=True,
     ),
+    "values": Workload(values, {"pool_files": 1, "checkpoint_operations": 13}),
+    "values-never": Workload(values, {"sync": "never", "pool_files": 0, "checkpoint_operations": 7}, prefix=True),
     "duplicates": Workload(duplicates, {"checkpoint_operations": 10}),
     "reopening": Workload(reopening, {}),
     "removing": Workload(removing, {"checkpoint_operations": 7}),
