@@ -208,17 +208,31 @@ class LargeBodies:
             self.tidy()
 
     def end(self, clean: bool) -> None:
-        """The store is closed, or about to be, and writes no more. What was not to survive is removed if `clean`."""
-        for those in list(self._live.values()):
-            for body in list(those.values()):
+        """All that was written is durable, and nothing is written any more. If `clean`, with the store's lock held and
+        the backend still open: what no message names, nor a prepared branch, is removed, whoever holds it."""
+        try:
+            if clean and self.used:
+                while self._find_dead():
+                    pass
+                needed = {name for name in self._needed() if name not in self._passing}
+                with self._lock:
+                    known = {name for name, body in self._by_name.items() if body.owned}
+                for name in {*known, *self.garbage} - needed:
+                    self.storage.remove(name)
+        except (OSError, AnabranchError) as error:
+            log.debug("store %s: large bodies are left to the next open: %s", self._engine.name, error)
+        with self._lock:
+            for body in list(self._by_name.values()):
                 body.owned = False
         if hasattr(self, "storage"):
-            try:
-                for name in list(self._passing) if clean else ():
-                    self.storage.remove(name)
-            except (OSError, AnabranchError) as error:
-                log.debug("store %s: large bodies are left to the next open: %s", self._engine.name, error)
             self.storage.close()
+
+    def _needed(self) -> Iterator[bytes]:
+        """The names of those that messages name, or prepared branches."""
+        for those in list(self._live.values()):
+            yield from [body.name for body in list(those.values())]
+        for branch in list(self._engine.sequencer.prepared.values()):
+            yield from [send.large.name for send in branch.sends if send.large is not None]
 
     @property
     def is_busy(self) -> bool:
@@ -509,6 +523,9 @@ class LargeBodies:
         """Every body that a message names is there and whole, and none is there without."""
         if not self.used:
             return
+        for name, _ in self.storage.kept():
+            if name not in self._by_name and name not in self.garbage:
+                yield f"{self.storage.place(name, 0)[0]}: a body that belongs to no message"
         for state in list(self._engine.catalog.destinations.values()):
             after, named = 0, set()
             while places := self._engine.rows.rows(state, None, None, after, PAGE):

@@ -218,6 +218,7 @@ class LiveCopy:
         found = digest(islice(there, len(ours)))
         if (found.count, found.hex()) != (expected.count, expected.hex()):
             raise self._differs(f"{expected.count} messages that were just written read back otherwise")
+        ours.clear()  # their large bodies are not held any longer
 
     def _placed(self, item: Item, seq: int) -> None:
         if isinstance(item, Stored):

@@ -200,6 +200,19 @@ class LargeContract:
         stream.close()
         disk.reopen(large)
 
+    def test_who_still_holds_it_when_its_store_is_closed_keeps_nothing(self, disk: Disk, large: Store) -> None:
+        large.send(A, io.BytesIO(body()))
+        large.send(A, io.BytesIO(body(seed=2)))
+        acked, unsent = take(large), large.keep(io.BytesIO(body(seed=3)))
+        acked.ack()
+        storage = large.bodies.storage
+        large.close()
+        if not large.volatile and (large.directory / "large").exists():
+            assert len(list(storage.kept())) == 1
+        again = disk.reopen(large)
+        assert contents(again) == ([] if again.volatile else [body(seed=2)])
+        del acked, unsent
+
     def test_a_store_in_which_a_body_waits_for_its_message_is_not_idle(self, large: Store) -> None:
         waiting = large.keep(io.BytesIO(body()))
         assert isinstance(waiting, LargeBody)

@@ -64,7 +64,7 @@ def contents(router: anabranch.Router) -> dict[str, list[str]]:
             names = [f"{destination.name}/{subscriber.subscription.name}" for subscriber in known]
         for name in names:
             queue = source(router, name)
-            messages = [identity_of(message.body) for message in queue.browse()]
+            messages = [identity_of(message.read()) for message in queue.browse()]
             if len(messages) != queue.depth():
                 raise AssertionError(f"{name}: depth says {queue.depth()}, browse shows {len(messages)}")
             if messages:

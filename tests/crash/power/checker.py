@@ -96,7 +96,7 @@ def _receivable(router: anabranch.Router, found: Contents, claimed: set[tuple[st
         queue, taken = source(router, name), []
         while (message := queue.receive()) is not None:
             taken.append(message)
-        if [identity_of(message.body) for message in taken] != [i for i in ids if (name, i) not in claimed]:
+        if [identity_of(message.read()) for message in taken] != [i for i in ids if (name, i) not in claimed]:
             wrong.append(f"{len(taken)} messages of {name} can be received, not all that are free of {ids}")
         for message in taken:
             message.release()

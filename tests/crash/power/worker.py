@@ -53,10 +53,19 @@ class Workload:
 class Worker:
     """One thread's doings, each with its marks."""
 
-    def __init__(self, router: anabranch.Router, marks: Marks, name: str, vouched: bool = True) -> None:
+    def __init__(
+        self,
+        router: anabranch.Router,
+        marks: Marks,
+        name: str,
+        vouched: bool = True,
+        of_file: Callable[[bytes], Any] = lambda body: body,
+    ) -> None:
+        """`of_file` makes of a body what is sent."""
         self.router, self.marks, self.name = router, marks, name
         self.vouched = vouched
         """Its operations are promised when they return; else only when asked to be."""
+        self.of_file = of_file
         self.sent = 0
         self.values: dict[tuple[str, str], str] = {}
         """By map and key."""
@@ -84,7 +93,8 @@ class Worker:
         self.marks.trying(operation)
         queue, size, named = self.router.queue(operation["q"]), operation["size"], operation["named"]
         messages = [
-            anabranch.Outgoing(body_of(i, size), None, i if named else None, priority) for i in operation["ids"]
+            anabranch.Outgoing(self.of_file(body_of(i, size)), None, i if named else None, priority)
+            for i in operation["ids"]
         ]
         if len(messages) == 1:
             queue.send(messages[0].body, message_id=messages[0].message_id, sync=sync, priority=priority)
@@ -118,7 +128,7 @@ class Worker:
     def ack(self, queue: str, count: int = 1) -> None:
         messages = self.receive(queue, count)
         if messages:
-            operation = {"op": "ack", "q": queue, "ids": [identity_of(message.body) for message in messages]}
+            operation = {"op": "ack", "q": queue, "ids": [identity_of(message.read()) for message in messages]}
             self.marks.trying(operation)
             self.router.ack(messages)
             self._did(operation, False)
@@ -130,12 +140,12 @@ class Worker:
                 for _ in range(count):
                     identity = f"{self.name}.{self.sent}"
                     self.sent += 1
-                    tx.send(queue, body_of(identity, size))
+                    tx.send(queue, self.of_file(body_of(identity, size)))
                     operation["send"].append([queue, identity])
             for queue, count in acks.items():
                 for message in self.receive(queue, count):
                     tx.ack(message)
-                    operation["ack"].append([queue, identity_of(message.body)])
+                    operation["ack"].append([queue, identity_of(message.read())])
             self.marks.trying(operation)
         self._did(operation, False)
 
@@ -186,7 +196,7 @@ class Worker:
 
     def empty(self, queue: str, delete: bool) -> None:
         target = self.router.queue(queue)
-        operation = {"op": "ack", "q": queue, "ids": [identity_of(message.body) for message in target.browse()]}
+        operation = {"op": "ack", "q": queue, "ids": [identity_of(message.read()) for message in target.browse()]}
         self.marks.trying(operation)
         target.delete() if delete else target.purge()
         self._did(operation, False)
@@ -202,7 +212,7 @@ class Worker:
         for queue in acks:
             for message in self.receive(queue):
                 tx.ack(message)
-                operation["ack"].append([queue, identity_of(message.body)])
+                operation["ack"].append([queue, identity_of(message.read())])
         self.marks.trying(operation)
         tx.prepare()
         self.marks.promised(operation)

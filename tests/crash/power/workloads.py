@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from unittest.mock import patch
 
@@ -165,6 +166,22 @@ def values(directory: Path, workload: Workload) -> None:
                     router.compact()
                 router.reclaim()
         marks.write("CLOSED", {})
+
+
+def large(directory: Path, workload: Workload) -> None:
+    """Bodies that are kept apart, in transactions over stores of all policies, beside others, and acked soon."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "l", vouched=not workload.prefix, of_file=BytesIO)
+        for turn in range(10):
+            worker.send("q", 1500 + 700 * (turn % 3), named=turn % 2 == 1)
+            worker.send("own.q", 300 if turn % 2 else 2500)
+            worker.transaction({"q": 1, "own.q": 1}, {"q": 1} if turn % 3 else {}, 2000)
+            if not workload.prefix:
+                worker.transaction({"always.q": 1, "never.q": 1}, {"never.q": 1} if turn % 2 else {}, 1800)
+            if turn % 2:
+                worker.ack("own.q", 2)
+            if turn % 4 == 3:
+                router.reclaim()
 
 
 def duplicates(directory: Path, workload: Workload) -> None:
@@ -375,6 +392,10 @@ WORKLOADS = {
     ),
     "values": Workload(values, {"pool_files": 1, "checkpoint_operations": 13}),
     "values-never": Workload(values, {"sync": "never", "pool_files": 0, "checkpoint_operations": 7}, prefix=True),
+    "large": Workload(large, {"large_message_size": 1024, "checkpoint_operations": 15}),
+    "large-never": Workload(
+        large, {"sync": "never", "large_message_size": 1024, "checkpoint_operations": 9}, prefix=True
+    ),
     "duplicates": Workload(duplicates, {"checkpoint_operations": 10}),
     "reopening": Workload(reopening, {}),
     "removing": Workload(removing, {"checkpoint_operations": 7}),

@@ -1,0 +1,304 @@
+"""One system call fails, or is the last one, while large messages are sent, committed over two stores, received, acked,
+dead-lettered and opened: for every call, one after the other (rule J9, B3 to B7).
+
+    python -m tests.crash.large [--kind eio] [--only 17] [--share 1/10] [--seconds 60]
+
+Kinds: those of faults.py. What has to hold, beside what ledger.py compares: each body is whole and none is left that no
+message names, once the store was opened; no record is written while a body, or its name, is not synced; no body is
+unlinked while something in the store's journal is not synced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anabranch
+from anabranch.adapters.core.large import NAMED_AT
+
+from ..garbage import set_aside
+from ..shares import Share, add_options, of_options
+from .calls import KINDS, Crash, Faults, Jobs, simulated
+from .ledger import Operation, body_of, compare, contents, identity_of, source, violations
+
+SIZE = 2000
+
+
+class Rules:
+    """What is seen of each call that was made."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self._bodies: dict[str, str] = {}
+        """Files of bodies that are not synced, or whose name is not, and why."""
+        self._segments: set[str] = set()
+        """Those with something that is not synced, by path."""
+
+    def __call__(self, name: str, target: str, arguments: tuple[Any, ...], result: Any) -> None:
+        store = target.partition("/large")[0].partition("/journal/")[0]
+        if name == "pwrite" and target.endswith(".part"):
+            self._bodies[target] = "is not synced"
+        elif name == "pwrite" and target.endswith(".body"):
+            if arguments[2] != NAMED_AT:
+                self.wrong.append(f"{target} was changed at offset {arguments[2]}")
+        elif name == "fsync" and target.endswith(".part"):
+            self._bodies.pop(target, None)
+        elif name == "rename" and str(arguments[1]).endswith(".body"):
+            if target in self._bodies:
+                self.wrong.append(f"{target} was renamed before it was synced")
+            self._bodies[store + "/large/" + Path(arguments[1]).name] = "has a name that is not synced"
+        elif name == "fsync" and target.endswith("/large"):
+            self._bodies = {path: why for path, why in self._bodies.items() if not path.startswith(store + "/large/")}
+        elif name == "unlink" and "/large/" in target:
+            dirty = [path for path in self._segments if path.startswith(store + "/journal/")]
+            if dirty and target.endswith(".body") and target not in self._bodies:
+                self.wrong.append(f"{target} was unlinked while {dirty} was not synced")
+            self._bodies.pop(target, None)
+        elif name == "pwrite" and target.endswith(".seg") and any(arguments[1]):
+            self._segments.add(target)
+            waiting = [path for path in self._bodies if path.startswith(store + "/large/")]
+            if waiting and b"LARGE" in bytes(arguments[1]):
+                self.wrong.append(f"a record was written while {waiting[0]} {self._bodies[waiting[0]]}")
+        elif name in ("fsync", "fdatasync") and target.endswith(".seg"):
+            self._segments.discard(target)
+
+
+class Script:
+    """The workload: what was tried, what was promised, what was refused, and every error of a wrong type."""
+
+    def __init__(self, directory: Path, jobs: Jobs) -> None:
+        options = anabranch.JournalOptions(
+            segment_size=64 * 1024, batch_bytes_max=16 * 1024, checkpoint_interval=3600.0, pool_files=1,
+            large_message_size=1024, dead_letter="dead",
+        )  # fmt: skip
+        lazy = options.model_copy(update={"sync": anabranch.Sync.NEVER})
+        stores = [
+            anabranch.StoreConfig("all", [">"], journal=options),
+            anabranch.StoreConfig("own", ["queue://own.>"], journal=lazy),
+        ]
+        self.config = anabranch.Config(directory, stores)
+        self.jobs = jobs
+        self.promised: list[Operation] = []
+        self.maybe: list[Operation] = []
+        self.wrong: list[str] = []
+        self.errors: list[str] = []
+        self.router: anabranch.Router | None = None
+        self.sent = 0
+
+    def attempt(self, what: str, act: Callable[[], object], operation: Operation | None = None) -> object:
+        """Do it; note the outcome."""
+        try:
+            result = act()
+        except anabranch.StoreFullError as error:  # it had no effect
+            self.errors.append(f"{what}: {error}")
+            return None
+        except anabranch.AnabranchError as error:
+            self.errors.append(f"{what}: {type(error).__name__}: {error}")
+            if operation:
+                self.maybe.append(operation)
+            return None
+        except Crash:
+            if operation:
+                self.maybe.append(operation)
+            raise
+        except BaseException as error:
+            self.wrong.append(f"{what} raised {type(error).__name__}: {error}")
+            if operation:
+                self.maybe.append(operation)
+            return None
+        if operation:
+            self.promised.append(operation)
+        return result
+
+    def run(self, lives: int) -> None:
+        for _ in range(lives):
+            if self.router is None:
+                self.attempt("open", self.open)
+            if self.router is None:
+                continue
+            for _ in range(2):
+                self.send("q")
+                self.send("own.q")
+                self.transaction({"q": ["own.q", "q"]})
+                self.attempt("background", self.jobs.run)
+                self.ack("q")
+                self.rolled_back("q", "own.q")
+                self.attempt("background", self.jobs.run)
+            self.reject("q")
+            self.transaction({"dead": ["own.q"]})
+            self.transaction({"own.q": ["moved"]}, same=True)
+            self.attempt("background", self.jobs.run)
+            if not self.errors:
+                self.attempt("close", self.router.close)
+                self.router = None
+
+    def open(self) -> None:
+        self.router = None
+        self.router = anabranch.open(self.config)
+
+    def _new(self) -> str:
+        self.sent += 1
+        return f"s.{self.sent}"
+
+    def send(self, queue: str) -> None:
+        identity = self._new()
+        target = self.router.queue(queue)  # type: ignore[union-attr]
+        act = partial(target.send, io.BytesIO(body_of(identity, SIZE)), {"is": "LARGE"}, identity)
+        self.attempt("send", act, {"op": "send", "q": queue, "ids": [identity]})
+
+    def receive(self, queue: str) -> tuple[anabranch.Message, str] | None:
+        message = self.attempt("receive", source(self.router, queue).receive)  # type: ignore[arg-type]
+        if not isinstance(message, anabranch.Message):
+            return None
+        content = self.attempt("read", message.read)
+        if not isinstance(content, bytes):
+            self.attempt("release", message.release)
+            return None
+        return message, identity_of(content)
+
+    def ack(self, queue: str) -> None:
+        found = self.receive(queue)
+        if found is not None:
+            self.attempt("ack", found[0].ack, {"op": "ack", "q": queue, "ids": [found[1]]})
+
+    def transaction(self, what: dict[str, list[str]], same: bool = False) -> None:
+        """From each queue a message, to others new ones, or the same body."""
+        ((taken, given),) = what.items()
+        found = self.receive(taken)
+        operation: Operation = {"op": "tx", "send": [], "ack": []}
+
+        def act() -> None:
+            with self.router.transaction() as tx:  # type: ignore[union-attr]
+                for queue in given:
+                    identity = self._new() if found is None or not same else found[1]
+                    body = io.BytesIO(body_of(identity, SIZE)) if found is None or not same else found[0].content
+                    operation["send"].append([queue, identity])
+                    tx.send(queue, body, {"is": "LARGE"})
+                if found is not None:
+                    operation["ack"].append([taken, found[1]])
+                    tx.ack(found[0])
+
+        self.attempt("transaction", act, operation)
+
+    def rolled_back(self, *queues: str) -> None:
+        def act() -> None:
+            tx = self.router.transaction()  # type: ignore[union-attr]
+            try:
+                for queue in queues:
+                    tx.send(queue, io.BytesIO(body_of(self._new(), SIZE)))
+            finally:
+                tx.rollback()
+
+        self.attempt("rollback", act)
+
+    def reject(self, queue: str) -> None:
+        found = self.receive(queue)
+        if found is not None:
+            operation = {"op": "tx", "send": [["dead", found[1]]], "ack": [[queue, found[1]]]}
+            self.attempt("reject", found[0].reject, operation)
+
+
+def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[str]]:
+    """Run the script with call number `at` spoilt; what is wrong, in the store's behaviour and in what it leaves."""
+    directory = base / "data"
+    faults, jobs, rules = Faults(base, kind, at), Jobs(), Rules()
+    faults.watch = rules
+    with simulated(jobs, f"{kind} {at}"):
+        script = Script(directory, jobs)
+        with faults.patched():
+            with contextlib.suppress(Crash):
+                script.run(lives)
+            wrong = script.wrong + jobs.raised + rules.wrong
+            if not faults.dead:
+                faults.on = False
+                wrong += _behaviour(script)
+            faults.dead = True  # what the abandoned objects still try to do does not reach the disk
+            killed = base / "killed"
+        shutil.copytree(directory, killed / "data") if directory.exists() else None
+        wrong += _left(killed / "data", script)
+        script.router = None
+        gc.collect()
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(killed, ignore_errors=True)
+    return faults, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
+
+
+def _behaviour(script: Script) -> list[str]:
+    """The fault is over: what has not failed works on, and has what was promised."""
+    router = script.router
+    if router is None:
+        return []
+    for store in router.registry.open_stores():
+        if store.stats().failed:
+            script.attempt("reopen", partial(router.reopen, store.name))
+    before = len(script.errors)
+    script.send("q")
+    script.send("own.q")
+    if len(script.errors) > before:
+        return [f"a send is refused once the fault is over: {script.errors[before:]}"]
+    return violations(router) + compare(contents(router), script.promised, script.maybe)
+
+
+def _left(directory: Path, script: Script) -> list[str]:
+    """What a new process finds, and no more than that."""
+    with anabranch.open(anabranch.Config(directory, script.config.stores)) as router:
+        wrong = compare(contents(router), script.promised, script.maybe) + violations(router)
+        gc.collect()
+        for store in router.registry.open_stores():
+            store.bodies.tidy()
+            names = {body.name.hex() for those in store.bodies._live.values() for body in those.values()}
+            there = {path.stem for path in (store.directory / "large").glob("*.*")}
+            if names != there:
+                wrong.append(f"{store.name} has bodies {sorted(there)}, its messages name {sorted(names)}")
+        return wrong
+
+
+def campaign(kinds: list[str], report: Callable[[str], None], share: Share, every: int = 1, only: int = 0) -> int:
+    """Every call, every kind, or a share of them; how many trials went wrong."""
+    trials = bad = 0
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is simulated needs no disk
+    with tempfile.TemporaryDirectory(prefix="large-", dir=memory) as base:
+        faults, wrong = trial(Path(base), "", 0)
+        calls = faults.count
+        report(f"{calls} calls; {wrong or 'all is well without faults'}")
+        bad += bool(wrong)
+        set_aside()  # each trial collects what it made, and nothing else
+        for kind in kinds:
+            places = [at for at in range(1, calls + 1) if kind != "short" or faults.log[at - 1].startswith("pwrite")]
+            for at in [only] if only else share.of(places, every, kinds.index(kind)):
+                trials += 1
+                try:
+                    _, wrong = trial(Path(base), kind, at)
+                except Exception as error:
+                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
+                    shutil.rmtree(Path(base) / "data", ignore_errors=True)
+                    shutil.rmtree(Path(base) / "killed", ignore_errors=True)
+                bad += bool(wrong)
+                for line in wrong[:3]:
+                    report(line)
+    report(f"large, {', '.join(kinds)}: {trials} of {calls} calls, {bad} wrong")
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Spoil every system call of a workload, one after the other.")
+    parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--only", type=int, default=0)
+    add_options(parser)
+    arguments = parser.parse_args()
+    kinds = arguments.kind or list(KINDS)
+    bad = campaign(kinds, lambda line: print(line, flush=True), *of_options(arguments), arguments.only)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
