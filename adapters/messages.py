@@ -168,14 +168,22 @@ def require_order(priority: object, expires_at_ms: object) -> None:
             raise ValueError(f"{what} {value} is not between 0 and {most}")
 
 
+DROPPED: Final = -1
+
+
 class Receipt(NamedTuple):
     """What a send returns."""
 
     destination: Destination
     seq: int
-    """The message's place in its store's order, and its name there for life (rule I2)."""
+    """The message's place in its store's order, and its name there for life (rule I2). -1: it was dropped."""
     duplicate: bool = False
     """Its `message_id` was in the duplicate window: `seq` is that of the message already stored."""
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it was not stored, for want of room, as `when_full: drop_new` says. Its `seq` is -1."""
+        return self.seq == DROPPED
 
 
 EXPIRED: Final = "expired"

@@ -96,7 +96,8 @@ class StoreStats:
     swap_bytes: int = 0
     """Of the swap files."""
     dropped: int = 0
-    """Messages that were sent to a topic without any durable subscription, and so were gone at once."""
+    """Messages that were sent to a topic without any durable subscription, and so were gone at once; and those that
+    were dropped since the store was full (`when_full`)."""
     waiting: int = 0
     """Receivers and listeners that wait for a message."""
 

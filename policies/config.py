@@ -246,6 +246,7 @@ def _each_outline(stores: list[Any], base: Path) -> Iterator[Outline]:
                 _path(store.get("index_directory"), base),
                 kind,
                 options.get("dead_letter") if isinstance(options, dict) else None,
+                options if isinstance(options, dict) else {},
             )
 
 

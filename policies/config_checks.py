@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .config_problems import Located
 from .config_yaml import Path as Place
 from .destination import Destination, wildcard_in
 from .errors import DestinationError
+from .limits import contradictions
 from .options import dead_letter_name
 from .wildcard import Pattern
 
@@ -34,6 +35,7 @@ class Outline:
     index_directory: Path | None
     kind: str = ""
     dead_letter: object = None
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 def disagreements(
@@ -44,6 +46,8 @@ def disagreements(
     yield from _patterns(stores, where)
     yield from _directories(root, stores, where)
     yield from _dead_letters(stores)
+    for store in stores:
+        yield from contradictions(("stores", store.place, store.kind), store.kind, store.match, store.options)
 
 
 def doubts(stores: Sequence[Outline]) -> Iterator[Located]:

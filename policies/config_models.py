@@ -36,6 +36,7 @@ from .config_options import (
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .destination import Destination
 from .kinds import DEFAULT_KIND, known_kinds, options_model
+from .limits import OF_NONPERSISTENT, OF_STORE
 from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
 from .wildcard import Pattern, RouteTable
 
@@ -274,6 +275,7 @@ class Config(Model):
                     store.index_directory,
                     store.kind,
                     getattr(store.options, "dead_letter", None),
+                    _given(store.options),
                 )
                 for place, store in enumerate(self.stores)
             ]
@@ -286,6 +288,12 @@ class Config(Model):
         if problems:
             raise fold(problems)
         return self
+
+
+def _given(options: BaseModel) -> dict[str, Any]:
+    """What was said, of what was left to defaults nothing."""
+    keys = {"when_full", "block_timeout", "limits", *OF_STORE, *OF_NONPERSISTENT}
+    return options.model_dump(exclude_unset=True, include=keys)
 
 
 def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:

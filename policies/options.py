@@ -15,6 +15,7 @@ from .config_options import Directory, Duration, FileMode, Options, Positive, Si
 from .config_problems import Located, fold
 from .destination import Destination, Kind
 from .durability import OnCorruption, Sync
+from .limits import LimitOptions, WhenFull
 from .units import GIB, KIB, MIB
 from .wildcard import Pattern
 
@@ -63,7 +64,22 @@ class StoreOptions(Options):
     large_message_size: Annotated[int, Size(1024)] = MIB
     """A body that is read from a file and is longer is kept apart from its message, and may have any size."""
     max_messages: Positive | None = None
-    """The most messages that the store holds; a send beyond it fails. None: no limit."""
+    """The most messages that the store holds. None: no limit."""
+    min_free_disk: Annotated[int, Size(1)] | None = None
+    """So much stays free on the disk that the store is on; what all stores on it are about to write counts as used.
+    None: until the disk is full."""
+    when_full: WhenFull = WhenFull.FAIL
+    """What happens to a send that goes beyond a limit: `fail`, `block`, `drop_new` or `drop_old`."""
+    block_timeout: Annotated[float, Duration(0.0, 86400)] = 30.0
+    """The longest that a send waits for room under `when_full: block`; then it fails."""
+    limits: tuple[LimitOptions, ...] = ()
+    """Limits of destinations, by pattern."""
+    nonpersistent_max_messages: Positive | None = None
+    """The most messages with `persistent=False` that the store holds. None: no limit beside that of all messages."""
+    nonpersistent_max_bytes: Annotated[int, Size(1)] | None = None
+    """The most bytes of them that it holds, swapped ones included. None: likewise."""
+    nonpersistent_memory: Annotated[int, Size(64 * KIB)] = 64 * MIB
+    """The most bytes that they take in memory, what the store needs to find them included; others are swapped."""
     file_mode: Annotated[int, FileMode()] | None = None
     """Who may read and write the files that the store makes, in octal. None: as the whole file says."""
 
@@ -117,7 +133,7 @@ class JournalOptions(StoreOptions):
     archive_max_age: Annotated[float, Duration(0.001)] | None = None
     """Archived segments that were last written so long ago are deleted. None: never."""
     max_bytes: Annotated[int, Size(1)] | None = None
-    """The most bytes of messages that the store holds; a send beyond it fails. None: until the disk is full."""
+    """The most bytes of messages that the store holds. None: until the disk is full."""
 
     @model_validator(mode="after")
     def _limits_have_an_archive(self) -> Self:
@@ -187,7 +203,7 @@ class SqlOptions(StoreOptions):
     """How long open waits for a lease that another node holds; then it fails and names that node. 0: it fails at
     once."""
     max_bytes: Annotated[int, Size(1)] | None = None
-    """The most bytes of messages that the store holds; a send beyond it fails. None: no limit."""
+    """The most bytes of messages that the store holds. None: no limit."""
     schema_prefix: Annotated[str, AfterValidator(_prefix)] = ""
     """What stands before the name of each table: `mq_`, or with a dot behind it a schema of the database, `mq.`. Small
     and capital letters are the same."""
@@ -232,6 +248,9 @@ class SqlOptions(StoreOptions):
             raise ValueError("lease_renewal means nothing without lease_expiration; give that too")
         if self.lease_renewal is not None and self.lease_renewal > (self.lease_expiration or 0.0) / 2:
             raise ValueError("lease_renewal is more than half of lease_expiration: renew more often")
+        if self.min_free_disk is not None and self.url is not None:
+            text = "the disk of a database is not this store's: leave `url` out, for SQLite in its directory, or this"
+            raise fold([Located(("min_free_disk",), text)])
         if self.native_two_phase and self.lease_expiration is not None:
             raise ValueError(
                 "native_two_phase is of no use with lease_expiration: a store that several nodes own in turn takes no "
@@ -251,8 +270,7 @@ class MemoryOptions(StoreOptions):
     roll_over_size: Annotated[int, Size(64 * KIB, GIB)] = 16 * MIB
     """Bytes of one swap file; it is deleted when all messages in it are gone."""
     max_stored_bytes: Annotated[int, Size(1)] | None = None
-    """The most bytes of messages that the store holds, swapped ones included; a send beyond it fails. None: until the
-    disk is full."""
+    """The most bytes of messages that the store holds, swapped ones included. None: until the disk is full."""
 
 
 # Usage log -----------------------------------------------------------------------------------------------------------

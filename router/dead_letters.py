@@ -17,9 +17,16 @@ from typing import Final
 from ..adapters.background import shared
 from ..adapters.core import Store
 from ..adapters.core.forwarding import follow
+from ..adapters.core.limits import no_waiting
 from ..adapters.messages import EXPIRED, Message, Undelivered, require_leased
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError, DestinationError, MessageTooLargeError, UnknownMessageError
+from ..policies.errors import (
+    AnabranchError,
+    DestinationError,
+    MessageTooLargeError,
+    StoreFullError,
+    UnknownMessageError,
+)
 from .events import Event, Events, MessageDeadLettered, MessageDropped, MessageExpired
 from .requeue import SOURCE, dead_letter_queue, delivered, labelled
 from .store_registry import StoreRegistry
@@ -176,7 +183,7 @@ class DeadLetterSweeper:
 
     def _dead_letter_all(self, store: Store, waiting: list[Undelivered], alone: bool) -> bool:
         """In transactions of a bounded size, or each `alone`; those that are dead-lettered leave `waiting`. Returns
-        whether one was refused for what it is: it must not hold up the others."""
+        whether one was refused for what it is, or found no room: it must not hold up the others."""
         refused = False
         pattern = self._registry.dead_letter_of(store)
         now = time.monotonic()
@@ -184,9 +191,14 @@ class DeadLetterSweeper:
             while self._refused and next(iter(self._refused.values())) <= now:
                 self._refused.popitem(last=False)
         to_do = [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
+        full: set[Destination] = set()
         for some in _groups(to_do, 0 if alone else SWEEP_BYTES):
+            source = some[0].message.destination
+            if source in full:
+                continue
             try:
-                kept = self._dead_letter(store, pattern, some)
+                with no_waiting():  # this thread works for all stores; what finds no room is tried again
+                    kept = self._dead_letter(store, pattern, some)
             except _REFUSED as error:
                 refused = True
                 if not alone:
@@ -194,6 +206,13 @@ class DeadLetterSweeper:
                 with self._lock:
                     self._refused[store.store_id, some[0].message.seq] = now + REFUSED_SECONDS
                 log.warning("store %s: %r cannot be dead-lettered, and waits: %s", store.name, some[0].message, error)
+                continue
+            except StoreFullError as error:
+                if not alone:
+                    return True  # there may be room for some of them
+                level = logging.DEBUG if self.closed else logging.WARNING
+                log.log(level, "store %s: dead letters of %s wait: %s", store.name, source, error)
+                full.add(source)
                 continue
             except AnabranchError as error:
                 level = logging.DEBUG if self.closed else logging.WARNING

@@ -103,12 +103,14 @@ class DeferredSends:
             sent.add_done_callback(partial(_copy, future))
 
 
-def once_more(sent: Future[Receipt], again: Callable[[], Future[Receipt]]) -> Future[Receipt]:
+def once_more(
+    sent: Future[Receipt], again: Callable[[], Future[Receipt]], seconds: float = KNOWN_SECONDS
+) -> Future[Receipt]:
     """`sent`; or, if its destination was about to move to another store and it was not sent, what `again` returns.
     Waits until that is known, so that what the same thread sends next comes behind it; but at most a second, for it may
-    be the thread that would tell, or the disk hang."""
+    be the thread that would tell, or the disk hang; not at all (`seconds`) for what may have to wait for room."""
     try:
-        return again() if isinstance(sent.exception(KNOWN_SECONDS), MovedError) else sent
+        return again() if isinstance(sent.exception(seconds), MovedError) else sent
     except TimeoutError:
         pass
     future: Future[Receipt] = Future()

@@ -22,7 +22,7 @@ from ..adapters.messages import (
 )
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
-from .deferred_sends import once_more
+from .deferred_sends import KNOWN_SECONDS, once_more
 
 if TYPE_CHECKING:
     from .store_registry import StoreRegistry
@@ -156,12 +156,14 @@ class Endpoint:
             except ClosedError:
                 registry.require_open()
             else:
-                if registry.removals == removals:
+                if registry.removals == removals and type(future) is Future:
                     return future
-                registry.record_again(destination)
+                if registry.removals != removals:
+                    registry.record_again(destination)
                 message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
                 again = partial(_send_nowait, destination, message, sync)
-                return once_more(future, lambda: registry.send_deferred(destination, again, store))
+                known = KNOWN_SECONDS if registry.removals != removals else 0
+                return once_more(future, lambda: registry.send_deferred(destination, again, store), known)
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
         return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...policies.errors import CorruptionError, StoreFailedError
+from ...policies.limits import LimitOptions, WhenFull
 from ...policies.options import StoreOptions
 from ..store_types import Progress
 from .branches import Branch
@@ -53,6 +54,13 @@ class Settings:
     max_bytes: int | None = None
     max_bytes_option: str = "max_bytes"
     """What users know `max_bytes` by."""
+    min_free_disk: int | None = None
+    when_full: WhenFull = WhenFull.FAIL
+    block_timeout: float = 30.0
+    limits: Sequence[LimitOptions] = ()
+    nonpersistent_max_messages: int | None = None
+    nonpersistent_max_bytes: int | None = None
+    nonpersistent_memory: int = 64 << 20
     message_bytes_max: int = 1 << 30
     large_message_size: int = 1 << 20
     """What is read from a file and is longer (bytes) is kept apart from its message."""
@@ -77,6 +85,13 @@ class Settings:
             max_deliveries=options.max_deliveries,
             lease_timeout=options.lease_timeout,
             max_messages=options.max_messages,
+            min_free_disk=options.min_free_disk,
+            when_full=options.when_full,
+            block_timeout=options.block_timeout,
+            limits=options.limits,
+            nonpersistent_max_messages=options.nonpersistent_max_messages,
+            nonpersistent_max_bytes=options.nonpersistent_max_bytes,
+            nonpersistent_memory=options.nonpersistent_memory,
             message_bytes_max=options.message_bytes_max,
             large_message_size=options.large_message_size,
             **others,

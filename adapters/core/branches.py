@@ -13,7 +13,7 @@ from ..store_types import Prepared, Subscription
 from .changes import SMALL_BYTES, Ack, Change, Send, VolatileChange
 from .delivery import Lease
 from .destination_changes import Subscribe, Unsubscribe
-from .limits import Reservation
+from .limits import Grant
 from .place import order_of
 from .records import name_of, order_and_expiry
 from .states import Catalog, DestinationState
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Branch:
     """A store's part of a transaction over several: what its commit will do."""
 
-    __slots__ = ("changes", "leases", "own", "participants", "payload", "promise", "reservation",
-                 "returned", "transaction")  # fmt: skip
+    __slots__ = ("changes", "dropped", "leases", "own", "participants", "payload", "promise", "reservation",
+                 "returned", "transaction", "victims")  # fmt: skip
 
     def __init__(self, transaction: bytes, participants: tuple[bytes, ...], changes: Sequence[Change]) -> None:
         self.transaction = transaction
@@ -37,13 +37,18 @@ class Branch:
         """Changes of subscriptions, sends, then acks."""
         self.leases: Sequence[Lease] = ()
         """Of what it acks."""
+        self.victims: Sequence[Lease] = ()
+        """Of what goes to make room for what it sends, and is acked by it too (reserving.py). After a restart these are
+        among those that it acks."""
+        self.dropped: Sequence[tuple[int, Destination]] = ()
+        """Places among its sends, and destinations, of messages that are not stored for want of room."""
         self.payload = b""
         """All of it in bytes."""
         self.returned: list[Change] = []
         """What a rollback writes of the messages that are given back."""
         self.promise = 0
         """Bytes that are kept free for its outcome."""
-        self.reservation: Reservation[Any] | None = None
+        self.reservation: Grant | None = None
         """Room in the store until the outcome (limits.py)."""
         self.own: Any = None
         """The backend's."""
@@ -131,7 +136,7 @@ class Rollback(Change):
         table.settled(self.branch, False)
 
     def states(self) -> Iterable[DestinationState]:
-        return (feed.state for lease in self.branch.leases for feed in lease.feeds)
+        return (feed.state for lease in (*self.branch.leases, *self.branch.victims) for feed in lease.feeds)
 
 
 class Forget(Change):

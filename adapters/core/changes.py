@@ -36,6 +36,8 @@ class Change:
     """At most so many bytes it takes when it is written."""
     settles: ClassVar[bool] = False
     """It concerns a message that somebody holds, and nothing else."""
+    brings: ClassVar[bool] = False
+    """It brings something to its destination; if that was removed, to the one that has its name by then."""
 
     def plan(self, plan: Plan) -> Any:
         """Take its place behind what is in the plan. Returns what its caller is told. May be done again."""
@@ -58,6 +60,8 @@ class Send(Change):
 
     __slots__ = ("entitled", "expires_at_ms", "large", "name", "order", "own", "record", "record_bytes", "seq",
                  "size", "state")  # fmt: skip
+
+    brings = True
 
     def __init__(
         self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
@@ -124,6 +128,7 @@ class SendMany(Change, Sequence[Send]):
 
     __slots__ = ("bodies", "head", "own", "record_bytes", "seq", "size", "state")
 
+    brings = True
     order: int = 0
 
     def __init__(self, state: DestinationState, head: bytes, bodies: tuple[bytes, ...], record_bytes: int) -> None:

@@ -358,9 +358,9 @@ class Bringing:
         state = store._engine.catalog.state(self._destination)
         changes = [self._change(state, item) for item in items]
         room = None
-        if sending.room.limited:
+        if sending.limits.limited:
             records = [item.bytes for item in items if isinstance(item, Stored)]
-            room = sending.room.reserve((len(records), sum(records)))
+            room = sending.limits.reserve_moved(state, (len(records), sum(records)))
         outcomes = sending.write(changes, unsynced=True, reservation=room, moves=True)
         state = store._engine.catalog.destinations[self._destination]
         happened: list[Change] = []

@@ -76,6 +76,7 @@ class Subscribe(Change):
 
     __slots__ = ("number", "retroactive", "size", "state", "subscriber", "subscription")
 
+    brings = True
     subscriber: SubscriptionState
     """Set by the plan: that which begins."""
 

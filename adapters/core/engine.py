@@ -37,6 +37,7 @@ from .usage import Recorder, record_usage
 
 if TYPE_CHECKING:
     from .outbox import Outbox
+    from .reserving import Limits
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,8 @@ class Engine:
         """Some message's body is kept apart, or was."""
         self.limited = False
         """Tickets hold the room that was reserved for them (limits.py)."""
+        self.limits: Limits
+        """What gives it out. Set by who makes it."""
         self.closed = True
         self.failed: BaseException | None = None
         self.on_failed: Callable[[BaseException], object] = lambda cause: None
@@ -207,6 +210,8 @@ class Engine:
         """Let all who wait see that the store stops."""
         for feed in self.catalog.feeds():
             feed.wake_all()
+        if self.limited:
+            self.limits.wake_all()
 
     # Opening
 
@@ -247,6 +252,7 @@ class Engine:
                 self.fresh_keys.take(plan, self._applied)  # before it counts as taken: see `Maps`
             if self.limited:
                 plan.hold_room()
+                self.limits.written(plan)
             self.pending_changes += len(changes) + plan.more
             if self._new or len(changes) != 1 or type(changes[0]) is not Ack:
                 self._new.append(plan)
@@ -276,6 +282,8 @@ class Engine:
                     for feed in state.feeds():
                         if feed.takers:
                             feed.wake()
+        if self.limited:
+            self.limits.wake()
 
     def wake_crowd(self, state: DestinationState, number: int) -> None:
         """There is room for one more lease, of a topic for the subscription with this number."""
@@ -423,7 +431,7 @@ class Engine:
                         if lease is not None and lease.hold == LEAVING:
                             self.delivery.unlease(lease, self.rows)
                 elif type(change) is Prepare:
-                    for lease in change.branch.leases:
+                    for lease in [*change.branch.leases, *change.branch.victims]:
                         if lease.hold == CLAIMED:
                             self.delivery.unlease(lease, self.rows)
                     change.branch.reservation = None
@@ -495,6 +503,8 @@ class Engine:
         if type(change) is Rollback:
             for lease in change.branch.leases:
                 self.delivery.unlease(lease, self.rows, delivered=True)
+            for lease in change.branch.victims:
+                self.delivery.unlease(lease, self.rows)
         elif type(change) is Commit:
             self.committed[change.branch.transaction] = None
             while len(self.committed) > COMMITTED_MAX:

@@ -84,7 +84,7 @@ def require_passage(gates: Mapping[Destination, Gate], changes: Iterable[Change]
     for change in changes:
         inner = getattr(change, "change", change)
         state = getattr(inner, "state", None)
-        if state is None or inner.settles or state.removed:  # what a removed one has left behind goes
+        if state is None or inner.settles or (state.removed and not inner.brings):  # what it has left behind goes
             continue
         gate = gates.get(state.destination)
         if gate is not None:

@@ -455,6 +455,11 @@ class LargeBodies:
         """Bytes of the large bodies of a destination."""
         return sum([body.size for body in list(self._live.get(state.number, {}).values())])
 
+    def size_at(self, state: DestinationState, seq: int) -> int:
+        """Of that of one message; 0 if it has none."""
+        body = self._live.get(state.number, {}).get(seq)
+        return body.size if body is not None else 0
+
     def tidy(self) -> None:
         """Note and remove what there is to note and remove, as far as that can be done. Not on a path that anybody
         waits for; any thread."""

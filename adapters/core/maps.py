@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ...policies.destination import Destination, Kind
 from ...policies.errors import DestinationError
 from ..messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_id
-from .changes import Ack, Change, Send
+from .changes import Ack, Change, Send, acks_of
 from .delivery import Taker
 from .engine import Engine
 from .keyed import KeyChangedError, Unchanged
@@ -168,6 +168,10 @@ class Maps:
         self._require_map(destination)
         key_bytes(key)
         sending = self._sending
+        if sending.limited:
+            message = Outgoing(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
+            sending.send_limited(destination, message, bool(sync))
+            return
         ticket = sending.ticket(destination, value, None, key, sync, DEFAULT_PRIORITY, expires_at_ms)
         self._writer.submit(ticket)
         sending.wait(ticket)
@@ -239,9 +243,12 @@ class Maps:
                 change = Ack(state, there.place[SEQ], 0, there.place if there.place[OWN] is not None else None)
             else:
                 change = self._send(state, key, body, expires_at_ms)
+            grant = None
+            if self._sending.limited and isinstance(change, Send):
+                grant = self._sending.limits.reserve([change])
+            going = acks_of(grant.victims) if grant is not None else []
             try:
-                room = self._sending.reserve([change]) if isinstance(change, Send) else None
-                self._sending.write([Unchanged(state, (name,), number), change], sync, reservation=room)
+                self._sending.write([Unchanged(state, (name,), number), change, *going], sync, reservation=grant)
                 return there
             except KeyChangedError:
                 self._writer.flush()  # what has changed it is seen from now on

@@ -31,7 +31,7 @@ from .changes import VolatileChange as Volatile
 from .delivery import Feed
 from .destination_changes import Remove, Subscribe, Unsubscribe
 from .gates import require_passage
-from .limits import Reservation, release
+from .limits import Grant, Reservation, release
 from .mixed_rows import AT_ONCE, PLANNED, MixedRows, shadow_of
 from .place import is_volatile
 from .records import is_requeued
@@ -94,7 +94,7 @@ class Nonpersistent:
         self.shadows = Catalog()
         """The shadows."""
         name = f"{engine.name} (not persistent)"
-        options = MemoryOptions(file_mode=file_mode)
+        options = MemoryOptions(file_mode=file_mode, max_bytes=engine.backend.settings.nonpersistent_memory)
         self._kept = MemoryRows(name, directory, options, True, self.shadows, engine.lock)
         self.shadow_rows = self._kept.rows
         """As Rows.rows, of a shadow and its subscriptions."""
@@ -142,13 +142,15 @@ class Nonpersistent:
             ticket.content = changes
             self._submit(ticket)
 
-    def write(self, changes: Sequence[Change], reservation: Reservation[Any] | None = None) -> list[Any]:
+    def write(self, changes: Sequence[Change], reservation: Grant | None = None) -> list[Any]:
         """Do it at once, in the room that is reserved in the store. Returns what comes of each. Any thread. Raises what
         Engine.check raises, StoreFullError and StoreFailedError; then nothing took effect."""
 
         def done() -> list[Any]:
             require_passage(self._engine.sequencer.gates, changes)
             outcomes = self._write(changes)
+            if reservation is not None and reservation.victims:
+                self._engine.limits.dropped.old(reservation.victims)
             release(reservation)
             return outcomes
 
@@ -254,6 +256,8 @@ class Nonpersistent:
                         self._engine.wake_crowd(feed.state, change.number)
         self._written = None
         self._applying = False
+        if self._engine.limited:
+            self._engine.limits.wake()
 
     # With a plan
 
@@ -369,6 +373,8 @@ class Nonpersistent:
     def write_shadows(self, changes: Sequence[Change]) -> None:
         """Do to shadows what only frees memory. Any thread, without the lock. Raises what Engine.check raises."""
         self._engine.asked(lambda: self._kept.apply_changes(changes))
+        if self._engine.limited:
+            self._engine.limits.wake()
 
     # Transactions over several stores: branches that concern these messages alone
 
@@ -383,6 +389,8 @@ class Nonpersistent:
         if self.prepared.get(branch.transaction) is not branch:
             return None
         outcomes = self._write(branch.changes, branch.transaction, [branch.transaction])
+        if branch.victims:
+            self._engine.limits.dropped.old(branch.victims)
         branch.reservation = None
         return outcomes
 
@@ -392,6 +400,8 @@ class Nonpersistent:
             return False
         for lease in branch.leases:
             self._engine.delivery.unlease(lease, self.rows, delivered=True)
+        for lease in branch.victims:
+            self._engine.delivery.unlease(lease, self.rows)
         self._write(branch.returned, branch.transaction)
         branch.reservation = None
         return True

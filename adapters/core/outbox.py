@@ -39,7 +39,7 @@ from .delivery import CLAIMED, LEASED, LEAVING, Lease
 from .engine import Engine
 from .gates import MovedError
 from .large import LargeBody
-from .limits import Amount, Reservation, release
+from .limits import Grant, release
 from .place import is_volatile
 from .sending import Sending
 from .settling import Settling
@@ -173,7 +173,7 @@ class _Open:
         self.acks: dict[int, Lease] = {}
         """What they claim, by number."""
         self.destinations: set[Destination] = set()
-        self.room: list[Reservation[Amount]] = []
+        self.room: list[Grant] = []
         self.thread = threading.get_ident()
         """The last that used it."""
         self.ending = False
@@ -223,7 +223,7 @@ class Outbox:
             return []
         entries = [Entry(next(_numbers), str(destination), 0, 0, send.record) for send in sends]
         caller = self._rows.enlist(connection, self)
-        room = self._sending.reserve(sends)
+        room = self._sending.limits.reserve_at_once(sends)
         numbers = [entry.number for entry in entries]
         with self._lock:
             one = self._of(caller)

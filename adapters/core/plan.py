@@ -22,7 +22,7 @@ from .destination_changes import Declare
 from .duplicates import DuplicateWindow, Key
 from .gates import Gate, require_passage
 from .keyed import KeyVersions
-from .limits import Reservation, release
+from .limits import Grant, release
 from .records import REMOVAL, is_requeued
 from .states import Catalog, DestinationState, SubscriptionState
 from .tickets import Ticket
@@ -63,7 +63,7 @@ class Plan:
     """Messages beside the first of each SendMany."""
     own: Any = None
     """The backend's."""
-    room: Sequence[Reservation[Any] | None] = ()
+    room: Sequence[Grant | None] = ()
     """What was reserved for its messages, until they are applied, and so are counted as held."""
 
     def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket], last_seq: int | None = None) -> None:
@@ -369,36 +369,35 @@ class Sequencer:
             self.prepared.pop(branch.transaction, None)
             branch.reservation = None
 
-    def amounts(self, parts: Iterable[Iterable[Change]]) -> list[tuple[int, int]]:
-        """How many messages and bytes each part of a call takes of the store's room, as `amount`."""
+    def each_amount(self, sends: Iterable[Change]) -> list[tuple[int, int]]:
+        """How many messages and bytes each takes of the store's room; one that is stored already, nothing, nor one with
+        the id of one before it of the same kind."""
         counted: set[tuple[bool, Key]] = set()
-        return [self.amount(part, counted) for part in parts]
-
-    def amount(self, sends: Iterable[Change], counted: set[tuple[bool, Key]] | None = None) -> tuple[int, int]:
-        """How many messages and bytes these take of the store's room; those that are stored already, nothing, nor
-        those with the id of one before them of the same kind."""
-        count = size = 0
-        if counted is None:
-            counted = set()
+        amounts = []
         for change in sends:
             if type(change) is SendMany:
-                count += len(change)
-                size += change.record_bytes
+                amounts.append((len(change), change.record_bytes))
                 continue
             send = change.change if type(change) is VolatileChange else change
             assert type(send) is Send
             if send.state.is_map and send.expires_at_ms == REMOVAL:
+                amounts.append((0, 0))
                 continue
-            if send.name is not None and not send.state.is_map and not is_requeued(send.record):
-                key = (send.state.number, send.name)
-                if self.window.get(key) is not None or (send is not change and self.volatile_window.get(key)):
-                    continue
-                if (send is change, key) in counted:
-                    continue
-                counted.add((send is change, key))
-            count += 1
-            size += send.record_bytes if send.large is None else send.record_bytes + send.large.size
-        return count, size
+            if self._is_known(send, send is change, counted):
+                amounts.append((0, 0))
+            else:
+                amounts.append((1, send.record_bytes + (0 if send.large is None else send.large.size)))
+        return amounts
+
+    def _is_known(self, send: Send, persistent: bool, counted: set[tuple[bool, Key]]) -> bool:
+        if send.name is None or send.state.is_map or is_requeued(send.record):
+            return False
+        key = (send.state.number, send.name)
+        if self.window.get(key) is not None or (not persistent and self.volatile_window.get(key)):
+            return True
+        known = (persistent, key) in counted
+        counted.add((persistent, key))
+        return known
 
 
 def _seqs(change: Change) -> int:

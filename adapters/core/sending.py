@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...policies.destination import Destination
-from ...policies.errors import AnabranchError
+from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFullError
 from .. import store_types
 from ..acceleration import inner_loop
 from ..background import shared
-from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, Receipt
-from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange
+from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt
+from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange, acks_of
 from .destination_changes import Subscribe, Unsubscribe
 from .engine import APPLY_AT, Engine
 from .large import LargeBody
-from .limits import Amount, Reservation, Room, release
+from .limits import Grant, cancel, release
 from .nonpersistent import Nonpersistent
 from .place import order_of
 from .priorities import FETCH
 from .records import HEAD, encode, encode_outgoing
+from .reserving import Limits
 from .states import DestinationState
 from .subscriptions import checked
 from .tickets import Ticket
@@ -34,10 +36,21 @@ CHUNK: Final = 512
 """Messages of a send of many that are made at once: Ctrl-C may have to wait for so many."""
 
 
+class WaitingFuture(Future[Receipt]):
+    """Of a send that may have to wait for room, so that its destination may have moved to another store before."""
+
+
 class Sending:
     """Of one store that is open. Threads: all."""
 
-    def __init__(self, engine: Engine, writer: Writer, directory: Path, file_mode: int | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        writer: Writer,
+        directory: Path,
+        file_mode: int | None,
+        index_directory: Path | None = None,
+    ) -> None:
         """`directory` is the store's, `file_mode` that of new files in it."""
         self._engine, self._writer = engine, writer
         self._directory, self._file_mode = directory, file_mode
@@ -45,19 +58,10 @@ class Sending:
         self._keeper = Keeper(None if engine.backend.volatile else self._nonpersistent, engine.bodies.outgoing)
         self.looker = self._keeper._replace(kept=engine.bodies.looked_at)
         """Of messages that are looked at before they are sent."""
-        self._takes_many = engine.backend.takes_many and not settings.priorities
-        self.room = Room(
-            engine.name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option, engine.asked
-        )
-        engine.limited = self.room.limited
-
-    def _held(self) -> Amount:
-        """With the store's lock held."""
-        catalog, volatile = self._engine.catalog, self._engine.nonpersistent
-        large = self._engine.bodies.bytes
-        if volatile is None:
-            return catalog.messages, catalog.bytes + large
-        return catalog.messages + volatile.messages, catalog.bytes + volatile.bytes + large
+        self.limits = engine.limits = Limits(engine, directory, index_directory)
+        self._takes_many = engine.backend.takes_many and not settings.priorities and not self.limits.yields
+        self.limited = engine.limited = self.limits.limited
+        """Whether it has limits at all: then what is sent goes by `send_limited`."""
 
     # Tickets
 
@@ -79,11 +83,8 @@ class Sending:
         state = self._engine.catalog.destinations.get(destination) or self.state(destination)
         order = order_of(priority, True) if settings.priorities else 0
         send = Send(state, record, name, order, expires_at_ms)
-        ticket = Ticket((send,), send.size, bool(sync))
-        if self.room.limited:
-            ticket.held = self.reserve([send])
         self._engine.sends += 1
-        return ticket
+        return Ticket((send,), send.size, bool(sync))
 
     def state(self, destination: Destination) -> DestinationState:
         """Made if it is new here. Raises as `require_here`."""
@@ -117,18 +118,6 @@ class Sending:
         plain = subscription._replace(no_local=bool(subscription.no_local))
         return Subscribe(state, self._engine.catalog.next_number(), plain, change.retroactive)
 
-    def reserve(self, sends: Sequence[Sent]) -> Reservation[Amount] | None:
-        """Room for these; None where the store has no limits. Raises StoreFullError, and then nothing is reserved."""
-        if not self.room.limited:
-            return None
-        return self.room.reserve(self._engine.sequencer.amount(sends))
-
-    def _reserve_each(self, parts: Sequence[Sequence[Sent]]) -> list[Reservation[Amount] | None]:
-        """The same for parts that are written one after the other."""
-        if not self.room.limited:
-            return [None] * len(parts)
-        return self.room.reserve_each(self._engine.sequencer.amounts(parts))
-
     # Writing
 
     def write(
@@ -136,7 +125,7 @@ class Sending:
         changes: Sequence[Change],
         sync: bool = False,
         unsynced: bool = False,
-        reservation: Reservation[Amount] | None = None,
+        reservation: Grant | None = None,
         moves: bool = False,
     ) -> list[Any]:
         """Until the changes are written, together, in the room that is reserved for them. Returns what comes of
@@ -149,9 +138,29 @@ class Sending:
         try:
             self._engine.submit(ticket)
             return self.wait(ticket)
-        except AnabranchError:
-            release(reservation)  # the error's traceback may hold it for long
+        except OutcomeUnknownError:
+            if reservation is not None:
+                reservation.release_room()
             raise
+        except AnabranchError:
+            cancel(reservation)  # the error's traceback may hold it for long
+            raise
+        except BaseException:
+            self.abandon(reservation)
+            raise
+
+    def abandon(self, grant: Grant | None) -> None:
+        """Who was given it was interrupted, be what it is for queued or not: give back what is not used, once that is
+        known. In the background."""
+        if grant is None:
+            return
+
+        def give_back() -> None:
+            with suppress(AnabranchError):
+                self._writer.flush()
+            grant.cancel()
+
+        shared().lead(give_back)
 
     def wait(self, ticket: Ticket) -> list[Any]:
         """Until it is done; then help to apply it if too much waits for that."""
@@ -173,7 +182,7 @@ class Sending:
     def send_outgoing(self, destination: Destination, message: Outgoing, sync: bool = False) -> Receipt:
         """As Store.send; also of one whose body is kept apart."""
         (send,) = self.sends([(destination, message)])
-        (outcome,) = self.write([send], sync, reservation=self.reserve([send]))
+        (outcome,) = self.write([send], sync)
         self._engine.sends += 1
         return Receipt(destination, *outcome)
 
@@ -181,24 +190,96 @@ class Sending:
         """Of one message whose body is kept apart, as `ticket`."""
         (send,) = self.sends([(destination, message)])
         ticket = Ticket((send,), send.size, sync)
-        ticket.held = self.reserve([send])
         self._engine.sends += 1
         return ticket
 
     def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
         """Likewise: it is there on return, and the future resolves on a thread of ours."""
         (send,) = self.sends([(destination, message)])
-        reservation = self.reserve([send])
         future: Future[Receipt] = Future()
         future.set_running_or_notify_cancel()
         try:
-            (outcome,) = self.write([send], reservation=reservation)
+            (outcome,) = self.write([send])
         except AnabranchError as error:
             shared().resolve([(future, None, error)])
         else:
             self._engine.sends += 1
             shared().resolve([(future, Receipt(destination, *outcome), None)])
         return future
+
+    # Where there are limits
+
+    def send_limited(self, destination: Destination, message: Outgoing, sync: bool) -> Receipt:
+        """As Store.send, where there are limits."""
+        (send,) = self.sends([(destination, message)])
+        grant = self.limits.reserve([send])
+        return self._send_in([(destination, send)], grant, sync)[0]
+
+    def _send_in(self, sends: Sequence[tuple[Destination, Sent]], grant: Grant, sync: bool) -> list[Receipt]:
+        """Write these in the room that they were given."""
+        kept = [send for at, (_, send) in enumerate(sends) if at not in grant.dropped]
+        outcomes: Iterator[tuple[int, bool]] = iter(())
+        if kept:
+            outcomes = iter(self.write([*kept, *acks_of(grant.victims)], sync, reservation=grant))
+        self._engine.sends += len(kept)
+        if grant.dropped:
+            self.limits.dropped.new(sends[at][0] for at in grant.dropped)
+        return [
+            Receipt(destination, DROPPED) if at in grant.dropped else Receipt(destination, *next(outcomes))
+            for at, (destination, _) in enumerate(sends)
+        ]
+
+    def send_limited_nowait(self, destination: Destination, message: Outgoing, sync: bool) -> Future[Receipt]:
+        """As Store.send_nowait, likewise. What has to wait for room keeps its order."""
+        (send,) = self.sends([(destination, message)])
+        future: Future[Receipt] = WaitingFuture()
+        future.set_running_or_notify_cancel()
+
+        def submit(grant: Grant, error: AnabranchError | None) -> None:
+            if error is not None:
+                grant.cancel()
+                shared().resolve([(future, None, error)])
+                return
+            if grant.dropped:
+                self.limits.dropped.new([destination])
+                shared().resolve([(future, Receipt(destination, DROPPED), None)])
+                return
+            changes: list[Change] = [send, *acks_of(grant.victims)]
+            ticket = Ticket(changes, sum(change.size for change in changes), sync)
+            ticket.held = grant
+            ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
+            try:
+                self._engine.submit(ticket)
+            except (AnabranchError, RuntimeError) as refused:
+                grant.cancel()
+                shared().resolve([(future, None, refused)])
+                return
+            except BaseException:
+                self.abandon(grant)
+                raise
+            self._engine.sends += 1
+            self._writer.proceed()
+            self._engine.help()
+
+        self.limits.reserve_nowait(send, submit)
+        return future
+
+    def _send_many_limited(self, destination: Destination, sends: Sequence[Sent], sync: bool) -> list[Receipt]:
+        """As many at once as there is room for; where there is none for the next one, that is what the limits say."""
+        receipts: list[Receipt] = []
+        at, count = 0, CHUNK
+        while at < len(sends):
+            some, _ = next(self._parts(sends[at : at + count]))
+            try:
+                grant = self.limits.reserve(some, wait=len(some) == 1)
+            except StoreFullError:
+                if len(some) == 1:
+                    raise
+                count = (len(some) + 1) // 2
+                continue
+            receipts += self._send_in([(destination, send) for send in some], grant, sync)
+            at, count = at + len(some), min(2 * count, CHUNK)
+        return receipts
 
     def send_many(
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
@@ -210,14 +291,16 @@ class Sending:
         messages = tuple(messages)
         takes_many = self._takes_many and len(messages) > FETCH and not state.is_topic
         sends = (takes_many and self._many(state, messages)) or self._each(state, messages)
+        if self.limits.yields:
+            return self._send_many_limited(destination, sends, bool(sync))
         if engine.nonpersistent is not None and VolatileChange in map(type, sends):
             return self._send_mixed(destination, sends, bool(sync))
         parts = list(self._parts(sends))
         tickets = [Ticket(part, size, bool(sync)) for part, size in parts]
-        if self.room.limited:
-            reservations = self._reserve_each([part for part, _ in parts])
+        if self.limited:
+            grants = self.limits.reserve_all([part for part, _ in parts])
             for ticket in reversed(tickets):
-                ticket.held = reservations.pop()  # the traceback of an error shall hold none
+                ticket.held = grants.pop()  # the traceback of an error shall hold none
         self._writer.submit_all(tickets)
         engine.sends += len(messages)
         done = []
@@ -257,14 +340,14 @@ class Sending:
         done: list[Receipt] = []
         chunks = [sends[start : start + CHUNK] for start in range(0, len(sends), CHUNK)]
         parts = [part for chunk in chunks for part, _ in self._parts(chunk)]
-        reservations = self._reserve_each(parts)
+        grants = self.limits.reserve_all(parts) if self.limited else [None] * len(parts)
         try:
-            for part, reservation in zip(parts, reservations, strict=True):
-                done += receipts(destination, self.write(part, sync, reservation=reservation))
+            for part, grant in zip(parts, grants, strict=True):
+                done += receipts(destination, self.write(part, sync, reservation=grant))
                 self._engine.sends += len(part)
         finally:
-            for reservation in reservations:
-                release(reservation)
+            for grant in grants:
+                release(grant)
         return done
 
     def _parts(self, sends: Sequence[Sent]) -> Iterator[tuple[Sequence[Sent], int]]:

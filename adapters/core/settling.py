@@ -26,7 +26,7 @@ from .changes import Ack, Change, acks_of, returned_of
 from .delivery import CLAIMED, LEASED, LEAVING, MOVING, Lease
 from .engine import APPLY_AT, Engine
 from .gates import LeaseMovedError
-from .limits import Reservation
+from .limits import Grant
 from .nonpersistent import give_back_room
 from .tickets import Ticket
 from .writers import Writer
@@ -59,7 +59,7 @@ class Settling:
         hold: int,
         first: Sequence[Change] = (),
         sync: bool = False,
-        reservation: Reservation[Any] | None = None,
+        reservation: Grant | None = None,
     ) -> list[Any]:
         """Ack what is held so, behind other changes; all or none of it. Returns what comes of those. Raises, and then
         nothing took effect and the messages are held as before; not so after OutcomeUnknownError."""
@@ -91,7 +91,7 @@ class Settling:
         hold: int,
         first: Sequence[Change] = (),
         sync: bool = False,
-        reservation: Reservation[Any] | None = None,
+        reservation: Grant | None = None,
         result: Callable[[list[Any]], Any] = lambda outcomes: None,
     ) -> Future[Any]:
         """The same without waiting: the future resolves on a thread of ours with `result` of what comes of the other
@@ -111,7 +111,7 @@ class Settling:
         hold: int,
         first: Sequence[Change] = (),
         sync: bool = False,
-        reservation: Reservation[Any] | None = None,
+        reservation: Grant | None = None,
         result: Callable[[list[Any]], Any] = lambda outcomes: None,
     ) -> Future[Any]:
         """Of what is LEAVING. What is raised took no effect, and the caller puts them back."""
@@ -310,9 +310,7 @@ class Settling:
                 results[at] = error
 
 
-def _ticket(
-    changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: Reservation[Any] | None, hold: int
-) -> Ticket:
+def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: Grant | None, hold: int) -> Ticket:
     """Of these changes, and the room that the others than acks need."""
     if acks_alone and hold == LEASED:
         return Ticket(changes, len(changes) * Ack.size, sync)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...policies.destination import Destination, Kind
 from ..store_types import Subscription, SubscriptionKey
 from .delivery import Feed, Taker
+
+if TYPE_CHECKING:
+    from .limits import Room
 
 
 class SubscriptionState:
@@ -42,7 +45,7 @@ class DestinationState:
 
     __slots__ = (
         "bytes", "count", "crowded", "declared", "destination", "feed", "is_map", "is_topic", "number", "own",
-        "removed", "subscriptions", "volatile", "waiting",
+        "removed", "room", "subscriptions", "volatile", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
@@ -67,7 +70,8 @@ class DestinationState:
         """Replaced, not changed, so that other threads may walk it."""
         self.own: Any = None
         """The backend's."""
-
+        self.room: Room | None = None
+        """Its limit, once one is sent to it that has one (reserving.py)."""
         self.volatile: DestinationState | None = None
         """What shadows it for messages that are not persistent; None before the first (nonpersistent.py)."""
         self.waiting: dict[bytes, dict[Taker, None]] = {}

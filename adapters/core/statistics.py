@@ -82,6 +82,8 @@ class Statistics:
             },
             memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
             swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),
-            dropped=engine.sequencer.dropped + (volatile.dropped if volatile is not None else 0),
+            dropped=engine.sequencer.dropped
+            + (volatile.dropped if volatile is not None else 0)
+            + (engine.limits.dropped.count if engine.limited else 0),
             waiting=sum(feed.waiting for feed in engine.catalog.feeds()),
         )

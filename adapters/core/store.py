@@ -60,7 +60,7 @@ from .headers import pack_id
 from .large import LargeBody
 from .large_bodies import LargeBodies
 from .lease_times import LeaseTimes
-from .limits import Amount, Reservation
+from .limits import Grant
 from .maps import Maps
 from .nonpersistent import sweep
 from .outbox import Outbox
@@ -110,6 +110,7 @@ class Store:
         self.name = name
         self.directory = directory
         self.options = options
+        self._index_directory = index_directory
         self.backend: Backend = self.backend_type(name, directory, options, index_directory)
         self.volatile = self.backend.volatile
         self.shared = self.backend.shared
@@ -129,7 +130,9 @@ class Store:
             engine, self.directory, getattr(self.options, "file_mode", None), self.sync
         )
         self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
-        self._sending = Sending(engine, self._writer, self.directory, getattr(self.options, "file_mode", None))
+        self._sending = Sending(
+            engine, self._writer, self.directory, getattr(self.options, "file_mode", None), self._index_directory
+        )
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._lease_times = LeaseTimes(engine, self._settling.give_back_lapsed)
         self._receiving = Receiving(self, engine, HandingOut(self.backend.settings, self._lease_times))
@@ -320,6 +323,9 @@ class Store:
         Raises StoreFullError, MessageTooLargeError and ClockError (no effect), OutcomeUnknownError.
         """
         sending = self._sending
+        if sending.limited:
+            message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
+            return sending.send_limited(destination, message, bool(sync))
         if not persistent or type(body) is not bytes:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
             return sending.send_outgoing(destination, message, bool(sync))
@@ -343,14 +349,17 @@ class Store:
 
         Sends of one thread to one destination keep their order. What send would raise, the future raises.
         """
-        if not persistent:
+        sending = self._sending
+        if sending.limited or not persistent:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
-            return self._sending.send_nonpersistent_nowait(destination, message)
+            if sending.limited:
+                return sending.send_limited_nowait(destination, message, bool(sync))
+            return sending.send_nonpersistent_nowait(destination, message)
         if type(body) is not bytes:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms)
-            return self._sending.send_nowait(destination, self._sending.large_ticket(destination, message, bool(sync)))
-        ticket = self._sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
-        return self._sending.send_nowait(destination, ticket)
+            return sending.send_nowait(destination, sending.large_ticket(destination, message, bool(sync)))
+        ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
+        return sending.send_nowait(destination, ticket)
 
     def send_many(
         self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
@@ -664,12 +673,17 @@ class Store:
         return self._transactions.commit_nowait(sends, acks, sync, changes)
 
     def reserve(
-        self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message] = ()
-    ) -> Reservation[Amount] | None:
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message] = (),
+        since: float | None = None,
+        wait: bool = True,
+    ) -> Grant | None:
         """Room for these sends, less what these acks free, for a `prepare` that gets what is returned; the room is free
-        again when that is let go of. None where nothing is needed. Raises StoreFullError and MessageTooLargeError
-        (nothing is reserved)."""
-        return self._transactions.reserve(sends, acks)
+        again when that is let go of. None where nothing is needed. Waits for it where the store's limits say so, since
+        `since` (monotonic) if that is given; without `wait` it raises NoRoomYetError instead. Raises StoreFullError and
+        MessageTooLargeError (nothing is reserved)."""
+        return self._transactions.reserve(sends, acks, since, wait)
 
     def prepare(
         self,
@@ -678,7 +692,7 @@ class Store:
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool,
-        room: Reservation[Amount] | None = None,
+        room: Grant | None = None,
         changes: Sequence[Change] = (),
     ) -> Pending[None]:
         """Make a branch durable without letting anything of it be seen.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..wal import ticket
 
 if TYPE_CHECKING:
     from .changes import Change
-    from .limits import Reservation
+    from .limits import Grant
 
 
 class Ticket(ticket.Ticket):
@@ -17,7 +17,7 @@ class Ticket(ticket.Ticket):
 
     content: Sequence[Change]
     """The changes."""
-    held: Reservation[Any] | None = None
+    held: Grant | None = None
     """Room for their messages, until these are applied."""
     transaction = False
     """They are a transaction's."""

@@ -12,16 +12,18 @@ import msgspec
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError
 from .. import store_types
-from ..messages import Message, Outgoing, Receipt
+from ..background import shared
+from ..messages import DROPPED, Message, Outgoing, Receipt
 from ..store_types import Done, Pending, Prepared
 from .branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
 from .changes import Change, Send, acks_of, returned_of, sent
-from .delivery import CLAIMED, Lease
+from .delivery import CLAIMED, LEAVING, Lease
+from .dropping import Dropped
 from .engine import Engine
 from .large import body_size
-from .limits import Amount, Reservation, release
+from .limits import Grant, NoRoomYetError, cancel
 from .nonpersistent import Nonpersistent, give_back_room
-from .sending import Sending, Sent
+from .sending import Sending
 from .settling import Settling
 from .tickets import Ticket
 from .writers import Writer
@@ -50,14 +52,20 @@ class Transactions:
         sync: bool | None,
         changes: Sequence[store_types.Change],
     ) -> list[Receipt]:
-        first, reservation = self._first(sends, acks, changes)
+        first, grant = self._first(sends, acks, changes)
         try:
-            outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), reservation)
-        except AnabranchError:
-            release(reservation)  # the error's traceback may hold it for long
+            outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), grant)
+        except OutcomeUnknownError:
+            if grant is not None:
+                grant.release_room()
             raise
-        self._engine.sends += len(sends)
-        return _receipts(sends, outcomes[len(changes) :])
+        except AnabranchError:
+            cancel(grant)  # the error's traceback may hold it for long
+            raise
+        except BaseException:
+            self._sending.abandon(grant)
+            raise
+        return self._receipts(sends, outcomes[len(changes) :], grant)
 
     def commit_nowait(
         self,
@@ -66,55 +74,81 @@ class Transactions:
         sync: bool | None,
         changes: Sequence[store_types.Change],
     ) -> Future[list[Receipt]]:
-        first, reservation = self._first(sends, acks, changes)
         try:
-            future = self._settling.ack_nowait(
-                acks, CLAIMED, first, bool(sync), reservation,
-                lambda outcomes: _receipts(sends, outcomes[len(changes) :]),
+            first, grant = self._first(sends, acks, changes, wait=False)
+        except NoRoomYetError:
+            return shared().call(lambda: self.commit(sends, acks, sync, changes))
+        try:
+            return self._settling.ack_nowait(
+                acks, CLAIMED, first, bool(sync), grant,
+                lambda outcomes: self._receipts(sends, outcomes[len(changes) :], grant),
             )  # fmt: skip
         except AnabranchError:
-            release(reservation)  # as above
+            cancel(grant)  # as above
             raise
-        self._engine.sends += len(sends)
-        return future
+        except BaseException:
+            self._sending.abandon(grant)
+            raise
+
+    def _receipts(
+        self, sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any], grant: Grant | None
+    ) -> list[Receipt]:
+        """Of sends; acks come behind them."""
+        made = [Receipt(destination, *done) for (destination, _), done in zip(sends, outcomes, strict=False)]
+        self._engine.sends += len(made)
+        if grant is not None and grant.dropped:
+            self._tell_dropped(sends, grant)
+        return made
+
+    def _tell_dropped(self, sends: Sequence[tuple[Destination, Outgoing]], grant: Grant) -> None:
+        self._engine.sends -= len(grant.dropped)
+        self._sending.limits.dropped.new(sends[at][0] for at in grant.dropped)
 
     def _first(
         self,
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         changes: Sequence[store_types.Change],
-    ) -> tuple[list[Change], Reservation[Amount] | None]:
+        wait: bool = True,
+    ) -> tuple[list[Change], Grant | None]:
         """What comes before the acks, and the room that it needs."""
         self._engine.ensure_usable()
         first: list[Change] = [self._sending.change(change) for change in changes]
-        sending = self._sending.sends(sends)
-        return [*first, *sending], self._reserve(sending, sends, acks)
+        sending: list[Change] = list(self._sending.sends(sends))
+        grant = self._reserve(sending, sends, acks, None, wait)
+        if grant is not None:
+            for at in grant.dropped:
+                sending[at] = Dropped()
+            sending += acks_of(grant.victims)
+        return [*first, *sending], grant
 
     def reserve(
-        self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message]
-    ) -> Reservation[Amount] | None:
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        since: float | None,
+        wait: bool,
+    ) -> Grant | None:
         """As Store.reserve."""
         self._engine.ensure_usable()
-        if not self._sending.room.limited:
+        if not self._sending.limited:
             return None
-        return self._reserve(self._sending.sends(sends, self._sending.looker), sends, acks)
+        return self._reserve(self._sending.sends(sends, self._sending.looker), sends, acks, since, wait)
 
     def _reserve(
         self,
-        sending: Sequence[Sent],
+        sending: Sequence[Change],
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
-    ) -> Reservation[Amount] | None:
-        """Room for what the store holds more once these are sent and those acked: for nothing if as many messages go
-        as come and their bodies are as long, so that dead letters, which have more headers, leave a full store."""
-        room = self._sending.room
-        if not room.limited or not sending:
+        since: float | None,
+        wait: bool,
+    ) -> Grant | None:
+        """Room for what the store holds more once these are sent and those acked."""
+        if not self._sending.limited or not sending:
             return None
-        count, size = self._engine.sequencer.amount(sending)
         freed = self._freed(acks) if acks else []
-        if count <= len(freed):
-            size = min(size, sum([body_size(message.body) for _, message in sends]))
-        return room.reserve((max(0, count - len(freed)), max(0, size - sum([message.size for message in freed]))))
+        bodies = [body_size(message.body) for _, message in sends] if freed else ()
+        return self._sending.limits.reserve(sending, freed, bodies, since, wait)
 
     def _freed(self, acks: Sequence[Message]) -> list[Message]:
         """Those of which nothing is left once they are acked; of a topic's, those that nobody else has yet to ack."""
@@ -166,10 +200,9 @@ class Transactions:
         branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
         self._engine.bodies.attach(branch)
         self._claim_again(branch)
-        if self._sending.room.limited:
-            count, size = self._engine.sequencer.amount(branch.sends)
-            acked = sum(not ack.state.is_topic or not ack.number for ack in branch.acks)
-            branch.reservation = self._sending.room.hold((max(0, count - acked), size))
+        if self._sending.limited:
+            whole = [ack for ack in branch.acks if not ack.state.is_topic or not ack.number]
+            branch.reservation = self._sending.limits.hold(branch.sends, whole)
         branch.promise = self._promise(branch)
         return branch
 
@@ -196,13 +229,13 @@ class Transactions:
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool,
-        room: Reservation[Amount] | None,
+        room: Grant | None,
         changes: Sequence[store_types.Change],
     ) -> Pending[None]:
         try:
             return self._prepare(transaction, participants, sends, acks, sync, room, changes)
         except AnabranchError:
-            release(room)  # as above
+            cancel(room)  # as above
             raise
 
     def _prepare(
@@ -212,22 +245,30 @@ class Transactions:
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
         sync: bool,
-        room: Reservation[Amount] | None,
+        room: Grant | None,
         changes: Sequence[store_types.Change],
     ) -> Pending[None]:
         engine = self._engine
         engine.ensure_usable()
         self._backend.require_owned()
         first: list[Change] = [self._sending.change(change) for change in changes]
-        first += self._sending.sends(sends)
+        dropped = room.dropped if room is not None else ()
+        first += self._sending.sends([send for at, send in enumerate(sends) if at not in dropped])
         leases: Sequence[Lease] = ()
         if acks:
             leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
             first += acks_of(leases)
+        victims = [*room.victims] if room is not None else []
+        if victims:
+            for lease in victims:
+                engine.delivery.move(lease, LEAVING, CLAIMED)
+            first += acks_of(victims)
         volatile = engine.nonpersistent
         alone = volatile is not None and volatile.takes(first)
         branch = Branch(transaction, tuple(participants), first)
-        branch.reservation, branch.leases = room, leases
+        branch.reservation, branch.leases, branch.victims = room, leases, victims
+        if dropped:
+            branch.dropped = [(at, sends[at][0]) for at in sorted(dropped)]
         if volatile is not None and alone:
             engine.asked(lambda: volatile.prepare(branch))
             return Done(None)
@@ -242,6 +283,7 @@ class Transactions:
             raise
 
         def refused() -> None:
+            cancel(branch.reservation)
             branch.reservation = None  # the error's traceback may hold the branch for long
             give_back_room(branch.changes)
             self._backend.unstage(transaction)
@@ -265,6 +307,10 @@ class Transactions:
                     made.append(Receipt(send.state.destination, *done))
             engine.sends += len(made)
             engine.acks += len(branch.leases)
+            for at, destination in branch.dropped:
+                made.insert(at, Receipt(destination, DROPPED))
+            if branch.dropped:
+                self._sending.limits.dropped.new(destination for _, destination in branch.dropped)
             return made
 
         if volatile is not None:
@@ -278,6 +324,8 @@ class Transactions:
             self._backend.unstage(transaction)
             return Done(False)
         branch.returned = returned_of(branch.leases)
+        if branch.reservation is not None:
+            branch.reservation.victims = []  # they stay
         if volatile is not None:
             return Done(self._engine.asked(lambda: volatile.rollback_prepared(branch)))
         self._backend.before_outcome(branch, False)
@@ -335,11 +383,6 @@ class Transactions:
         remembered = self._engine.asked(lambda: [one for one in transactions if one in self._engine.committed])
         if remembered:
             self._sending.write([Forget(remembered)], unsynced=True)
-
-
-def _receipts(sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any]) -> list[Receipt]:
-    """Of sends; acks come behind them."""
-    return [Receipt(destination, *done) for (destination, _), done in zip(sends, outcomes, strict=False)]
 
 
 class Step(Generic[T]):

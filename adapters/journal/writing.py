@@ -12,6 +12,7 @@ from ..acceleration import inner_loop
 from ..core.branches import Commit, Forget, Prepare, Rollback
 from ..core.changes import Ack, AckRange, Change, Returned, Send, SendMany
 from ..core.destination_changes import Remove, Unsubscribe
+from ..core.dropping import Dropped
 from ..core.engine import Engine
 from ..core.keyed import Unchanged
 from ..core.plan import Plan
@@ -34,7 +35,7 @@ _pack_ack = ACK_RECORD.pack
 
 _LEAVES: Final[dict[type, int]] = {
     **dict.fromkeys((Ack, AckRange, Returned, Remove, Unsubscribe, Forget, Unchanged), SHRINKS),
-    **dict.fromkeys((Commit, Rollback, WriteSnapshot), OWED),
+    **dict.fromkeys((Commit, Rollback, WriteSnapshot, Dropped), OWED),
 }
 """What leaves of the log's reserve what a ticket needs (wal/ticket.py); all others GROW."""
 

@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from ...adapters.core import Store
+from ...adapters.core.limits import NoRoomYetError, may_wait
 from ...adapters.files import FILE_MODE, disk_errors
 from ...adapters.store_types import TRANSACTION_BYTES, Pending
 from ...policies.config import TransactionOptions
@@ -248,7 +250,7 @@ class Coordinator:
             return
         transaction.decide(False)
         for participant in transaction.participants.values():
-            participant.room = None
+            participant.let_go_of_room()
         self._carry_out(transaction)
 
     def _roll_back_unprepared(self, transaction: GlobalTransaction) -> None:
@@ -275,14 +277,13 @@ class Coordinator:
     def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
         """The first phase, in these stores. If it fails anywhere all is rolled back."""
         try:
-            for participant in participants:
-                participant.room = participant.call(self._registry, partial(_reserve, participant))
+            self._reserve(participants)
             steps: list[Pending[None]] = []
             for participant in participants:
                 steps.append(
                     participant.call(self._registry, partial(_prepare_in, participant, transaction, self._sync))
                 )
-                participant.room = None
+                participant.room = None  # the branch has it
             for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
                 step.proceed()
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
@@ -292,6 +293,23 @@ class Coordinator:
             _raise_known(error)
             raise
         transaction.move(PREPARED)
+
+    def _reserve(self, participants: Sequence[Participant]) -> None:
+        """Room in all these stores, or in none (rule T1). Where it has to be waited for, nothing is reserved meanwhile
+        in the others: so no two transactions wait for each other."""
+        since = monotonic()
+        full: Participant | None = None
+        while True:
+            try:
+                for one in sorted(participants, key=lambda one: one is not full):
+                    one.room = one.call(self._registry, partial(_reserve, one, since, one is full))
+                return
+            except NoRoomYetError:
+                if not may_wait() or one is full:
+                    raise
+                full = one
+                for other in participants:
+                    other.let_go_of_room()
 
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
         """The second phase of one that has voted. If the router was closed since, or the decision log had failed
@@ -392,8 +410,8 @@ class Coordinator:
         participant.unclaim()
 
 
-def _reserve(participant: Participant, store: Store) -> Any:
-    return store.reserve(participant.sends, participant.acks)
+def _reserve(participant: Participant, since: float, wait: bool, store: Store) -> Any:
+    return store.reserve(participant.sends, participant.acks, since, wait)
 
 
 def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, store: Store) -> Pending[None]:

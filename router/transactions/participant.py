@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.core.gates import MovedError
+from ...adapters.core.limits import cancel
 from ...adapters.messages import Message, Outgoing, Receipt
 from ...adapters.store_types import Change
 from ...policies.destination import Destination
@@ -84,6 +85,11 @@ class Participant:
         """Nothing is prepared there, or nothing any more: the messages are free again."""
         if self.acks and self.store is not None:
             unclaim(self.store, self.acks)
+
+    def let_go_of_room(self) -> None:
+        """What it has reserved and not prepared."""
+        room, self.room = self.room, None
+        cancel(room)
 
     def let_go(self) -> None:
         """Of all that it did, once it is done and its receipts are given."""

@@ -59,6 +59,7 @@ from .policies.errors import (
     UnknownMessageError,
     UnknownSubscriptionError,
 )
+from .policies.limits import LimitOptions, WhenFull
 from .policies.wildcard import Match, Pattern, RouteTable
 from .router.addresses import Address
 from .router.codecs import Codec
@@ -124,6 +125,7 @@ __all__ = [
     "KindOptions",
     "LargeBody",
     "LargeMessageError",
+    "LimitOptions",
     "Listener",
     "Map",
     "Match",
@@ -182,6 +184,7 @@ __all__ = [
     "UnknownSubscriptionError",
     "UsageOptions",
     "UsageStats",
+    "WhenFull",
     "Xid",
     "accelerated",
     "open",

@@ -29,6 +29,7 @@ from .settling import SettlingContract
 from .threads import ThreadsContract
 from .topics import TopicsContract
 from .volatile import VolatileContract
+from .when_full import WhenFullContract
 
 
 class EssentialContract(
@@ -68,6 +69,7 @@ class StoreContract(
     KeyedContract,
     NonpersistentContract,
     LargeContract,
+    WhenFullContract,
     EssentialContract,
 ):
     """All of it. Inherit it, and give a fixture `disk`."""

@@ -280,6 +280,22 @@ class KeyedContract:
         store.maps.put(M, "c", b"1")
         assert contents(store) == {"b": b"1", "c": b"1"}
 
+    def test_a_store_that_drops_drops_no_values(self, disk: Disk) -> None:
+        for when_full in ("drop_new", "drop_old"):
+            store = disk.create(max_messages=2, when_full=when_full)
+            store.maps.put(M, "a", b"1")
+            store.send(A, b"x")
+            if when_full == "drop_new":
+                with pytest.raises(StoreFullError):
+                    store.maps.put(M, "b", b"1")
+                store.purge(A)
+            store.maps.put(M, "b", b"1")
+            assert (contents(store), bodies(store, A)) == ({"a": b"1", "b": b"1"}, [])
+            for call in (lambda: store.maps.put(M, "c", b"1"), lambda: store.maps.increment(M, "n")):  # noqa: B023
+                with pytest.raises(StoreFullError):
+                    call()
+            assert len(contents(store)) == 2
+
     @pytest.mark.parametrize("key", ["", "k" * (KEY_BYTES_MAX + 1), "\ud800"])
     def test_what_is_no_key_is_refused(self, store: Store, key: str) -> None:
         for call in (

@@ -1,131 +1,111 @@
-"""Room is reserved before anything is queued, and given back when nobody needs it."""
+"""One limit: what is held and reserved counts, and what is reserved is given back when nobody needs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.limits import Room
-from anabranch.adapters.core.plan import Plan
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.limits import DiskRoom, Grant, NoRoomYetError, Room, may_wait, no_waiting
+from anabranch.adapters.volumes import Volume
 from anabranch.policies.errors import StoreFullError
+from anabranch.policies.limits import WhenFull
 
-from ..contract.disk import A, Disk, Parallel
 from ..crash.test_interrupts import everywhere
-from .made import journal, onefile
 
 
 def test_what_is_held_and_reserved_counts() -> None:
     held = [(2, 20)]
-    room = Room("s", 4, 100, lambda: held[0])
-    first = room.reserve((1, 10))
+    room = Room("store 's'", 4, 100, lambda: held[0])
+    first = room.hold((1, 10))
+    assert room.lacking((2, 10)) == (1, 0)
     with pytest.raises(StoreFullError, match=r"holds 3 messages, 2 more would come; max_messages is 4"):
-        room.reserve((2, 10))
+        raise room.error((2, 10))
+    assert room.lacking((1, 71)) == (0, 1)
     with pytest.raises(StoreFullError, match=r"holds 30 bytes of messages, 71 more would come; max_bytes is 100"):
-        room.reserve((1, 71))
-    second = room.reserve((1, 70))
+        raise room.error((1, 71))
+    second = room.hold((1, 70))
     del first, second
     held[0] = (4, 100)  # they have become messages
-    room.require((0, 0))
-    with pytest.raises(StoreFullError):
-        room.require((1, 0))
+    assert room.lacking((0, 0)) == (0, 0)
+    assert room.lacking((1, 0)) == (1, 0)
+
+
+def test_what_would_never_fit_is_known() -> None:
+    room = Room("s", 4, 100, lambda: (0, 0))
+    assert not room.is_too_small((4, 100))
+    assert room.is_too_small((5, 0))
+    assert room.is_too_small((1, 101))
+
+
+def test_one_that_holds_more_than_it_may_shrinks_a_little_with_each() -> None:
+    room = Room("s", 10, None, lambda: (5000, 0))
+    assert room.to_go((1, 0), room.lacking((1, 0))) == (101, 0)
+    assert Room("s", 10, None, lambda: (10, 0)).to_go((3, 0), (3, 0)) == (3, 0)
+    assert Room("s", 10, None, lambda: (15, 0)).to_go((1, 0), (6, 0)) == (6, 0)
 
 
 def test_what_is_given_back_is_there_again() -> None:
     room = Room("s", 1, None, lambda: (0, 0))
     for _ in range(100):
-        reservation = room.reserve((1, 1))
-        with pytest.raises(StoreFullError):
-            room.reserve((1, 1))
+        reservation = room.hold((1, 1))
+        assert room.lacking((1, 1)) == (1, 0)
         del reservation
+        assert room.lacking((1, 1)) == (0, 0)
 
 
 def test_interrupted_anywhere_nothing_is_reserved_for_good_or_given_back_twice() -> None:
     room = Room("s", 10, None, lambda: (0, 0))
 
     def use() -> None:
-        first = room.reserve((3, 0))
-        room.reserve((2, 0)).release()
+        first = room.hold((3, 0))
+        room.hold((2, 0)).release()
+        room.taken()
         first.release()
 
     def check(_at: int, where: str) -> None:
-        with pytest.raises(StoreFullError):
-            room.require((11, 0))
-        try:
-            room.require((10, 0))
-        except StoreFullError as error:
-            raise AssertionError(where) from error
+        assert room.taken() == (0, 0), where
 
-    assert everywhere(lambda _: use, check) > 20
+    assert everywhere(lambda _: use, check) > 10
 
 
-def test_a_prepared_branch_has_its_room_whether_or_not_there_is_any() -> None:
-    room = Room("s", None, 10, lambda: (0, 0), "max_stored_bytes")
-    held = room.hold((5, 50))
-    with pytest.raises(StoreFullError, match="max_stored_bytes is 10"):
-        room.reserve((1, 1))
-    del held
-    room.require((1, 10))
+def test_a_grant_gives_back_all_of_it_once() -> None:
+    freed: list[Any] = []
+    rooms = [Room("s", 10, None, lambda: (0, 0)) for _ in range(2)]
+    grant = Grant(freed.append)
+    grant.parts += [room.hold((3, 0)) for room in rooms]
+    grant.victims = ["message"]  # type: ignore[list-item]
+    assert [room.taken()[0] for room in rooms] == [3, 3]
+    grant.cancel()
+    grant.cancel()
+    assert [room.taken()[0] for room in rooms] == [0, 0]
+    assert freed == [["message"]]
 
 
-def test_no_two_get_the_same() -> None:
-    room = Room("s", 50, None, lambda: (0, 0))
-
-    def reserve(_: int) -> object:
-        try:
-            return room.reserve((1, 1))
-        except StoreFullError:
-            return None
-
-    with ThreadPoolExecutor(8) as pool:
-        got = [one for one in pool.map(reserve, range(200)) if one is not None]
-    assert len(got) == 50
+def test_who_works_for_many_does_not_wait() -> None:
+    assert may_wait()
+    with no_waiting():
+        assert not may_wait()
+        with no_waiting():
+            pass
+        assert not may_wait()
+    assert may_wait()
+    assert issubclass(NoRoomYetError, StoreFullError)
 
 
-@pytest.mark.parametrize("kind", [journal, onefile])
-def test_what_is_written_counts_once(kind: Callable[[], AbstractContextManager[Disk]]) -> None:
-    """As held or as reserved, also before its sender has been told."""
-    with kind() as disk:
-        store = disk.create(max_messages=2)
-        of: Any = store._engine if kind is journal else store._writer
-        name = "take" if kind is journal else "_done"
-        written = getattr(of, name)
-        seen = []
-
-        def look(plan: Plan) -> None:
-            written(plan)
-            with Parallel(lambda: store.reserve([(A, Outgoing(b"x"))])) as another:
-                seen.append(another.result())
-            with Parallel(lambda: store.reserve([(A, Outgoing(b"x"))] * 2)) as another, pytest.raises(StoreFullError):
-                another.result()
-
-        setattr(of, name, look)
-        store.send(A, b"1")
-        assert len(seen) == 1
-
-
-def test_each_part_of_a_large_send_counts_once() -> None:
-    with journal() as disk:
-        store = disk.create(max_messages=10, batch_bytes_max=1 << 16)
-        take = store._engine.take
-
-        def look(plan: Plan) -> None:
-            take(plan)
-            with Parallel(lambda: store.reserve([(A, Outgoing(b"x"))] * 2)) as another:
-                assert another.result() is not None
-            with Parallel(lambda: store.reserve([(A, Outgoing(b"x"))] * 3)) as another, pytest.raises(StoreFullError):
-                another.result()
-            plans.append(plan)
-
-        plans: list[Plan] = []
-        store._engine.take = look  # type: ignore[method-assign]
-        store.send_many(A, [b"x" * 50_000] * 8)
-        assert len(plans) > 1
-
-
-def test_without_limits_there_is_nothing_to_ask() -> None:
-    assert not Room("s", None, None, lambda: (0, 0)).limited
+def test_a_disk_has_room_above_what_is_to_stay_free(tmp_path: Path) -> None:
+    volume = Volume(tmp_path)
+    free = volume.free(0)
+    least = free // 2
+    room = DiskRoom("store 's'", tmp_path, volume, least, WhenFull.FAIL, 0.0)
+    assert room.lacking((1, 1000)) == (0, 0)
+    assert room.lacking((1, 0)) == (0, 0)
+    assert room.lacking((1, free)) != (0, 0)
+    held = room.hold((1, free))
+    assert room.lacking((1, 1000)) != (0, 0)
+    with pytest.raises(StoreFullError, match=f"are free on the disk of {tmp_path}.*min_free_disk is {least}"):
+        raise room.error((1, 1000))
+    held.release()
+    volume._asked_at = -1e9
+    assert room.lacking((1, 1000)) == (0, 0)

@@ -89,7 +89,7 @@ def test_the_programs_of_the_page_on_configuration_run() -> None:
 def test_the_configurations_of_the_pages_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEDGER_PASSWORD", "s3cret")
     found = blocks("configuration.md", "yaml")
-    assert len(found) == 4
+    assert len(found) == 5
     ledger = re.search(r"^    stores:\n(?:    .*\n)+", (ROOT / "docs" / "sql.md").read_text(), re.MULTILINE)
     assert ledger is not None
     for text in (*found, f"    directory: data\n{ledger[0]}"):

@@ -83,14 +83,17 @@ def test_the_documentation_says_every_option_with_its_default(model: type[Model]
 
 
 def test_the_documentations_examples_are_good() -> None:
-    stores, mounted, transactions, usage = (code.partition("```")[0] for code in DOCUMENTATION.split("```yaml\n")[1:])
+    stores, mounted, limits, transactions, usage = (
+        code.partition("```")[0] for code in DOCUMENTATION.split("```yaml\n")[1:]
+    )
     assert not loads(mounted, Path("/")).create_directory
     assert [store.name for store in loads(stores, Path("/")).stores] == ["custom", "telemetry", "rest"]
     assert loads(transactions, Path("/")).transactions.timeout == 60
     recorded = loads(usage, Path("/")).usage
     assert recorded is not None
     assert recorded.max_bytes == 1 << 30
-    for example in (stores, mounted, transactions, usage):
+    assert getattr(loads(limits, Path("/")).stores[0].options, "block_timeout", None) == 10.0
+    for example in (stores, mounted, limits, transactions, usage):
         validator().validate(yaml.safe_load(example))
     for code in DOCUMENTATION.split("```python\n")[2:]:
         exec(code.partition("```")[0], {"__name__": "example"})

@@ -1,0 +1,72 @@
+"""Which messages go from a store that is full, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from anabranch.adapters.core.dropping import DropLog, Oldest
+from anabranch.adapters.core.limits import Grant, Room
+from anabranch.policies.destination import Destination
+
+from ..contract.disk import A, B, bodies, take
+from .made import journal
+
+
+def test_the_oldest_of_all_destinations_go_first() -> None:
+    with journal() as disk:
+        store = disk.create()
+        for number in range(300):
+            store.send((A, B)[number % 2], b"%d" % number)
+        held = take(store, B)
+        engine = store._engine
+        oldest, room = Oldest(engine), Room("s", 10, None, lambda: (0, 0))
+        for _ in range(2):  # what was looked up before is not looked up again, and what is given back is there again
+            grant = Grant()
+            with engine.lock:
+                assert oldest.take({room: (200, 0)}, grant, False) == set()
+            assert [lease.seq for lease in grant.victims] == [seq for seq in range(1, 202) if seq != held.seq]
+            message = take(store, A)
+            assert message.seq > 200
+            message.release()
+            with engine.lock:
+                oldest.give_back(grant)
+        assert (len(bodies(store, A)), len(bodies(store, B))) == (150, 150)
+
+
+def test_of_one_destination_alone() -> None:
+    with journal() as disk:
+        store = disk.create()
+        store.send_many(A, [b"1", b"2"])
+        store.send_many(B, [b"3", b"4"])
+        engine, oldest = store._engine, Oldest(store._engine)
+        room = Room("b", 10, 100, lambda: (0, 0), state=engine.catalog.state(B))
+        grant = Grant()
+        assert engine.asked(lambda: oldest.take({room: (1, 0)}, grant, True)) == set()
+        assert [lease.seq for lease in grant.victims] == [3]
+        assert grant.sizes[0] > 1
+        assert engine.asked(lambda: oldest.take({room: (5, 0)}, grant, True)) == {room}
+        engine.asked(lambda: oldest.give_back(grant))
+        assert bodies(store, B) == [b"3", b"4"]
+
+
+def test_what_is_dropped_is_told_at_once_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "anabranch.adapters.core.dropping")
+    log = DropLog("s")
+    log.new([A])
+    assert "store s is full: 1 messages were not stored since this was said last: 1 of queue://a" in caplog.text
+    caplog.clear()
+    log.new([A] * 3)
+    log.new([Destination.parse(f"d{number}") for number in range(9)])
+    assert not caplog.records
+    log._tell_later()
+    assert "12 messages were not stored" in caplog.text
+    assert "3 of queue://a" in caplog.text
+    assert "and of 5 more" in caplog.text
+    caplog.clear()
+    log._tell_later()
+    assert not caplog.records
+    log.new([B])
+    assert "1 of queue://b" in caplog.text
+    assert log.count == 14
