@@ -10,8 +10,10 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from ...policies.destination import Destination
-from ...policies.errors import MessageTooLargeError
+from ...policies.errors import CorruptionError, MessageTooLargeError
 from ..acceleration import inner_loop
 from ..clock import before_1970
 from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, plain_body, require_order
@@ -152,7 +154,16 @@ def kept_head(record: bytes) -> bytes:
 
 @inner_loop
 def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
-    """The message; leased if there is a `lease`, else it only knows its place."""
+    """The message; leased if there is a `lease`, else it only knows its place. Raises CorruptionError for bytes that
+    are none, though their checksum was right."""
+    try:
+        return _decode(store, destination, place, record, lease)
+    except (struct.error, ValueError, msgspec.MsgspecError) as error:
+        reason = f"message {place[SEQ]} of {destination} does not parse: {error}"
+        raise CorruptionError(str(store.directory), 0, reason, "reject it, or restore a backup") from error
+
+
+def _decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
     priority, flags, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)
     at = HEAD.size + id_bytes
     message_id = record[HEAD.size : at].decode() if id_bytes else None

@@ -3,6 +3,7 @@ T2, X6)."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from ...policies.destination import Destination
-from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError
+from ...policies.errors import AnabranchError, CorruptionError, DestinationError, OutcomeUnknownError
 from .. import store_types
 from ..background import shared
 from ..messages import DROPPED, Message, Outgoing, Receipt
@@ -174,7 +175,7 @@ class Transactions:
         for transaction, payload in prepared:
             try:
                 branch = self._restored(transaction, payload)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, ValueError, struct.error, DestinationError) as error:
                 reason = f"the prepared transaction {transaction.hex()} does not read: {error}"
                 where = f"store {self._engine.name!r}"
                 raise CorruptionError(where, 0, reason, "restore it from a backup") from None
@@ -196,7 +197,7 @@ class Transactions:
         self._store.sync()
 
     def _restored(self, transaction: bytes, payload: bytes) -> Branch:
-        """Raises msgspec.DecodeError."""
+        """Raises what decoding raises."""
         branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
         self._engine.bodies.attach(branch)
         self._claim_again(branch)

@@ -18,6 +18,7 @@ from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from ..core.place import order_of
 from ..core.records import HEAD
 from ..core.states import DestinationState, SubscriptionState
+from ..core.table import SEQ_MAX
 from ..store_types import TRANSACTION_BYTES, Subscription
 from ..wal import format as w
 from ..wal.reader import BatchReader, Record, records_of
@@ -108,6 +109,8 @@ def _encode_send(change: Send) -> bytes:
 def decode_send(record: Record, numbers: Numbers) -> Send:
     payload = record.payload
     number, seq = SEND_START.unpack_from(payload)
+    if not 0 < seq < SEQ_MAX >> 1:
+        raise ValueError(f"seq {seq} is none")
     priority, _, id_bytes, _, _, expires_at_ms = HEAD.unpack_from(payload, SEND_START.size)
     name_at = SEND_START.size + HEAD.size
     name = payload[name_at : name_at + id_bytes] if id_bytes else None
@@ -175,6 +178,8 @@ def _encode_remove(change: Remove) -> bytes:
 
 
 def _decode_remove(record: Record, numbers: Numbers) -> Remove | None:
+    if len(record.payload) != NUMBER.size:
+        raise ValueError(f"{len(record.payload)} bytes, not {NUMBER.size}")
     state = _state(record, numbers)
     return Remove(state) if state is not None else None
 

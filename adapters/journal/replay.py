@@ -3,12 +3,13 @@ they were made of, and these are applied as they were the first time."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
 from ...policies.destination import Destination, Kind
-from ...policies.errors import CorruptionError
+from ...policies.errors import CorruptionError, DestinationError
 from ..core.changes import Change, Send
 from ..core.states import DestinationState, SubscriptionState
 from ..core.table import SEQ_MAX, apply_all
@@ -28,6 +29,8 @@ PARTIAL_OPERATIONS: Final = 200_000
 file counts for nothing."""
 
 
+MALFORMED: Final = (struct.error, ValueError, KeyError, DestinationError)
+"""What decoding raises for bytes that are no record."""
 UNNAMED: Final = "salvaged"
 """Messages of a destination whose name is lost are in the queue of this name, a dot and the destination's number."""
 
@@ -77,6 +80,15 @@ class Replay:
 
     def everything(self, survey: Survey, progress: Progress | None) -> None:
         """The whole journal, into an empty index. Raises CorruptionError, OSError."""
+        try:
+            self._everything(survey, progress)
+        except MALFORMED as error:
+            reason = f"the latest snapshot does not parse: {error}"
+            number, offset = survey.snapshot_at
+            path = next((str(s.path) for s in self._table.all if s.number == number), f"segment {number}")
+            raise CorruptionError(path, offset, reason, w.RESTORE) from error
+
+    def _everything(self, survey: Survey, progress: Progress | None) -> None:
         kept: dict[int, snapshots.KeptSegment] = {}
         latest: snapshots.Snapshot | None = None
         if survey.snapshot is not None:
@@ -191,7 +203,10 @@ class Replay:
             if decode is None:
                 reason = f"record of unknown kind {record.kind}; a newer version wrote it"
                 raise CorruptionError(str(batch.segment.path), record.offset, reason)
-            change = decode(record, self._index)
+            try:
+                change = decode(record, self._index)
+            except MALFORMED as error:
+                raise _malformed(record, error) from error
             if change is not None:
                 yield change
 
@@ -221,12 +236,20 @@ class Replay:
                 return self._send(record)
             reason = f"record {record.lsn} is a message of destination {error}, which no record declares"
             raise CorruptionError(str(record.segment.path), record.offset, reason) from None
+        except MALFORMED as error:
+            raise _malformed(record, error) from error
         self._meet(send.seq)
         return send
 
     def _meet(self, seq: int) -> None:
         if seq > self.seq:
             self.seq = seq
+
+
+def _malformed(record: Record, error: Exception) -> CorruptionError:
+    """Its checksum is right, so these bytes were written; but they are none that this version writes."""
+    reason = f"record {record.lsn} of kind {record.kind} does not parse: {error}"
+    return CorruptionError(str(record.segment.path), record.offset, reason, w.RESTORE)
 
 
 def _bit(bits: bytes, ordinal: int) -> bool:

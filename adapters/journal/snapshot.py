@@ -33,8 +33,21 @@ RECORD_MIN: Final = 44
 """No message takes fewer bytes in a segment."""
 ID_BYTES: Final = 64
 """What an id takes, and a name."""
+INFLATED_MAX: Final = 1 << 30
 WORTH: Final = 4
 """A snapshot is written when it frees at least so many times its own size."""
+
+
+def inflated(data: bytes) -> bytes:
+    """Raises ValueError for what was not deflated, or is larger than any snapshot's."""
+    work = zlib.decompressobj()
+    try:
+        plain = work.decompress(data, INFLATED_MAX)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not work.eof:
+        raise ValueError(f"{len(data)} deflated bytes have no end")
+    return plain
 
 
 class KeptSegment(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +62,7 @@ class KeptSegment(msgspec.Struct, frozen=True, array_like=True):
     """The bits of Segment.dead, deflated."""
 
     def dead_bits(self) -> bytes:
-        return zlib.decompress(self.dead) if self.dead else b""
+        return inflated(self.dead) if self.dead else b""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -87,14 +100,18 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """Those of `subscriptions` that have ended, likewise."""
 
     def first_dead_bits(self) -> bytes:
-        return zlib.decompress(self.first_dead)
+        return inflated(self.first_dead)
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
 
 
 def decode(payload: bytes) -> Snapshot:
-    return msgspec.msgpack.decode(payload, type=Snapshot)
+    """Raises ValueError for what is no snapshot."""
+    try:
+        return msgspec.msgpack.decode(payload, type=Snapshot)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
 
 
 def needed_by(payload: bytes) -> Needed:
@@ -211,7 +228,7 @@ def _acked(
 
 def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:
     """What `Snapshot.acked` holds of one subscription."""
-    return RANGE.iter_unpack(zlib.decompress(acked))
+    return RANGE.iter_unpack(inflated(acked))
 
 
 def size_expected(kept: Iterable[Segment], states: int, ids: int) -> int:

@@ -136,7 +136,11 @@ def survey(
         needs = Needed(checkpoint.segment, checkpoint.kept)
     elif snapshot_at[0] and needed is not None:
         snapshot = _read_snapshot(files, headers, snapshot_at)
-        needs = needed(snapshot)
+        try:
+            needs = needed(snapshot)
+        except ValueError as error:
+            reason = f"the latest snapshot does not parse: {error}"
+            raise CorruptionError(str(files.path(snapshot_at[0])), snapshot_at[1], reason, f.RESTORE) from error
     else:
         needs = Needed(1, {})
     older, first = _account(headers, files, chain[: log_end.end.link + 1], needs)
