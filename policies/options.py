@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from .config_options import Directory, Duration, FileMode, Options, Positive, Size
 from .config_problems import Located, fold
@@ -167,6 +175,28 @@ def _untested(scheme: str, allowed: bool) -> str:
     )
 
 
+_FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*")
+
+
+def _is_engine(value: object) -> bool:
+    """Whether it is an Engine of SQLAlchemy's, which need not be installed here."""
+    return hasattr(value, "raw_connection") and hasattr(value, "url")
+
+
+def _creator(value: object) -> object:
+    if isinstance(value, str) and _FUNCTION.fullmatch(value):
+        return value
+    if not isinstance(value, str) and (_is_engine(value) or callable(value)):
+        return value
+    raise ValueError(
+        f"{value!r} is no name of a function, package.module:function; from Python a function or an Engine will do"
+    )
+
+
+Creator = Annotated[Any, AfterValidator(_creator), WithJsonSchema({"type": "string"})]
+"""Of connections; see SqlOptions."""
+
+
 class SqlOptions(StoreOptions):
     """Tables of a database, by SQLAlchemy: SQLite in the store's own directory, or a server such as PostgreSQL."""
 
@@ -176,8 +206,14 @@ class SqlOptions(StoreOptions):
     url: SecretStr | None = None
     """SQLAlchemy's URL of the database, such as postgresql+psycopg://user@host/name. None: SQLite in the store's
     directory. Never shown, since it may hold a password."""
+    username: str | None = None
+    """The role, instead of that in the URL; `username_env: NAME` takes it from the environment."""
     password: SecretStr | None = None
     """The password, where the URL has none; best given as `password_env: NAME`."""
+    creator: Creator | None = None
+    """What makes connections instead of the URL, which then says no more than database and driver: the name of a
+    function without arguments, `package.module:function`, that returns a new connection of the driver. From Python also
+    the function, or an Engine of SQLAlchemy's, which brings its URL along."""
     pool_min: Annotated[int, Field(strict=True, ge=0, le=1000)] = 5
     """How many connections to a server are kept open. SQLite has no use for this and the options of the pool below."""
     pool_max: Annotated[int, Field(strict=True, ge=-1, le=10_000)] = -1
@@ -228,6 +264,19 @@ class SqlOptions(StoreOptions):
     outcome_timeout: Annotated[float, Duration(0.0, 3600)] = 5.0
     """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails
     with OutcomeUnknownError, and the store finds out later."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _url_of_an_engine(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("url") is None and _is_engine(values.get("creator")):
+            return {**values, "url": values["creator"].url.render_as_string(hide_password=False)}
+        return values
+
+    @model_validator(mode="after")
+    def _creator_has_a_url(self) -> Self:
+        if self.creator is not None and self.url is None:
+            raise ValueError("creator needs a url that says which database it connects to; give that too")
+        return self
 
     @model_validator(mode="after")
     def _is_tested(self) -> Self:

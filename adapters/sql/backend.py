@@ -43,7 +43,6 @@ from .duplicates import DuplicateRows
 from .effects import Effects
 from .large_rows import LargeRows
 from .lease import Lease
-from .lease import statements as lease_statements
 from .loading import Loader
 from .native_two_phase import BranchRows, Native
 from .outbox import TAKING_PART, Outbox
@@ -147,7 +146,7 @@ class SqlBackend(Backend):
         database.require_keepalive(options)
         if options.lease_expiration is not None:
             self._lease = Lease(
-                open_single(options, self._directory.path), lease_statements(tables), store_id, options,
+                open_single(options, self._directory.path), statements, store_id, options,
                 f"store {self.name!r}", self._directory.path, self._lose,
             )  # fmt: skip
             self._lease.acquire()

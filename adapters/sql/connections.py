@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,8 @@ def database_url(options: SqlOptions, directory: Path) -> URL:
         raise ConfigError(
             ["an SQLite database in memory loses everything; leave the url out, or use the kind `memory`"]
         )
+    if options.username is not None:
+        url = url.set(username=options.username)
     return url if options.password is None else url.set(password=options.password.get_secret_value())
 
 
@@ -122,6 +125,8 @@ def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
     arguments = {**dialects.connect_args(url), **secrets}
     try:
         shown = url.difference_update_query(secrets)
+        if options.creator is not None:
+            pool["creator"] = _creating(options.creator, lambda: engine)
         engine = create_engine(shown, hide_parameters=True, connect_args=arguments, **pool)
     except NoSuchModuleError:
         raise ConfigError([f"SQLAlchemy knows no databases of the kind {url.drivername!r}: {shown_url(url)}"]) from None
@@ -144,6 +149,35 @@ def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
             )
         dialects.end_idle_transactions(engine, options.lease_expiration)
     return engine
+
+
+def _creating(creator: Any, ours: Callable[[], Engine]) -> Callable[[], Any]:
+    """What makes a connection of the driver's by the option `creator`. What it raises counts as the driver's, so that
+    it fails the calls that need it, and no more. `ours` is the engine that it is for. Raises ConfigError."""
+    what = creator
+    if isinstance(creator, str):
+        try:
+            creator = pkgutil.resolve_name(creator)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError([f"creator: there is no {what}: {error}"]) from None
+        if not callable(creator) and not isinstance(creator, Engine):
+            raise ConfigError([f"creator: {what} is no function, but {type(creator).__name__}"])
+
+    def create() -> Any:
+        try:
+            if not isinstance(creator, Engine):
+                return creator()
+            connection = creator.raw_connection()
+            connection.detach()  # else its pool closes it, or gives it to somebody else
+            return connection.dbapi_connection
+        except Exception as error:
+            errors = ours().dialect.loaded_dbapi
+            original = getattr(error, "orig", None) or error
+            if isinstance(original, errors.Error):
+                raise original from None
+            raise errors.OperationalError(f"creator {what}: {type(error).__name__}: {error}") from error
+
+    return create
 
 
 def cut_off(engine: Engine) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sqlalchemy import Executable, bindparam, insert, or_, select, update
+from sqlalchemy import Executable
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -29,7 +29,6 @@ from ...policies.errors import StoreFailedError, StoreLockedError
 from ...policies.options import SqlOptions
 from . import dialects
 from .connections import connected, scrubbed, shown_url
-from .schema import Schema
 
 log = logging.getLogger(__name__)
 
@@ -44,24 +43,6 @@ LOCKED_MAX: Final = 1.0
 def clock() -> float:
     """Seconds, for spans alone: it goes on while the machine sleeps, where there is such a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-def statements(s: Schema) -> dict[str, Executable]:
-    """By name, as those of the store."""
-    row, now, p = s.lease.c, dialects.now_ms(), bindparam
-    own = row.storeid == p("owner")
-    return {
-        "insert.lease": insert(s.lease).values(storeid=p("owner"), holder=None, expires=0),
-        "select.lease": select(row.holder, row.expires - now).where(own),
-        "update.lease.taken": update(s.lease)
-        .where(own, or_(row.holder.is_(None), row.holder == p("node"), row.expires <= now))
-        .values(holder=p("node"), expires=now + p("span")),
-        "update.lease.renewed": update(s.lease)
-        .where(own, row.holder == p("node"), row.expires > now)
-        .values(expires=now + p("span")),
-        "update.lease.released": update(s.lease).where(own, row.holder == p("node")).values(holder=None, expires=0),
-        "update.store.taken": update(s.store).where(s.store.c.storeid == p("owner")).values(batch=s.store.c.batch + 1),
-    }
 
 
 _secret: Final = os.urandom(16)

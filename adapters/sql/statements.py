@@ -30,15 +30,19 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.dialects import sqlite
 
 from ...policies.config_problems import did_you_mean
 from ...policies.destination import Kind
 from ...policies.errors import ConfigError
 from ...policies.options import SqlOptions
+from . import dialects
 from .schema import TABLES, Schema, schema
 
 p = bindparam
 
+_DIALECT: Final = sqlite.dialect()
+"""One that knows all that is ours; the parameters are those of any."""
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
 
 
@@ -262,9 +266,27 @@ def _keeping(s: Schema) -> dict[str, Executable]:
     }
 
 
+def _leasing(s: Schema) -> dict[str, Executable]:
+    """Those of the lease, which all nodes have alike (lease.py)."""
+    row, now = s.lease.c, dialects.now_ms()
+    own = row.storeid == p("owner")
+    return {
+        "insert.lease": insert(s.lease).values(storeid=p("owner"), holder=None, expires=0),
+        "select.lease": select(row.holder, row.expires - now).where(own),
+        "update.lease.taken": update(s.lease)
+        .where(own, or_(row.holder.is_(None), row.holder == p("node"), row.expires <= now))
+        .values(holder=p("node"), expires=now + p("span")),
+        "update.lease.renewed": update(s.lease)
+        .where(own, row.holder == p("node"), row.expires > now)
+        .values(expires=now + p("span")),
+        "update.lease.released": update(s.lease).where(own, row.holder == p("node")).values(holder=None, expires=0),
+        "update.store.taken": update(s.store).where(s.store.c.storeid == p("owner")).values(batch=s.store.c.batch + 1),
+    }
+
+
 @lru_cache(maxsize=64)
 def _ours(tables: Schema) -> Mapping[str, Executable]:
-    return {**_reading(tables), **_writing(tables), **_keeping(tables)}
+    return {**_reading(tables), **_writing(tables), **_keeping(tables), **_leasing(tables)}
 
 
 class Statements(Mapping[str, Executable]):
@@ -295,7 +317,7 @@ class Statements(Mapping[str, Executable]):
 
 def parameters(statement: Executable) -> frozenset[str]:
     """The names of a statement's parameters."""
-    binds = statement.compile().binds  # type: ignore[attr-defined]
+    binds = statement.compile(dialect=_DIALECT).binds  # type: ignore[attr-defined]
     return frozenset(name for name, bind in binds.items() if bind.required)
 
 

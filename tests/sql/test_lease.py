@@ -17,6 +17,7 @@ from anabranch.adapters.sql import dialects, lease
 from anabranch.adapters.sql.connections import open_single
 from anabranch.adapters.sql.lease import Lease
 from anabranch.adapters.sql.schema import Schema, schema
+from anabranch.adapters.sql.statements import Statements
 from anabranch.policies.errors import StoreFailedError, StoreLockedError
 from anabranch.policies.options import SqlOptions
 
@@ -37,7 +38,7 @@ class Node:
         self.options = SqlOptions(**{**shared.options, **options})
         self.engine = open_single(self.options, shared.directory)
         directory = shared.directory / str(len(shared.nodes))
-        statements = lease.statements(shared.schema)
+        statements = Statements(shared.schema)
         self.lease = Lease(self.engine, statements, ID, self.options, "store 's'", directory, self.end)
         self.lost: list[str] = []
 
