@@ -113,6 +113,9 @@ class _Writing:
         for text in store.match:
             filters = _filters_of(text)
             if not filters:
+                if Pattern.parse(text).kinds == {Kind.MAP}:
+                    self._notes.append(f"store {store.name}: {text} has no counterpart: ActiveMQ has no maps")
+                    continue
                 self._notes.append(
                     f"store {store.name}: {text} has no counterpart, since in ActiveMQ a wildcard is a whole segment; "
                     "what it matches goes where other filters take it"
@@ -197,6 +200,8 @@ def _filters_of(text: str) -> list[Filter]:
     """A pattern as ActiveMQ's filters, for each kind that it matches; nothing if it has none."""
     scheme, separator, rest = text.partition("://")
     name = rest if separator else text
+    if Pattern.parse(text).kinds == {Kind.MAP}:
+        return []
     segments = []
     for segment in name.split("."):
         literal = _ESCAPED.sub("", segment)

@@ -318,13 +318,14 @@ def test_what_activemq_cannot_say_is_listed() -> None:
     written = write_mkahadb(
         config(
             StoreConfig("globs", ["queue://eu-*", "queue://a.[xy]"]),
-            StoreConfig("some", ["queue://us-*", "queue://us.x[*]y"], journal={"priorities": True}),
+            StoreConfig("some", ["queue://us-*", "queue://us.x[*]y", "map://m.>"], journal={"priorities": True}),
             StoreConfig("each", ["queue://each.>"], per_destination=True),
             StoreConfig("tables", ["topic://t--x"], sql={}),
         )
     )
     assert "store globs: ActiveMQ has no filter for its patterns; it is left out" in written.notes
     assert any(note.startswith("store some: queue://us-* has no counterpart") for note in written.notes)
+    assert "store some: map://m.> has no counterpart: ActiveMQ has no maps" in written.notes
     assert any(note.startswith("store some: priorities: no attribute of <kahaDB>") for note in written.notes)
     assert any(note.startswith("store each: per_destination works in ActiveMQ for all") for note in written.notes)
     assert "store tables: a store of kind sql becomes a KahaDB with defaults" in written.notes

@@ -10,6 +10,7 @@ import pytest
 
 import anabranch
 from anabranch import DecodeError, Destination, DestinationError, TransactionError
+from anabranch.router.repartition import repartition
 
 from ..contract.disk import Parallel, eventually
 from .disk import NEVER
@@ -181,3 +182,48 @@ def test_keys_are_walked_while_their_store_closes_for_being_idle(
             if name in ("010", "100"):
                 router.registry.store_for(results.destination).close()
         assert found == names
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "closed"])
+@pytest.mark.parametrize("kinds", [("journal", "sql"), ("sql", "journal")], ids="-".join)
+def test_a_map_moves_with_all_that_it_has(tmp_path: Path, kinds: tuple[str, str], live: bool) -> None:
+    """Also what is prepared for it."""
+    xid = anabranch.Xid(1, "g", "b")
+    stores = [
+        anabranch.StoreConfig("all", [">"], **{kinds[0]: KINDS[kinds[0]]}),
+        anabranch.StoreConfig("maps", ["map://>"], **{kinds[1]: KINDS[kinds[1]]}),
+    ]
+    options = anabranch.TransactionOptions(sync=NEVER)
+    before = anabranch.Config(tmp_path / "data", stores[:1], transactions=options)
+    after = anabranch.Config(tmp_path / "data", stores, transactions=options)
+    with anabranch.open(before) as router:
+        values = router.map("values")
+        for number in range(200):
+            values.put(f"{number % 150:03}", b"%d" % number)
+        for number in range(0, 150, 3):
+            values.pop(f"{number:03}")
+        values.put("long", b"lives", ttl=1e6)
+        if not live:  # else it would be waited for
+            tx = router.transaction(xid)
+            tx.put(values, "long", b"prepared")
+            tx.remove(values, "001")
+            tx.prepare()
+        expected = dict(values.items())
+        if live:
+            done = router.repartition(after)
+            assert [str(move.destination) for move in done.moves] == ["map://values"]
+            assert dict(values.items()) == expected
+            values.put("new", b"there")
+    if not live:
+        repartition(after)
+    with anabranch.open(after) as router:
+        values = router.map("values")
+        expected |= {"new": b"there"} if live else {}
+        assert dict(values.items()) == expected
+        if not live:
+            router.commit(xid)
+            expected["long"] = b"prepared"
+            del expected["001"]
+        assert dict(values.items()) == expected
+        assert values.count() == len(expected)
+        assert {store.name: len(store.destinations) for store in router.stats().stores.values()}["maps"] == 1
