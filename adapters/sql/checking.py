@@ -70,6 +70,8 @@ class _Check:
             orphans = self._all(name, most=10)
             if orphans:
                 yield f"{what}: {[tuple(row) for row in orphans]}"
+        for number, key in self._all("select.keys.twice", most=10):
+            yield f"MESSAGES has two values of key {bytes(key)!r} of destination {number}"
         for (seq,) in self._all("select.finished", most=10):
             yield f"message {seq} of a topic was acked by all, and is still in MESSAGES"
 

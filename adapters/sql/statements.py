@@ -96,6 +96,11 @@ def _reading(s: Schema) -> dict[str, Executable]:
         .where(there, m.mapkey >= p("start"))
         .order_by(m.mapkey)
         .limit(p("most")),
+        "select.keys.twice": select(m.destination, m.mapkey)
+        .where(m.mapkey.is_not(None), m.destination > 0)
+        .group_by(m.destination, m.mapkey)
+        .having(func.count() > 1)
+        .limit(p("most")),
         "select.chunks": select(s.chunks.c.content).where(s.chunks.c.id == p("message")).order_by(s.chunks.c.part),
         "select.messages": page(),
         "select.messages.priority": page(of_priority),

@@ -17,6 +17,7 @@ from anabranch.policies.errors import ConfigError, CorruptionError, PlacementErr
 from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain, take
+from ..contract.keyed import M
 from .disk import SqliteDisk, directory_of
 
 
@@ -260,3 +261,14 @@ def test_a_database_that_vanished_is_not_made_anew(disk: SqliteDisk) -> None:
     (directory_of(store) / "store.db").unlink()
     with pytest.raises(PlacementError, match="nothing was created"):
         disk.reopen(store)
+
+
+def test_a_key_with_two_values_is_found(disk: SqliteDisk) -> None:
+    """By check() (S5)."""
+    store = disk.create()
+    store.maps.put(M, "a", b"1")
+    store.maps.put(M, "b", b"2")
+    assert_whole(store)
+    execute(directory_of(store) / "store.db", "UPDATE messages SET mapkey = CAST('a' AS BLOB)")
+    (violation,) = store.check()
+    assert violation == "MESSAGES has two values of key b'a' of destination 1"
