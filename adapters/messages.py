@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import MemberDescriptorType, TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Protocol, Self, TypeGuard, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final, NamedTuple, Protocol, Self, TypeGuard, cast, runtime_checkable
 
 from ..policies.destination import Destination
 from ..policies.errors import (
@@ -206,7 +206,8 @@ class Message:
     """A message read from a store. Read-only by convention; compares by identity.
 
     One that `receive` gave is leased to this process until `ack()`, `release()` or `reject()`, or until the process
-    ends. One that `browse` gave is a look only. Safe to hand to another thread.
+    ends; if nobody has it any more without that, it is free again, with a ResourceWarning. One that `browse` gave is a
+    look only. Safe to hand to another thread.
     """
 
     __slots__ = (
@@ -214,6 +215,8 @@ class Message:
         "headers", "leased", "message_id", "persistent", "priority", "seq", "subscription", "timestamp_ms",
     )  # fmt: skip
 
+    _plain: ClassVar[type[Message]]
+    """What it is once it is settled: its class, or that which its class is one of."""
     _codec: Callable[[Message, bytes], Any]
     _decoded: Any
 
@@ -305,6 +308,12 @@ class Message:
             return self.raw_body
         with self.open() as stream:
             return stream.read()
+    def __copy__(self) -> Self:
+        """There is one for each lease."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
     def ack(self, *, connection: Any = None) -> None:
         """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError if it is not
@@ -395,6 +404,32 @@ class Message:
         return f"<Message {self.seq} of {self.destination}, {self.size} bytes>"
 
 
+Message._plain = Message
+
+
+class ReceivedMessage(Message):
+    """One that was handed to its receiver and is not settled: what becomes of it if nobody has it any more is seen to.
+    Once it is settled it is a Message as any other (`note_settled`): that costs less than to ask each at its end."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        """It may run between any two steps of any thread: abandoned.py."""
+        try:
+            self._store._abandoned.note(self)
+        except AttributeError:
+            pass  # the interpreter ends
+        except BaseException:  # Ctrl-C, which Python does not raise from here
+            self._store._abandoned.note(self)
+            raise
+
+
+def note_settled(messages: Iterable[Message]) -> None:
+    """Nobody need see to them any more. May be said again, and of any."""
+    for message in messages:
+        message.__class__ = message._plain
+
+
 _stored_body: Final = cast(MemberDescriptorType, vars(Message)["body"])
 
 
@@ -421,10 +456,22 @@ class CodedMessage(Message):
         return raw
 
 
+CodedMessage._plain = CodedMessage
+
+
+class ReceivedCodedMessage(CodedMessage):
+    """As ReceivedMessage."""
+
+    __slots__ = ()
+
+    __del__ = ReceivedMessage.__del__
+
+
 def coded(message: Message, decode: Callable[[Message, bytes], Any]) -> CodedMessage:
     """The same object, whose `body` is from now on what `decode` makes of it and its bytes."""
     message._codec = decode
-    message.__class__ = CodedMessage  # not a copy: whoever watches over its lease watches this object
+    # Not a copy: whoever watches over its lease watches this object.
+    message.__class__ = ReceivedCodedMessage if type(message) is ReceivedMessage else CodedMessage
     return cast(CodedMessage, message)
 
 

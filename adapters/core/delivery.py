@@ -163,7 +163,7 @@ class LeaseTime:
 class Lease:
     """That somebody holds a message."""
 
-    __slots__ = ("feeds", "gate", "hold", "number", "place", "successor", "time", "whole")
+    __slots__ = ("feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
 
     gate: Gate
     """Set before its hold is MOVING."""
@@ -171,6 +171,8 @@ class Lease:
     """Set before its hold is MOVED: the store that its message is in now, and the lease there."""
     time: LeaseTime
     """Set where it has an end: see `time_limit`."""
+    kept: bool
+    """Set where somebody has its token: see `is_kept`."""
 
     def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
         self.number = next(_numbers)
@@ -193,6 +195,11 @@ class Lease:
         if len(feeds) == 1:
             return feeds[0].held.get(seq) is self
         return any(feed.held.get(seq) is self for feed in feeds)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it may be settled by somebody who does not hold its message."""
+        return getattr(self, "kept", False)
 
     @property
     def time_limit(self) -> LeaseTime | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...policies.errors import AnabranchError
 from ..background import shared
-from ..messages import Message
+from ..messages import Message, ReceivedMessage
 from .delivery import Feed, Lease, Taker
 from .forwarding import give_back
 from .gates import MovedError
@@ -212,6 +212,7 @@ class Listener(Taker):
             if self._ended:
                 return
             self._calling = True
+            message.__class__ = ReceivedMessage
             self.lease = None
         try:
             self._on_message(message)

@@ -425,6 +425,7 @@ class LiveCopy:
             return None
         successor = Lease(tuple(feeds), place, hold, lease.whole)
         successor.number = lease.number
+        successor.kept = lease.is_kept
         for feed in feeds:
             feed.held[seq] = successor
         return successor

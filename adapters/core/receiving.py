@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError, CorruptionError, DestinationError
-from ..messages import Message, Undelivered
+from ..messages import Message, ReceivedMessage, Undelivered
 from ..store_types import SubscriptionKey
 from .backend import ReadError
 from .changes import acks_of
@@ -74,6 +74,7 @@ class Receiving:
                 if message is not None:
                     if hand_out.needed or seconds is not None:
                         hand_out((lease,), seconds)
+                    message.__class__ = ReceivedMessage
                     return message
             except BaseException as error:
                 if not self.is_damage(error):
@@ -131,6 +132,7 @@ class Receiving:
                 lease = leases[number]
                 if record is not None:
                     messages.append(decode(self._store, destination, lease.place, record, lease))
+                    messages[-1].__class__ = ReceivedMessage
                 else:
                     self.let_go(lease)  # it was purged after it had been fetched
                 takers[number].lease = None

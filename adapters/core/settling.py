@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...policies.errors import (
@@ -20,7 +21,7 @@ from ...policies.errors import (
     UnknownMessageError,
 )
 from ..background import shared
-from ..messages import Message
+from ..messages import Message, note_settled
 from ..store_types import Settlement
 from .changes import Ack, Change, acks_of, returned_of
 from .delivery import CLAIMED, LEASED, LEAVING, MOVING, Lease
@@ -79,6 +80,7 @@ class Settling:
             self._engine.delivery.put_back(_leases(messages), hold)  # what the ack has reached is not held any more
             give_back_room(changes)
             raise
+        note_settled(messages)
         engine = self._engine
         engine.acks += len(leases)
         if engine.pending_changes >= APPLY_AT:
@@ -98,7 +100,7 @@ class Settling:
         changes. What is wrong at once is raised at once."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
-            return self._ack_leaving(leases, hold, first, sync, reservation, result)
+            return self._ack_leaving(leases, hold, first, sync, reservation, result, list(messages))
         except (UnknownMessageError, LeaseMovedError):  # another thread may be settling them
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):
@@ -113,26 +115,39 @@ class Settling:
         sync: bool = False,
         reservation: Grant | None = None,
         result: Callable[[list[Any]], Any] = lambda outcomes: None,
+        messages: list[Message] | None = None,
     ) -> Future[Any]:
-        """Of what is LEAVING. What is raised took no effect, and the caller puts them back."""
+        """Of what is LEAVING. What is raised took no effect, and the caller puts them back. The `messages` are held
+        until then: what cannot be acked, and nobody else has, is then given back (abandoned.py)."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         changes = [*first, *acks_of(leases)]
         ticket = _ticket(changes, not first, sync, reservation, hold)
         del reservation
         ticket.future = (future, lambda done: result(done.outcomes))
-        future.add_done_callback(lambda done: self._acked(done, leases, hold, changes))
+        future.add_done_callback(lambda done: self._acked(done, leases, hold, changes, messages))
         self._engine.submit(ticket)
         self._writer.proceed()
         return future
 
-    def _acked(self, future: Future[Any], leases: Sequence[Lease], hold: int, changes: Sequence[Change]) -> None:
+    def _acked(
+        self,
+        future: Future[Any],
+        leases: Sequence[Lease],
+        hold: int,
+        changes: Sequence[Change],
+        messages: list[Message] | None,
+    ) -> None:
         error = future.exception()
         if error is None:
             self._engine.acks += len(leases)
         elif not isinstance(error, OutcomeUnknownError):
             self._engine.delivery.put_back(leases, hold)
             give_back_room(changes)
+        if messages is not None:
+            if error is None:
+                note_settled(messages)
+            messages.clear()  # the future, which knows of this, may be kept for long
 
     # Giving back
 
@@ -141,6 +156,7 @@ class Settling:
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             self._give_back(leases, delivered)
+            note_settled(messages)
         except (UnknownMessageError, LeaseMovedError):  # another thread may be settling them
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):
@@ -151,7 +167,9 @@ class Settling:
         """The same on a thread of ours. What is not held is refused at once."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
-            return self._give_back_leaving(leases, hold, delivered)
+            future = self._give_back_leaving(leases, hold, delivered)
+            future.add_done_callback(partial(_kept_until, list(messages)))
+            return future
         except KeyboardInterrupt:
             self._engine.delivery.put_back(_leases(messages), hold)
             raise
@@ -168,8 +186,8 @@ class Settling:
 
         return shared().call(give_back)
 
-    def give_back_lapsed(self, leases: Sequence[Lease]) -> None:
-        """Of what is LEAVING since its time is over (lease_times.py)."""
+    def give_back_delivered(self, leases: Sequence[Lease]) -> None:
+        """Of what is LEAVING without its holder's doing; it counts as a delivery."""
         self._give_back(leases, delivered=True)
 
     def give_back_taken(self, leases: Sequence[Lease]) -> None:
@@ -308,6 +326,11 @@ class Settling:
                     )
             except (UnknownMessageError, LeaseMovedError) as error:
                 results[at] = error
+
+
+def _kept_until(messages: list[Message], done: Future[Any]) -> None:
+    """They are not gone before their future is done: as in Settling._ack_leaving."""
+    messages.clear()
 
 
 def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: Grant | None, hold: int) -> Ticket:

@@ -50,6 +50,7 @@ from ..store_types import (
     Subscription,
     SubscriptionKey,
 )
+from .abandoned import Abandoned
 from .backend import Backend, Found
 from .delivery import CLAIMED, LEASED, Lease
 from .engine import Engine
@@ -134,7 +135,8 @@ class Store:
             engine, self._writer, self.directory, getattr(self.options, "file_mode", None), self._index_directory
         )
         self._settling = Settling(self, engine, self._writer, self._sending.write)
-        self._lease_times = LeaseTimes(engine, self._settling.give_back_lapsed)
+        self._lease_times = LeaseTimes(engine, self._settling.give_back_delivered)
+        self._abandoned = Abandoned(engine, self._settling.give_back_delivered)
         self._receiving = Receiving(self, engine, HandingOut(self.backend.settings, self._lease_times))
         self.maps = Maps(engine, self._writer, self._sending)
         """Keyed values (maps.py)."""
@@ -450,7 +452,11 @@ class Store:
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time
         is over is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or
-        claimed it: its ack removes it everywhere. Cheap when there are none."""
+        claimed it: its ack removes it everywhere. Cheap when there are none. What was received, and let go of without
+        being settled, is free from here on (abandoned.py)."""
+        if self._abandoned:
+            self._engine.ensure_usable()
+            self._abandoned.give_back()
         if self.bodies.used:
             self.bodies.tidy_if_needed()
         return self._receiving.take_undelivered(limit)
@@ -591,6 +597,7 @@ class Store:
         if not isinstance(message._note, Lease):
             require_leased(message)
             raise UnknownMessageError(f"{message!r} is not leased here any more")
+        message._note.kept = True  # first: it is not given back because its Message is gone
         return self._settling.token(message._note)
 
     def token_of(self, lease: Lease) -> str:
@@ -783,7 +790,7 @@ class Store:
             engine.current()
             if any(feed.is_needed for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
                 return False
-            if self.bodies.is_busy:
+            if self.bodies.is_busy or self._abandoned.has_moving:
                 return False
             if engine.outbox is not None and engine.outbox.is_used:
                 return False

@@ -103,9 +103,16 @@ def bodies(store: Store, destination: Destination = A, subscription: Subscriptio
 def take(
     store: Store, destination: Destination = A, timeout: float | None = 0, subscription: SubscriptionKey | None = None
 ) -> Message:
-    """Receive one that must be there."""
+    """Receive one that must be there. It stays leased, whether the test holds it or not."""
     message = store.receive(destination, timeout, **_of(subscription))
     assert message is not None
+    vars(store).setdefault("taken", []).append(message)
+    return message
+
+
+def taken(message: Message) -> Message:
+    """The same of any other."""
+    vars(message._store).setdefault("taken", []).append(message)
     return message
 
 

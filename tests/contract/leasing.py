@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
 import time
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from anabranch.adapters.core import Store, delivery, lease_times
 from anabranch.adapters.messages import DELIVERY_LIMIT, Message, Outgoing
 from anabranch.adapters.store_types import Settlement, Subscription
-from anabranch.policies.errors import AnabranchError, UnknownMessageError
+from anabranch.policies.errors import AnabranchError, StoreFullError, UnknownMessageError
 
 from .disk import PATIENCE, A, B, Disk, T, assert_whole, bodies, drain, eventually, take
 from .expiring import undelivered
@@ -26,6 +28,11 @@ def timed(store: Store, seconds: float | None, **options: Any) -> Message:
     """The first of A, leased for so long."""
     message = store.receive(A, lease=seconds, **options)
     assert message is not None
+    return message
+
+
+def claimed_by(store: Store, message: Message) -> Message:
+    store.claim(message)
     return message
 
 
@@ -345,3 +352,111 @@ class LeasingContract:
         store.unclaim([message])
         with pytest.raises(UnknownMessageError):
             message.extend()
+
+    # Nobody's
+
+    def test_one_that_nobody_holds_any_more(self, disk: Disk, store: Store) -> None:
+        store.send_many(A, [b"1", b"2"])
+        message = store.receive(A)
+        with pytest.warns(ResourceWarning, match="of queue://a, 1 bytes> was received and let go of"):
+            del message
+            gc.collect()
+        assert store.take_undelivered() == []
+        back = take(store)
+        assert (back.body, back.deliveries) == (b"1", 2)
+        assert [message.deliveries for message in disk.later(store).browse(A)] == [1, 0]
+
+    @pytest.mark.filterwarnings("error::ResourceWarning")
+    @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+    def test_one_that_was_settled_is_nobodys_loss(self, disk: Disk, store: Store) -> None:
+        store.send_many(A, [b"%d" % n for n in range(9)])
+        store.send(B, b"b", persistent=False)
+        for settle in (
+            lambda message: message.ack(), lambda message: message.release(), lambda message: message.ack(),
+            lambda message: message.ack_nowait().result(PATIENCE),
+            lambda message: message.release_nowait().result(PATIENCE),
+            lambda message: store.settle([store.token(message)], Settlement.ACK),
+            lambda message: store.commit([], [claimed_by(store, message)]),
+            lambda message: store.unclaim([claimed_by(store, message)]),
+            lambda message: store.delete(A),
+        ):  # fmt: skip
+            message = store.receive(A)
+            assert message is not None
+            settle(message)
+            del message
+        message = store.receive(B)
+        assert message is not None
+        store.close()
+        del message
+        gc.collect()
+
+    def test_what_others_may_settle_is_kept(self, store: Store) -> None:
+        """Who has its token, or a transaction."""
+        store.send_many(A, [b"1", b"2"])
+        token = store.token(store.receive(A))  # type: ignore[arg-type]
+        message = claim(store)
+        lease = message._note
+        vars(store)["taken"].clear()
+        del message
+        gc.collect()
+        store.take_undelivered()
+        assert (store.receive(A), store.counts(A)) == (None, (0, 2))
+        assert store.settle([token], Settlement.ACK) == [None]
+        assert lease.hold == delivery.CLAIMED
+
+    def test_many_that_nobody_holds(self, disk: Disk, store: Store) -> None:
+        store.subscribe(DESK)
+        store.send_many(A, [b"%d" % n for n in range(20)])
+        store.send(A, b"v", persistent=False)
+        store.send(T, b"t")
+        found = [store.receive(A) for _ in range(21)] + [store.receive(T, 0, DESK.key)]
+        assert None not in found
+        with pytest.warns(ResourceWarning):
+            del found
+            gc.collect()
+        store.take_undelivered()
+        assert store.stats().leased == 0
+        assert {take(store).body for _ in range(21)} == {b"v", *(b"%d" % n for n in range(20))}
+        assert take(store, T, 0, DESK.key).deliveries == 2
+
+    def test_too_often_nobodys(self, disk: Disk) -> None:
+        """It counts, so that one that ends its worker each time reaches the limit."""
+        store = disk.create(max_deliveries=2, dead_letter="dlq")
+        store.send(A, b"1")
+        for _ in range(2):
+            with pytest.warns(ResourceWarning):
+                assert store.receive(A) is not None
+                gc.collect()
+            found = store.take_undelivered()
+        ((message, reason),) = found
+        assert (message.body, reason) == (b"1", DELIVERY_LIMIT)
+        message.ack()
+
+    def test_an_ack_that_fails_later(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By then nobody holds the message."""
+        store.send(A, b"1")
+        message = store.receive(A)
+        assert message is not None
+
+        def refused(future: Any, leases: Any, hold: int, changes: Any, messages: Any) -> None:
+            store._engine.delivery.put_back(leases, hold)
+            messages.clear()
+
+        monkeypatch.setattr(store._settling, "_acked", refused)
+        monkeypatch.setattr(store._engine, "submit", lambda ticket: ticket.finish(StoreFullError("full")))
+        monkeypatch.setattr(store._writer, "proceed", lambda: None)
+        with pytest.warns(ResourceWarning):
+            future = message.ack_nowait()
+            del message
+            with pytest.raises(StoreFullError):
+                future.result(PATIENCE)
+            eventually(lambda: store._abandoned)
+        monkeypatch.undo()
+        store.take_undelivered()
+        assert take(store).deliveries == 2
+
+    def test_there_is_no_copy_of_a_message(self, store: Store) -> None:
+        store.send(A, b"1")
+        message = take(store)
+        assert copy.copy(message) is message
+        assert copy.deepcopy([message])[0] is message

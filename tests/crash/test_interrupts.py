@@ -57,7 +57,7 @@ class Interrupter:
     def trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
         """For `sys.settrace`: told of each call."""
         code = frame.f_code
-        if code.co_name == "__del__":
+        if code.co_name == "__del__" or (code.co_filename.endswith("abandoned.py") and code.co_name == "note"):
             return None  # what is raised there, Python swallows
         if not any(folder in code.co_filename for folder in self._folders):
             return None

@@ -1,0 +1,164 @@
+"""Messages that nobody holds any more, and nobody has settled (adapters/core/abandoned.py)."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.gates import Gate
+from anabranch.adapters.messages import Message, ReceivedMessage
+from anabranch.policies.errors import StoreFailedError
+
+from ..contract.disk import A, B, eventually, take
+from ..crash.test_interrupts import everywhere
+from . import test_interrupts
+from .made import memory, onefile
+from .test_copying import Both, both  # noqa: F401
+from .test_interrupts import emptied
+from .test_live_copy import moved
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*let go of without:ResourceWarning")
+
+a_store = test_interrupts.store
+
+
+def abandon(store: Store) -> None:
+    """Receive one, and forget it."""
+    assert store.receive(A) is not None
+
+
+def test_only_what_is_in_hand_is_seen_to() -> None:
+    """What was settled, or looked at, is a message as any other."""
+    with onefile() as disk:
+        store = disk.create()
+        store.send_many(A, [b"%d" % n for n in range(6)])
+        (browsed, *_) = store.browse(A)
+        one, two, three = (take(store) for _ in range(3))
+        assert [type(message) for message in (browsed, one)] == [Message, ReceivedMessage]
+        assert isinstance(one, Message)
+        assert repr(one) == f"<Message {one.seq} of queue://a, 1 bytes>"
+        heard: list[Message] = []
+        listener = store.listen(A, heard.append)
+        many = store.receive_many(A, 2)
+        eventually(lambda: heard)
+        listener.close()
+        assert {type(message) for message in (*many, *heard)} == {ReceivedMessage}
+        one.ack()
+        two.release()
+        store.claim(three)
+        store.commit([], [three])
+        assert {type(message) for message in (one, two, three)} == {Message}
+
+
+def test_in_a_store_that_has_failed_nobody_holds_anything(recwarn: pytest.WarningsRecorder) -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.send(A, b"1")
+        message = store.receive(A)
+        store._engine.fail(OSError("gone"))
+        del message
+        assert not store._abandoned
+        with pytest.raises(StoreFailedError):
+            store.take_undelivered()
+        assert [warned for warned in recwarn if warned.category is ResourceWarning] == []
+
+
+def test_nor_when_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.send(A, b"1")
+        with monkeypatch.context() as patches:
+            patches.setattr(sys, "is_finalizing", lambda: True)
+            abandon(store)
+        assert not store._abandoned
+        assert store.counts(A).leased == 1
+
+
+def test_it_is_noted_with_whatever_lock_held() -> None:
+    with memory() as disk:
+        store = disk.create()
+        store.send_many(A, [b"1", b"2"])
+        held = [store.receive(A), store.receive(A)]
+        with store._engine.lock, store._engine.delivery.lock, store._abandoned._lock:
+            held.pop()
+            gc.collect()
+        held.clear()
+        store.take_undelivered()
+        assert store.counts(A) == (2, 0)
+
+
+def test_what_cannot_be_given_back_now_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.send(A, b"1")
+        abandon(store)
+
+        def away(leases: object) -> None:
+            raise StoreFailedError("away")
+
+        with monkeypatch.context() as patches:
+            patches.setattr(store._abandoned, "_give_back", away)
+            with pytest.raises(StoreFailedError):
+                store.take_undelivered()
+        store.take_undelivered()
+        assert take(store).deliveries == 2
+
+
+def test_what_has_moved_is_free_where_it_is(both: Both) -> None:  # noqa: F811
+    """Whether it was let go of before, meanwhile or after; but not that of which somebody has the token."""
+    for number in range(4):
+        both.source.send(A, b"%d" % number)
+    before, meanwhile, after, kept = (both.source.receive(A) for _ in range(4))
+    assert kept is not None and before is not None
+    token = both.source.token(kept)
+    del before, kept
+
+    copy = moved(both, A)
+    del after
+    assert copy.target is both.target
+    for store in (both.source, both.target):
+        store.take_undelivered()
+    assert both.target.counts(A) == (2, 2)
+    del meanwhile
+    both.target.take_undelivered()
+    assert [(m.body, m.deliveries) for m in both.target.receive_many(A, 9)] == [(b"0", 2), (b"1", 2), (b"2", 2)]
+    assert token.partition(".")[2]
+
+
+def test_one_that_is_just_moving_is_looked_at_again() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.send(A, b"1")
+        message = store.receive(A)
+        assert message is not None
+        gate, frozen = Gate.passed(A), dict[object, int]()
+        store._engine.delivery.freeze([store._engine.catalog.state(A).feed], gate, frozen)  # type: ignore[arg-type]
+        lease = message._note
+        del message
+        store.take_undelivered()
+        assert store._abandoned.has_moving
+        assert store.receive(B) is None
+        lease.hold = frozen[lease]
+        store.take_undelivered()
+        assert take(store).deliveries == 2
+
+
+def test_ctrl_c_where_they_are_given_back(a_store: Store) -> None:
+    """Who looks again finds them."""
+
+    def prepare(at: int) -> Callable[[], object]:
+        a_store.send_many(A, [b"1", b"2"])
+        abandon(a_store)
+        abandon(a_store)
+        return a_store.take_undelivered
+
+    def check(at: int, where: str) -> None:
+        a_store._writer.flush()
+        a_store.take_undelivered()
+        assert emptied(a_store, where) == [b"1", b"2"], where
+
+    assert everywhere(prepare, check) > 30
