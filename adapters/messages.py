@@ -6,7 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import MemberDescriptorType, TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final, NamedTuple, Protocol, Self, TypeGuard, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    BinaryIO,
+    ClassVar,
+    Final,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeGuard,
+    cast,
+    runtime_checkable,
+)
 
 from ..policies.destination import Destination
 from ..policies.errors import (
@@ -308,6 +320,7 @@ class Message:
             return self.raw_body
         with self.open() as stream:
             return stream.read()
+
     def __copy__(self) -> Self:
         """There is one for each lease."""
         return self

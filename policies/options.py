@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -60,6 +60,10 @@ class StoreOptions(Options):
     they come from. None: expired ones are dropped, and counted."""
     max_deliveries: Positive | None = None
     """A message that was given back so often is not delivered again but put into `dead_letter`, which must be given."""
+    count_deliveries: Literal["on_return", "on_receive"] = "on_return"
+    """When a delivery is counted: when the message comes back, or before it is handed out (`on_receive`), which costs a
+    write each time. Then a process that dies while it holds a message is counted too, and `max_deliveries` stops what
+    kills it."""
     duplicate_window: Annotated[int, Field(strict=True, ge=0, le=10_000_000)] = 10_000
     """How many of the latest message ids are remembered to store a repeated send once. 0: none."""
     max_leases: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 100_000

@@ -4,8 +4,8 @@ before they are applied, and nobody has to look them up. That is how a queue is 
 Y1  A lane whose `end` is the delivery's `era` has nothing in the rows beyond its cursor, nor in what was looked at and
     is not applied yet. It is not at its end while something is put there: who is interrupted leaves it so, and the next
     receiver asks the rows. They are asked only once all is applied, and what was put is held until then, or ready.
-Y2  Only messages and acks are passed on so, and do not end an era. Anything else begins another one, in which no lane
-    is known to be at its end before it has been fetched from.
+Y2  Only messages, acks and counts are passed on so, and do not end an era. Anything else begins another one, in which
+    no lane is known to be at its end before it has been fetched from.
 
 In stores without priorities, whose lanes are `Feed.first`.
 """
@@ -13,14 +13,18 @@ In stores without priorities, whose lanes are `Feed.first`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from .changes import Ack, Change, Send
+from .changes import Ack, Change, Returned, Send
 from .destination_changes import Declare
 from .priorities import FETCH
 
 if TYPE_CHECKING:
     from .delivery import Delivery
+
+
+_NOTHING_COMES: Final = frozenset((Ack, Declare, Returned))
+"""By these no message comes into the rows: what is given back is in `Feed.returned`."""
 
 
 def pass_on(changes: Iterable[Change], delivery: Delivery) -> None:
@@ -37,5 +41,5 @@ def pass_on(changes: Iterable[Change], delivery: Delivery) -> None:
                     ready.append((change.order, seq, change.expires_at_ms, 0, change.own))
                     lane.cursor = seq
                     lane.end = delivery.era
-        elif type(change) is not Ack and type(change) is not Declare:
+        elif type(change) not in _NOTHING_COMES:
             delivery.era += 1

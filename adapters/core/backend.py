@@ -48,6 +48,8 @@ class Settings:
     duplicate_window: int = 100_000
     max_leases: int = 100_000
     max_deliveries: int | None = None
+    count_on_receive: bool = False
+    """A delivery is counted before a message is handed out, instead of when it comes back."""
     lease_timeout: float | None = None
     """Seconds for which a message is leased where its receiver says nothing else; None: without an end."""
     max_messages: int | None = None
@@ -83,6 +85,7 @@ class Settings:
             duplicate_window=options.duplicate_window,
             max_leases=options.max_leases,
             max_deliveries=options.max_deliveries,
+            count_on_receive=options.count_deliveries == "on_receive",
             lease_timeout=options.lease_timeout,
             max_messages=options.max_messages,
             min_free_disk=options.min_free_disk,

@@ -293,6 +293,17 @@ def returned_of(leases: Iterable[Lease]) -> list[Change]:
     return changes
 
 
+def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
+    """That they were not delivered after all, of those which were counted when they were handed out."""
+    changes: list[Change] = []
+    for lease in leases:
+        if lease.is_counted:
+            feed, place = lease.feeds[0], lease.place
+            returned = Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES], place)
+            changes.append(VolatileChange(returned) if is_volatile(place) else returned)
+    return changes
+
+
 def declaration_bytes(state: DestinationState) -> int:
     """Of a destination's name."""
     return len(state.destination.name.encode()) + SMALL_BYTES

@@ -163,7 +163,7 @@ class LeaseTime:
 class Lease:
     """That somebody holds a message."""
 
-    __slots__ = ("feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
+    __slots__ = ("counted", "feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
 
     gate: Gate
     """Set before its hold is MOVING."""
@@ -173,6 +173,8 @@ class Lease:
     """Set where it has an end: see `time_limit`."""
     kept: bool
     """Set where somebody has its token: see `is_kept`."""
+    counted: bool
+    """Set where this delivery was written when it began: see `is_counted`."""
 
     def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
         self.number = next(_numbers)
@@ -200,6 +202,11 @@ class Lease:
     def is_kept(self) -> bool:
         """Whether it may be settled by somebody who does not hold its message."""
         return getattr(self, "kept", False)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the backend has this delivery counted already; `place` says it without."""
+        return getattr(self, "counted", False)
 
     @property
     def time_limit(self) -> LeaseTime | None:

@@ -41,7 +41,7 @@ from .delivery import MOVED, MOVING, Feed, Lease, Taker
 from .destination_changes import CloseGate, Declare
 from .gates import Gate
 from .listening import Listener
-from .place import SEQ
+from .place import DELIVERIES, OWN, SEQ
 from .records import name_of
 from .seq_map import SeqMap
 from .states import DestinationState, SubscriptionState
@@ -423,6 +423,8 @@ class LiveCopy:
         place = self._to.rows.row(copied, feeds[0].subscription, seq, None)
         if place is None:
             return None
+        if not lease.whole:  # what is in the rows may count this delivery
+            place = (*place[:DELIVERIES], lease.place[DELIVERIES], place[OWN])
         successor = Lease(tuple(feeds), place, hold, lease.whole)
         successor.number = lease.number
         successor.kept = lease.is_kept

@@ -23,7 +23,7 @@ from ...policies.errors import (
 from ..background import shared
 from ..messages import Message, note_settled
 from ..store_types import Settlement
-from .changes import Ack, Change, acks_of, returned_of
+from .changes import Ack, Change, acks_of, returned_of, uncounted_of
 from .delivery import CLAIMED, LEASED, LEAVING, MOVING, Lease
 from .engine import APPLY_AT, Engine
 from .gates import LeaseMovedError
@@ -201,7 +201,9 @@ class Settling:
     def _give_back(self, leases: Sequence[Lease], delivered: bool) -> None:
         engine = self._engine
         if delivered:
-            self._count_deliveries(returned_of(leases))
+            self._count_deliveries(returned_of(lease for lease in leases if not lease.is_counted))
+        elif engine.backend.settings.count_on_receive:
+            self._count_deliveries(uncounted_of(leases))
         engine.check()
         with engine.lock:
             engine.current()
@@ -216,17 +218,32 @@ class Settling:
         """Write how often they were given back; nobody waits for the disk. Who is interrupted here and tries again
         writes the same. If it cannot be written they are free all the same."""
         try:
-            for start in range(0, len(changes), COUNTED_AT_ONCE):
-                part = changes[start : start + COUNTED_AT_ONCE]
-                ticket = Ticket(part, sum(change.size for change in part), unsynced=True)
-                self._engine.submit(ticket)
-                self._writer.wait(ticket)
+            self._write_unsynced(changes)
         except StoreFailedError:
             if self._engine.failed is not None:
                 raise
             log.warning("store %s: %d deliveries are not counted", self._engine.name, len(changes))
         except StoreFullError as error:
             log.warning("store %s: %d deliveries are not counted: %s", self._engine.name, len(changes), error)
+
+    def _write_unsynced(self, changes: Sequence[Change]) -> None:
+        for start in range(0, len(changes), COUNTED_AT_ONCE):
+            part = changes[start : start + COUNTED_AT_ONCE]
+            ticket = Ticket(part, sum(change.size for change in part), unsynced=True)
+            self._engine.submit(ticket)
+            self._writer.wait(ticket)
+
+    def count_handed_out(self, leases: Sequence[Lease]) -> None:
+        """Write how often these have been handed out, this time too, before anybody sees them; nobody waits for the
+        disk. On a full disk they are handed out uncounted: it could not be emptied else (rule J10). Raises
+        StoreFailedError and OutcomeUnknownError, and then they are not handed out."""
+        try:
+            self._write_unsynced(returned_of(leases))
+        except StoreFullError as error:
+            log.warning("store %s: %d deliveries are not counted: %s", self._engine.name, len(leases), error)
+            return
+        for lease in leases:
+            lease.counted = True
 
     def claim(self, message: Message) -> None:
         """A transaction takes a leased message."""

@@ -137,7 +137,9 @@ class Store:
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._lease_times = LeaseTimes(engine, self._settling.give_back_delivered)
         self._abandoned = Abandoned(engine, self._settling.give_back_delivered)
-        self._receiving = Receiving(self, engine, HandingOut(self.backend.settings, self._lease_times))
+        self._receiving = Receiving(
+            self, engine, HandingOut(self.backend.settings, self._lease_times, self._settling.count_handed_out)
+        )
         self.maps = Maps(engine, self._writer, self._sending)
         """Keyed values (maps.py)."""
         self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling)

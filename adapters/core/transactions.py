@@ -24,6 +24,7 @@ from .engine import Engine
 from .large import body_size
 from .limits import Grant, NoRoomYetError, cancel
 from .nonpersistent import Nonpersistent, give_back_room
+from .place import DELIVERIES, OWN
 from .sending import Sending
 from .settling import Settling
 from .tickets import Ticket
@@ -220,6 +221,8 @@ class Transactions:
                 assert place is not None
                 ack.place = place
                 whole = ack.state.is_topic and not ack.number
+                if self._backend.settings.count_on_receive and place[DELIVERIES] and not whole:
+                    place = (*place[:DELIVERIES], place[DELIVERIES] - 1, place[OWN])  # this delivery is counted
                 leases.append(self._engine.delivery.claim_again(feeds, place, whole))
         branch.leases = leases
 

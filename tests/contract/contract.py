@@ -9,6 +9,7 @@ import pytest
 from anabranch.adapters.core import Store
 
 from .changing import ChangingContract
+from .counting import CountingContract
 from .deliveries import DeliveriesContract
 from .disk import PLACES, Disk
 from .expiring import ExpiringContract
@@ -37,6 +38,7 @@ class EssentialContract(
     ReceivingContract,
     SettlingContract,
     DeliveriesContract,
+    CountingContract,
     LeasingContract,
     TopicsContract,
     RemovingContract,

@@ -106,13 +106,7 @@ def take(
     """Receive one that must be there. It stays leased, whether the test holds it or not."""
     message = store.receive(destination, timeout, **_of(subscription))
     assert message is not None
-    vars(store).setdefault("taken", []).append(message)
-    return message
-
-
-def taken(message: Message) -> Message:
-    """The same of any other."""
-    vars(message._store).setdefault("taken", []).append(message)
+    message._note.kept = True  # as for who has its token
     return message
 
 

@@ -13,7 +13,7 @@ from anabranch.adapters.messages import EXPIRED, EXPIRES_MAX_MS, Message, Outgoi
 from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import ClockError, StoreFullError, UnknownMessageError
 
-from .disk import A, B, Disk, Parallel, T, assert_whole, bodies, drain, take, taken
+from .disk import A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
 from .preparing import claim, prepare, to
 
 HOUR = 3_600_000
@@ -39,11 +39,7 @@ class Clock:
 
 
 def undelivered(store: Store, limit: int = 100) -> list[Undelivered]:
-    """They stay leased, as what `take` takes."""
-    found = list(store.take_undelivered(limit))
-    for message, _ in found:
-        taken(message)
-    return found
+    return list(store.take_undelivered(limit))
 
 
 def messages_of(found: Sequence[Undelivered]) -> list[Message]:

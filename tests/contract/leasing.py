@@ -394,9 +394,10 @@ class LeasingContract:
         """Who has its token, or a transaction."""
         store.send_many(A, [b"1", b"2"])
         token = store.token(store.receive(A))  # type: ignore[arg-type]
-        message = claim(store)
+        message = store.receive(A)
+        assert message is not None
+        store.claim(message)
         lease = message._note
-        vars(store)["taken"].clear()
         del message
         gc.collect()
         store.take_undelivered()

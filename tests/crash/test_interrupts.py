@@ -57,9 +57,7 @@ class Interrupter:
     def trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
         """For `sys.settrace`: told of each call."""
         code = frame.f_code
-        if code.co_name == "__del__" or (code.co_filename.endswith("abandoned.py") and code.co_name == "note"):
-            return None  # what is raised there, Python swallows
-        if not any(folder in code.co_filename for folder in self._folders):
+        if not any(folder in code.co_filename for folder in self._folders) or _ends_something(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._tracer(frame, _places(code))
@@ -98,6 +96,18 @@ class Interrupter:
             known = self._path_of.get(caller)
             above, called_at = self._path(caller) if known is None else known, caller.f_lasti
         return self._paths.setdefault((above, called_at, frame.f_code), len(self._paths) + 1)
+
+
+def _ends_something(frame: FrameType) -> bool:
+    """Whether it is a `__del__`, or is called by one: what is raised there, Python swallows."""
+    above: FrameType | None = frame
+    for _ in range(10):
+        if above is None:
+            return False
+        if above.f_code.co_name == "__del__":
+            return True
+        above = above.f_back
+    return False
 
 
 Places = tuple[Sequence[bool], Callable[[int, int], bool]]
