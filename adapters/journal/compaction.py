@@ -6,11 +6,7 @@ between them, into a file of their own (wal/copies.py). Once that is on disk the
 that its messages count from there on. A message that was acked before that record has died; one that is acked behind
 it dies in its new place.
 
-How often one message is copied. Segments are taken together that were copied equally often, and whose live part is at
-most `compact_live_percent`. So all that is ever copied for the n-th time is at most that share of what was copied n - 1
-times: at 50 percent, of a TiB that was written no byte is copied more than 40 times, and all of it together costs no
-more than it cost to write it. Files of copies that stay small because what is in them goes on living are put together,
-TOGETHER of them at a time.
+Which segments, and how often one message is copied, policies/compaction.py says.
 
 What is not copied: the record of a prepared transaction, and so its segment stays until the outcome is there.
 """
@@ -20,10 +16,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
+from ...policies.compaction import MESSAGES_MAX, choose
 from ...policies.errors import AnabranchError, ClosedError, StoreFullError
 from ...policies.options import JournalOptions
 from ..background import CoalescedJob
@@ -32,8 +29,9 @@ from ..core.tickets import Ticket
 from ..wal import format as w
 from ..wal.copies import CopiesWriter
 from ..wal.log import Log
-from ..wal.reader import BatchReader, Record, records_of
+from ..wal.reader import Record
 from ..wal.segment import Segment
+from ..wal.skimming import Skimmer
 from ..wal.ticket import Tail
 from .copied import Compacted, Copied
 from .encoding import SEND, SEND_START
@@ -41,47 +39,12 @@ from .index import Index
 
 log = logging.getLogger(__name__)
 
-MESSAGES_MAX: Final = 8192
-"""In one file of copies: so many rows change at once, under the store's lock."""
-TOGETHER: Final = 16
-"""So many small files of copies are put together, each with at most one part in TOGETHER of a segment."""
-PIECE_BYTES: Final = 128 * 1024
-PAUSE: Final = 0.0005
-"""Seconds. A thread that computes without a pause keeps the interpreter from senders, for 5 ms at a time."""
+SLICE: Final = 0.0002
+PAUSE: Final = 0.001
+"""Seconds of work, and of rest behind it. A thread that computes without a pause keeps the interpreter from senders,
+for 5 ms at a time."""
 AGAIN_SECONDS: Final = 5.0
 """After a full disk, or one that could not be written or read."""
-
-
-def choose(sealed: Iterable[Segment], live_percent: int, min_segments: int, bytes_max: int) -> list[Segment]:
-    """The segments that are to be compacted next, oldest first, none if it does not pay: of one generation, each with
-    at most `live_percent` of live bytes, of all that it takes on the disk, at least `min_segments`, with about
-    `bytes_max` of live bytes in all. Segments without any live message are not among them."""
-    dying: dict[int, list[Segment]] = {}
-    small: dict[int, list[Segment]] = {}
-    for segment in sealed:
-        used = max(segment.end or 0, segment.allocated) - w.HEADER_BYTES
-        if not segment.live:
-            continue
-        if segment.live_bytes * 100 <= live_percent * used:
-            dying.setdefault(segment.generation, []).append(segment)
-        elif segment.generation and used * TOGETHER <= bytes_max:
-            small.setdefault(segment.generation, []).append(segment)
-    for least, groups in ((min_segments, dying), (TOGETHER, small)):
-        for _, group in sorted(groups.items()):
-            if len(group) >= least:
-                return _first(group, least, bytes_max)
-    return []
-
-
-def _first(group: Sequence[Segment], least: int, bytes_max: int) -> list[Segment]:
-    taken: list[Segment] = []
-    size = 0
-    for segment in group:
-        size += segment.live_bytes
-        if size > bytes_max and len(taken) >= least:
-            break
-        taken.append(segment)
-    return taken
 
 
 class Compactor:
@@ -98,7 +61,7 @@ class Compactor:
         self._stopping = False
         self._not_before = 0.0
         self._unreadable: set[int] = set()
-        self._piece = 0
+        self._pause_at = 0.0
         self.compactions = 0
         """How many files of copies count since it was made."""
         self.copied = 0
@@ -184,8 +147,9 @@ class Compactor:
             if writer is not None:
                 _remove(writer)
             raise
+        # What was not found in them counts there still; else they would come here again at once.
         left = [segment for segment in sources if segment.live and segment in self._log.table.all]
-        self._unreadable.update(segment.number for segment in left)  # else it would come here again at once
+        self._unreadable.update(segment.number for segment in left)
 
     def _next_number(self) -> int:
         """Of a file of copies, behind COPIES: never used before, since each that counts has a record of the log."""
@@ -200,30 +164,27 @@ class Compactor:
         """The messages of these segments that live, as far as is known. Raises ClosedError once the store closes."""
         for source in sources:
             try:
-                reader = BatchReader(source, w.HEADER_BYTES, source.base_lsn - 1, source.end)
+                skimmer = Skimmer(source, SEND, source.is_dead)
             except FileNotFoundError:
                 continue  # all of it has died meanwhile, and it was released
-            for batch in reader:
-                self._pause(batch.end - batch.offset)
-                for record in records_of(batch):
-                    if record.kind == SEND and not source.is_dead(record.lsn):
-                        self._pause(record.length)
-                        yield record
-            if reader.offset != source.end and source in self._log.table.all:
+            for record in skimmer:
+                self._pause()
+                if record is not None:
+                    yield record
+            if skimmer.offset != source.end and source in self._log.table.all:
                 self._unreadable.add(source.number)
                 log.warning(
-                    "%s: %s does not read back from offset %d on, and is not compacted; `anabranch verify` tells more",
-                    self._log.name, source.path, reader.offset,
+                    "%s: %s does not read back from offset %d on, and is not compacted; `anabranch check` tells more",
+                    self._log.name, source.path, skimmer.offset,
                 )  # fmt: skip
 
-    def _pause(self, size: int) -> None:
-        """So many bytes were looked at."""
+    def _pause(self) -> None:
+        """Let others have the interpreter, if this thread has had it for long enough."""
         if self._stopping:
             raise ClosedError(f"{self._log.name} is being closed")
-        self._piece += size
-        if self._piece >= PIECE_BYTES:
-            self._piece = 0
+        if time.perf_counter() >= self._pause_at:
             time.sleep(PAUSE)
+            self._pause_at = time.perf_counter() + SLICE
 
     def _publish(self, writer: CopiesWriter, messages: list[Copied]) -> None:
         """Let a file count. Raises AnabranchError, OSError; the file is removed then, unless it may count."""

@@ -59,7 +59,7 @@ StoreFailedError (it had failed before: open it again), ClosedError, CorruptionE
 Where things are: `format` the bytes; `segment`, `files` what lies where; `ticket` what goes in, `records` the simplest
 encoder; `group_commit` who writes, `log` what is written, `segment_writer` where it finds room, `reserve` on a full
 disk, `syncing` when it is on disk; `reader` batches in order; `survey`, `recovery` at open; `reclaim`; `copies` for
-what still counts of old segments.
+what still counts of old segments, which `skimming` finds; `archive`.
 """
 
 from .files import SegmentFiles, create_log

@@ -17,6 +17,7 @@ from typing import Final
 
 from google_crc32c import extend as crc32c
 
+from ...policies.compaction import BATCH_BYTES
 from ..files import write_all
 from . import format as f
 from .file import File
@@ -25,8 +26,6 @@ from .segment import Segment
 
 RECORDS_MAX: Final = 1 << 16
 """No file has so many."""
-BATCH_BYTES: Final = 64 * 1024
-"""Its batches are about as large, unless one record is larger."""
 
 END_MAX: Final = (1 << 32) - 1
 """An offset has 32 bits."""

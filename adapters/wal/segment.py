@@ -49,6 +49,11 @@ class Segment:
         self.changed = True
         """Its owner has not yet kept the last change of live or dead."""
 
+    @property
+    def taken(self) -> int:
+        """Bytes of the disk that it takes beside its header."""
+        return max(self.end or 0, self.allocated) - HEADER_BYTES
+
     def open(self) -> File:
         """The file, for reading; kept open for a while. Hold what it returns while you use its fd. Raises OSError."""
         file = self.file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,18 +13,14 @@ import pytest
 from anabranch.adapters.core import Store
 from anabranch.adapters.journal import JournalStore, compaction, index_file
 from anabranch.adapters.journal.checksums import PageChecksums
-from anabranch.adapters.journal.compaction import TOGETHER, choose
 from anabranch.adapters.journal.index_file import IndexFile
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import copies as wal_copies
-from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError
 
 from ..contract.disk import A, B, assert_whole, bodies, drain, take
-from ..wal.made import header_of
 from .disk import JournalDisk, content, directory_of, rebuilt, segments_of
 
 TOPIC = Destination.parse("topic://t")
@@ -371,64 +366,3 @@ def test_an_index_that_cannot_be_compacted_stays(
     store.checkpoint()
     assert_whole(store)
     assert [message.body for message in disk.crash(store).browse(B)] == [b"kept", b"more"]
-
-
-# What is chosen
-
-
-def segment(number: int, used: int, live: int, generation: int = 0) -> Segment:
-    """Sealed."""
-    copies = w.COPIES if generation else 0
-    header = header_of(number=copies + number, base_lsn=copies + number * 100 + 1, counter=generation)
-    made = Segment(header, Path(str(number)))
-    made.end, made.live, made.live_bytes = w.HEADER_BYTES + used, bool(live), live
-    return made
-
-
-def chosen(segments: list[Segment], least: int = 2, percent: int = 50, size: int = 1000) -> list[int]:
-    return [s.number & ~w.COPIES for s in choose(segments, percent, least, size)]
-
-
-def test_what_is_mostly_dead_is_chosen() -> None:
-    assert chosen([segment(1, 1000, 500), segment(2, 1000, 501), segment(3, 1000, 1), segment(4, 1000, 0)]) == [1, 3]
-    assert chosen([segment(1, 1000, 500), segment(2, 1000, 501)]) == []
-    assert chosen([segment(1, 1000, 500), segment(2, 1000, 501)], least=1) == [1]
-    assert chosen([segment(n, 1000, 300) for n in range(1, 9)]) == [1, 2, 3]
-
-
-def test_generations_stay_apart() -> None:
-    """What was copied once waits for others that were copied once."""
-    assert chosen([segment(1, 1000, 500), segment(2, 1000, 10, generation=1)]) == []
-    assert chosen([segment(1, 1000, 500), segment(2, 1000, 9, 1), segment(3, 1000, 9, 1)]) == [2, 3]
-
-
-def test_small_files_are_put_together() -> None:
-    small = [segment(n, 10, 10, generation=1) for n in range(1, TOGETHER)]
-    assert chosen(small) == []
-    assert chosen([*small, segment(TOGETHER, 10, 10, generation=1)]) == list(range(1, TOGETHER + 1))
-
-
-def test_no_message_is_copied_often() -> None:
-    """Messages that live for very different times: how often one was copied is the logarithm of what was written."""
-    chance = random.Random(5)
-    files: list[tuple[Segment, list[float]]] = []
-    most = 0
-    for n in range(1, 4001):
-        deaths = [n + chance.paretovariate(0.5) for _ in range(20)]
-        files.append((segment(n, 2000, 2000), deaths))
-        while True:
-            for one, of in files:
-                alive = [death for death in of if death > n]
-                one.live, one.live_bytes = len(alive), 100 * len(alive)
-            files = [(one, of) for one, of in files if one.live]
-            sources = choose([one for one, _ in files[:-1]], 50, 4, 2000)
-            if not sources:
-                break
-            together = [death for one, of in files if one in sources for death in of if death > n]
-            files = [(one, of) for one, of in files if one not in sources]
-            copied = segment(n, 100 * len(together), 100 * len(together), 1 + sources[0].generation)
-            most = max(most, copied.generation)
-            files.insert(0, (copied, together))
-    assert most <= 12  # log2(4000)
-    pending = sum(one.live_bytes for one, _ in files)
-    assert sum(one.end or 0 for one, _ in files) - w.HEADER_BYTES * len(files) < 2 * pending + 12 * 3 * 2000

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.copies import BATCH_BYTES, RECORDS_MAX, CopiesWriter
+from anabranch.adapters.wal.copies import RECORDS_MAX, CopiesWriter
 from anabranch.adapters.wal.files import SegmentFiles, read_header
 from anabranch.adapters.wal.reader import BatchReader, records_of
 from anabranch.adapters.wal.segment import Segment, SegmentTable
+from anabranch.policies.compaction import BATCH_BYTES
 
 LOG_ID = b"0123456789abcdef"
 

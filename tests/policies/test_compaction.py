@@ -1,0 +1,69 @@
+"""Which files are compacted next, and how often a message is copied by that."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from anabranch.policies.compaction import TOGETHER, choose
+
+
+@dataclass(eq=False)
+class File:
+    number: int
+    taken: int
+    live_bytes: int
+    generation: int = 0
+
+    @property
+    def live(self) -> int:
+        return self.live_bytes
+
+
+def chosen(files: list[File], least: int = 2, percent: int = 50, size: int = 1000) -> list[int]:
+    return [file.number for file in choose(files, percent, least, size)]
+
+
+def test_what_is_mostly_dead_is_chosen() -> None:
+    assert chosen([File(1, 1000, 500), File(2, 1000, 501), File(3, 1000, 1), File(4, 1000, 0)]) == [1, 3]
+    assert chosen([File(1, 1000, 500), File(2, 1000, 501)]) == []
+    assert chosen([File(1, 1000, 500), File(2, 1000, 501)], least=1) == [1]
+    assert chosen([File(n, 1000, 300) for n in range(1, 9)]) == [1, 2, 3]
+
+
+def test_generations_stay_apart() -> None:
+    """What was copied once waits for others that were copied once."""
+    assert chosen([File(1, 1000, 500), File(2, 1000, 10, generation=1)]) == []
+    assert chosen([File(1, 1000, 500), File(2, 1000, 9, 1), File(3, 1000, 9, 1)]) == [2, 3]
+
+
+def test_small_files_are_put_together() -> None:
+    small = [File(n, 10, 10, generation=1) for n in range(1, TOGETHER)]
+    assert chosen(small) == []
+    assert chosen([*small, File(TOGETHER, 10, 10, generation=1)]) == list(range(1, TOGETHER + 1))
+
+
+def test_no_message_is_copied_often() -> None:
+    """Messages that live for very different times: how often one was copied is the logarithm of what was written."""
+    chance = random.Random(5)
+    files: list[tuple[File, list[float]]] = []
+    most = 0
+    for n in range(1, 4001):
+        deaths = [n + chance.paretovariate(0.5) for _ in range(20)]
+        files.append((File(n, 2000, 2000), deaths))
+        while True:
+            for one, of in files:
+                alive = [death for death in of if death > n]
+                one.live_bytes = 100 * len(alive)
+            files = [(one, of) for one, of in files if one.live]
+            sources = choose([one for one, _ in files[:-1]], 50, 4, 2000)
+            if not sources:
+                break
+            together = [death for one, of in files if one in sources for death in of if death > n]
+            files = [(one, of) for one, of in files if one not in sources]
+            copied = File(n, 100 * len(together), 100 * len(together), 1 + sources[0].generation)
+            most = max(most, copied.generation)
+            files.insert(0, (copied, together))
+    assert most <= 12  # log2(4000)
+    pending = sum(one.live_bytes for one, _ in files)
+    assert sum(one.taken for one, _ in files) < 2 * pending + 12 * 3 * 2000
