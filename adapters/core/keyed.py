@@ -8,8 +8,8 @@ E3  A value is a message of its map, with the key as its message id. What is put
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...policies.errors import AnabranchError
@@ -20,6 +20,8 @@ from .states import DestinationState
 if TYPE_CHECKING:
     from .plan import Plan
 
+FRESH_MAX: Final = 256
+"""So many keys may be remembered as fresh that are applied."""
 VERSIONS_MAX: Final = 10_000
 """Keys of which is remembered which plan wrote them last."""
 
@@ -65,10 +67,11 @@ class KeyVersions:
         numbers = self._numbers
         for key in keys:
             numbers[key] = number
-        while len(numbers) > VERSIONS_MAX:  # whichever came first: that one is forgotten costs a second look at most
-            oldest = next(iter(numbers))
-            self._floor = max(self._floor, numbers[oldest])
-            del numbers[oldest]
+        if len(numbers) > VERSIONS_MAX:  # half at once, those that came first: a forgotten key costs a second look
+            oldest = list(islice(numbers, len(numbers) // 2))
+            self._floor = max(self._floor, *[numbers[key] for key in oldest])
+            for key in oldest:
+                del numbers[key]
 
     def add_all(self, number: int) -> None:
         """This plan may write any."""
@@ -92,7 +95,9 @@ class FreshKeys:
 
     def __init__(self) -> None:
         self._written: dict[Key, Written] = {}
-        self._order: deque[tuple[int, Key]] = deque()
+        """Replaced, not shrunk, so that others may read it."""
+        self._most = FRESH_MAX
+        """With more keys than these it is looked which of them are applied."""
         self.whole_at = 0
         """The number of the latest plan that may have written any key: before it is applied nothing here counts."""
 
@@ -103,12 +108,10 @@ class FreshKeys:
 
     def take(self, plan: Plan, applied: int) -> None:
         """A plan takes effect; all up to `applied` are in the rows. May be done again."""
-        written, order, number = self._written, self._order, plan.number
-        while order and order[0][0] <= applied:
-            before, key = order[0]
-            if written.get(key, _NOTHING).number == before:
-                del written[key]
-            order.popleft()
+        written, number = self._written, plan.number
+        if len(written) > self._most:
+            self._written = written = {key: one for key, one in written.items() if one.number > applied}
+            self._most = 2 * len(written) + FRESH_MAX
         if plan.writes_any_key:
             self.whole_at = number
         sends: dict[Key, Send | None] = dict.fromkeys(plan.keys)
@@ -116,8 +119,4 @@ class FreshKeys:
             if type(change) is Send and change.state.is_map and change.name is not None:
                 sends[change.state.number, change.name] = change
         for key, send in sends.items():
-            order.append((number, key))
             written[key] = Written(number, send)
-
-
-_NOTHING: Final = Written(0, None)

@@ -7,7 +7,7 @@ import pytest
 from anabranch.adapters.core import keyed
 from anabranch.adapters.core.changes import Ack, AckRange
 from anabranch.adapters.core.destination_changes import Remove
-from anabranch.adapters.core.keyed import KeyChangedError, KeyVersions, Unchanged
+from anabranch.adapters.core.keyed import FreshKeys, KeyChangedError, KeyVersions, Unchanged
 from anabranch.adapters.core.plan import Sequencer
 from anabranch.adapters.core.states import DestinationState
 from anabranch.policies.destination import Destination
@@ -69,10 +69,31 @@ def test_all_keys_may_have_been_written(purge: bool) -> None:
 
 
 def test_what_is_forgotten_may_have_been_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "VERSIONS_MAX", 2)
+    monkeypatch.setattr(keyed, "VERSIONS_MAX", 3)
     versions = KeyVersions()
-    for number, name in enumerate((b"a", b"b", b"a", b"c"), 1):
+    for number, name in enumerate((b"a", b"b", b"a", b"c", b"d"), 1):
         versions.add([(1, name)], number)
-    assert [versions.get((1, name)) for name in (b"a", b"b", b"c", b"never")] == [3, 2, 4, 3]
+    assert [versions.get((1, name)) for name in (b"a", b"b", b"c", b"d", b"never")] == [3, 3, 4, 5, 3]
     versions.add_all(9)
     assert [versions.get((1, name)) for name in (b"a", b"never")] == [9, 9]
+
+
+def test_fresh_keys_are_let_go_once_they_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed, "FRESH_MAX", 2)
+    sequencer, state = made()
+    fresh = FreshKeys()
+    fresh._most = 2
+    for number, key in enumerate("abacd", 1):
+        plan = sequencer.plan([put(state, key)])  # type: ignore[list-item]
+        sequencer.accept(plan)
+        fresh.take(plan, number - 2)
+        fresh.take(plan, number - 2)  # may be done again
+    found = {key: fresh.get((state.number, key.encode())) for key in "abcd"}
+    assert {key: written.number for key, written in found.items() if written is not None} == {"a": 3, "c": 4, "d": 5}
+    popped = sequencer.plan([ticket_of(Unchanged(state, (b"d",), 9), Ack(state, 5, 0))])
+    sequencer.accept(popped)
+    fresh.take(popped, 5)
+    assert fresh.get((state.number, b"d")) == (6, None)
+    purged = sequencer.plan([ticket_of(AckRange(state, 0, 9, 0))])
+    fresh.take(purged, 5)
+    assert fresh.get((state.number, b"d")) is None
