@@ -71,6 +71,8 @@ class Outgoing(NamedTuple):
     requeued: bool = False
     """True: a dead letter that goes back where it came from. It is stored even if its `message_id` is in the duplicate
     window, which from then on knows the id as this message's."""
+    deliver_at_ms: int = 0
+    """Before that nobody receives it, in milliseconds since the epoch by the wall clock; 0: at once."""
 
 
 _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
@@ -157,15 +159,18 @@ def checked(
     expires_at_ms: int = 0,
     persistent: bool = True,
     requeued: bool = False,
+    deliver_at_ms: int = 0,
 ) -> Outgoing:
     """A message that is sent later: copied, and refused now if its types are wrong. Raises TypeError, ValueError."""
     if message_id is not None:
         encoded_id(message_id)
     require_order(priority, expires_at_ms)
+    if deliver_at_ms:
+        require_time("deliver_at_ms", deliver_at_ms)
     plain = plain_headers(headers) if headers else None
     if type(body) is not bytes and not _is_kept_apart(body):
         body = plain_body(body)
-    return Outgoing(body, plain, message_id, priority, expires_at_ms, bool(persistent), requeued)
+    return Outgoing(body, plain, message_id, priority, expires_at_ms, bool(persistent), requeued, deliver_at_ms)
 
 
 def require_order(priority: object, expires_at_ms: object) -> None:
@@ -178,6 +183,14 @@ def require_order(priority: object, expires_at_ms: object) -> None:
             raise TypeError(f"{what} is an int, not {type(value).__name__}: {value!r}")
         if not 0 <= value <= most:
             raise ValueError(f"{what} {value} is not between 0 and {most}")
+
+
+def require_time(what: str, value: object) -> None:
+    """Raise TypeError or ValueError for what is no time in milliseconds."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what} is an int, not {type(value).__name__}: {value!r}")
+    if not 0 <= value <= EXPIRES_MAX_MS:
+        raise ValueError(f"{what} {value} is not between 0 and {EXPIRES_MAX_MS}")
 
 
 DROPPED: Final = -1
@@ -346,14 +359,16 @@ class Message:
         returned, on a thread of ours."""
         return self._store.ack_nowait([self])
 
-    def release(self, delivered: bool = True) -> None:
+    def release(self, delivered: bool = True, delay: float | None = None) -> None:
         """Give it back: the next receive finds it at its old place in the order, delivered once more; not so unless
-        `delivered`. Raises UnknownMessageError."""
-        self._store.release([self], delivered)
+        `delivered`. With a `delay`, in seconds, only once that is over, be it after a restart, while others pass it;
+        None: as the store's option `redelivery` says. Raises UnknownMessageError, and TypeError and ValueError for what
+        is no time to wait."""
+        self._store.release([self], delivered, delay)
 
-    def release_nowait(self, delivered: bool = True) -> Future[None]:
+    def release_nowait(self, delivered: bool = True, delay: float | None = None) -> Future[None]:
         """`release` without waiting, as `ack_nowait`."""
-        return self._store.release_nowait([self], delivered)
+        return self._store.release_nowait([self], delivered, delay)
 
     def extend(self, seconds: float | None = None) -> None:
         """Its lease ends so many seconds from now; with None as many as it was leased for, and one that has no end has

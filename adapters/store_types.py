@@ -54,9 +54,11 @@ class Counts(NamedTuple):
     """How many messages of a queue, or of a subscription, are where."""
 
     ready: int
-    """Not leased. Of these some may have expired, for a moment, or have reached the delivery limit."""
+    """Neither leased nor delayed. Of these some may have expired, for a moment, or have reached the delivery limit."""
     leased: int
     """By receivers, or claimed by transactions."""
+    delayed: int = 0
+    """They wait for their time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from .config_options import Directory, Duration, FileMode, Options, Positive, Size
+from .config_options import Directory, Duration, FileMode, Model, Options, Positive, Size
 from .config_problems import Located, fold
 from .destination import Destination, Kind
 from .durability import OnCorruption, Sync
@@ -50,6 +50,27 @@ def _identifier(text: str) -> str:
     return text
 
 
+class Redelivery(Model):
+    """How long a message waits once it was given back."""
+
+    delay: Annotated[float, Duration(0.001, 30 * 86_400)]
+    """After it was given back for the first time, in seconds."""
+    multiplier: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = 1.0
+    """Each time it waits so many times as long as the time before."""
+    max_delay: Annotated[float, Duration(0.001, 365 * 86_400)] = 3600.0
+    """But never longer."""
+    jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """By up to so large a part longer or shorter, at random, so that what failed together does not come back together:
+    0.1 is a tenth."""
+
+    def seconds(self, times: int) -> float:
+        """How long it waits that was given back so often by now, before `jitter`."""
+        try:
+            return min(self.delay * self.multiplier ** (times - 1), self.max_delay)
+        except OverflowError:
+            return self.max_delay
+
+
 class StoreOptions(Options):
     """What every kind of ours lets be set; a third party's model may begin from it too."""
 
@@ -64,6 +85,9 @@ class StoreOptions(Options):
     """When a delivery is counted: when the message comes back, or before it is handed out (`on_receive`), which costs a
     write each time. Then a process that dies while it holds a message is counted too, and `max_deliveries` stops what
     kills it."""
+    redelivery: Redelivery | None = None
+    """How long a message that was given back waits, while others pass it: `delay`, `multiplier`, `max_delay`, `jitter`.
+    None: it is free at once."""
     duplicate_window: Annotated[int, Field(strict=True, ge=0, le=10_000_000)] = 10_000
     """How many of the latest message ids are remembered to store a repeated send once. 0: none."""
     max_leases: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 100_000

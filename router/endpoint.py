@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from ..adapters.clock import now_ms
 from ..adapters.core import Store
 from ..adapters.core.large import LargeBody, Sized
+from ..adapters.core.waiting import delay_ms
 from ..adapters.messages import (
     DEFAULT_PRIORITY,
+    EXPIRES_MAX_MS,
     Headers,
     Outgoing,
     Readable,
@@ -38,6 +41,8 @@ class SendOptions(TypedDict, total=False):
     expires_in: float | None
     persistent: bool
     size: int | None
+    deliver_in: float | None
+    deliver_at: float | datetime | None
 
 
 class Endpoint:
@@ -65,6 +70,8 @@ class Endpoint:
         persistent: bool = True,
         size: int | None = None,
         connection: Any = None,
+        deliver_in: float | None = None,
+        deliver_at: float | datetime | None = None,
     ) -> Receipt:
         """Store one message; returns once it is as durable as its store's policy says (invariant 1).
 
@@ -72,7 +79,10 @@ class Endpoint:
         has seen lately is stored once, and the receipt says `duplicate`: so an unsure sender simply sends again.
         `priority` is 0 to 65,535, the highest received first where the store's option `priorities` is set. After
         `expires_in` seconds it is no longer delivered. With `persistent=False` it is kept in memory alone, swapped to
-        disk if there are many, and gone when its store closes; its place among the others is kept.
+        disk if there are many, and gone when its store closes; its place among the others is kept. Before `deliver_in`
+        seconds are over, or before `deliver_at` (seconds since the epoch, or a datetime that knows its time zone),
+        nobody receives it, and others pass it; then it is at its place, the one at which it was sent. It waits over a
+        restart, too.
 
         A `body` may also be a file opened for reading bytes, or anything else with `read(size)`: it is read from where
         it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused, with
@@ -86,11 +96,14 @@ class Endpoint:
         the same `message_id`), TransactionError for a connection to another database.
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
         registry, destination = self._registry, self.destination
         if connection is not None:
             if size is not None and size != len(plain_body(body)):
                 raise ValueError(f"the body has {len(plain_body(body))} bytes, and size says {size}; nothing was sent")
-            message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
+            message = Outgoing(
+                body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+            )
             return self._send_within(connection, [message])[0]
         if type(body) is not bytes or size is not None:
             body = kept(registry, destination, body, size, persistent)
@@ -98,7 +111,9 @@ class Endpoint:
             removals = registry.removals
             store = registry.store_for(destination)
             try:
-                receipt = store.send(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent)
+                receipt = store.send(
+                    destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
+                )
             except ClosedError as error:
                 registry.forget_closed(destination, store, error)
                 continue
@@ -138,11 +153,14 @@ class Endpoint:
         expires_in: float | None = None,
         persistent: bool = True,
         size: int | None = None,
+        deliver_in: float | None = None,
+        deliver_at: float | datetime | None = None,
     ) -> Future[Receipt]:
         """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
         is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well. A
         body that is a file is read before this returns."""
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
         registry, destination = self._registry, self.destination
         if type(body) is not bytes or size is not None:
             body = kept(registry, destination, body, size, persistent)
@@ -151,7 +169,7 @@ class Endpoint:
         if store is not None:
             try:
                 future = store.send_nowait(
-                    destination, body, headers, message_id, sync, priority, expires_at_ms, persistent
+                    destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
                 )
             except ClosedError:
                 registry.require_open()
@@ -160,11 +178,13 @@ class Endpoint:
                     return future
                 if registry.removals != removals:
                     registry.record_again(destination)
-                message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
+                message = checked(
+                    body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+                )
                 again = partial(_send_nowait, destination, message, sync)
                 known = KNOWN_SECONDS if registry.removals != removals else 0
                 return once_more(future, lambda: registry.send_deferred(destination, again, store), known)
-        message = checked(body, headers, message_id, priority, expires_at_ms, persistent)
+        message = checked(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
         return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
 
     def delete(self) -> int:
@@ -185,8 +205,34 @@ def kept(
 
 
 def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Future[Receipt]:
-    body, headers, message_id, priority, expires_at_ms, persistent, _ = message
-    return store.send_nowait(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent)
+    body, headers, message_id, priority, expires_at_ms, persistent, _, deliver_at_ms = message
+    return store.send_nowait(
+        destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
+    )
+
+
+def due(deliver_in: float | None, deliver_at: float | datetime | None) -> int:
+    """Before which time (ms) a message that is sent now is not delivered; 0: at once, also where that is over already.
+    Raises ValueError, TypeError, ClockError."""
+    if deliver_in is not None and deliver_at is not None:
+        raise ValueError(f"give deliver_in or deliver_at, not both: {deliver_in!r} and {deliver_at!r}")
+    now = now_ms()
+    if deliver_in is not None:
+        ms = delay_ms(deliver_in, "deliver_in")
+        return now + ms if ms else 0
+    if isinstance(deliver_at, datetime):
+        if deliver_at.tzinfo is None:
+            raise ValueError(f"deliver_at has no time zone: {deliver_at!r}; use datetime.now(UTC), say")
+        deliver_at = deliver_at.timestamp()
+    if not isinstance(deliver_at, int | float) or isinstance(deliver_at, bool):
+        raise TypeError(
+            f"deliver_at is a datetime or a number of seconds since the epoch, not {type(deliver_at).__name__}: "
+            f"{deliver_at!r}"
+        )
+    if not 0 <= deliver_at <= EXPIRES_MAX_MS / 1000 - 1:  # not so of nan either
+        raise ValueError(f"deliver_at is a time from 1970 on, up to 2**63 ms after that, not {deliver_at!r}")
+    at = -int(-deliver_at * 1000 // 1)
+    return at if at > now else 0
 
 
 def expiry(expires_in: float, name: str = "expires_in") -> int:

@@ -548,14 +548,18 @@ class Router:
         of a store."""
         return settle_nowait(messages, lambda store, of_store: store.ack_nowait(of_store))
 
-    def release(self, messages: Message | Iterable[Message], delivered: bool = True) -> None:
+    def release(
+        self, messages: Message | Iterable[Message], delivered: bool = True, delay: float | None = None
+    ) -> None:
         """Give leased messages back, as Message.release; else as `ack`."""
         for store, of_store in by_store(messages):
-            store.release(of_store, delivered)
+            store.release(of_store, delivered, delay)
 
-    def release_nowait(self, messages: Message | Iterable[Message], delivered: bool = True) -> Future[None]:
+    def release_nowait(
+        self, messages: Message | Iterable[Message], delivered: bool = True, delay: float | None = None
+    ) -> Future[None]:
         """`release` without waiting, as `ack_nowait`."""
-        return settle_nowait(messages, lambda store, of_store: store.release_nowait(of_store, delivered))
+        return settle_nowait(messages, lambda store, of_store: store.release_nowait(of_store, delivered, delay))
 
     def reject(self, message: Message, reason: str = REJECTED) -> None:
         """Put a leased message into its store's dead-letter queue, as Message.reject."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from .changes import Ack, Change, Returned, Send
+from .changes import Ack, Change, Postponed, Returned, Send
 from .destination_changes import Declare
 from .priorities import FETCH
 
@@ -43,3 +43,7 @@ def pass_on(changes: Iterable[Change], delivery: Delivery) -> None:
                     lane.end = delivery.era
         elif type(change) not in _NOTHING_COMES:
             delivery.era += 1
+            if type(change) is Postponed and change.due:  # what was sent just before it was passed on
+                delivery.records.pop(change.seq, None)
+                for feed in change.state.feeds(change.number):
+                    feed.remove_fetched(change.seq, change.seq)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...policies.errors import CorruptionError, StoreFailedError
 from ...policies.limits import LimitOptions, WhenFull
-from ...policies.options import StoreOptions
+from ...policies.options import Redelivery, StoreOptions
 from ..store_types import Progress
 from .branches import Branch
 from .changes import Change
@@ -52,6 +52,7 @@ class Settings:
     """A delivery is counted before a message is handed out, instead of when it comes back."""
     lease_timeout: float | None = None
     """Seconds for which a message is leased where its receiver says nothing else; None: without an end."""
+    redelivery: Redelivery | None = None
     max_messages: int | None = None
     max_bytes: int | None = None
     max_bytes_option: str = "max_bytes"
@@ -87,6 +88,7 @@ class Settings:
             max_deliveries=options.max_deliveries,
             count_on_receive=options.count_deliveries == "on_receive",
             lease_timeout=options.lease_timeout,
+            redelivery=options.redelivery,
             max_messages=options.max_messages,
             min_free_disk=options.min_free_disk,
             when_full=options.when_full,
@@ -157,6 +159,8 @@ class Backend(Rows, Protocol):
     tells_places: bool = False
     """True: `own` of a Send, once that is written, is what `rows` tells as OWN of the message's place, and `rows` gives
     fewer than it was asked for only where there are no more."""
+    postpones: bool = False
+    """True: messages may wait for their time: `Table.postpone`, and what of Rows is for that."""
     takes_many: bool = False
     """True: messages that are sent together to a queue and are bodies alone come as one SendMany (changes.py), in a
     store that has no priorities."""

@@ -120,7 +120,7 @@ class Rollback(Change):
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
-        self.size = SMALL_BYTES * (2 + len(branch.leases))
+        self.size = SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
 
     def plan(self, plan: Plan) -> bool:
         """Whether it was prepared."""
@@ -167,10 +167,17 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """Which of `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
 
 
+class _DelayedPayload(_Payload, frozen=True, array_like=True):
+    """That of a branch with messages which wait for their time."""
+
+    delays: list[tuple[int, int]] = []
+    """Which of `sends`, and until when (ms)."""
+
+
 _KINDS = {kind: kind.value for kind in Kind}
 """`Kind.value` takes its time."""
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Payload).decode
+_decode = msgspec.msgpack.Decoder(_DelayedPayload).decode
 
 
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
@@ -180,6 +187,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
     sends: list[tuple[int, bytes, int]] = []
     acks: list[tuple[int, int, int]] = []
     others: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
+    delays: list[tuple[int, int]] = []
 
     def number_of(state: DestinationState) -> int:
         number = numbers.setdefault(state.number, len(destinations))
@@ -189,6 +197,8 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
 
     for change in changes:
         if isinstance(change, Send):
+            if change.deliver_at_ms:
+                delays.append((len(sends), change.deliver_at_ms))
             sends.append((number_of(change.state), change.record, change.record_bytes))
         elif isinstance(change, Ack):
             acks.append((number_of(change.state), change.seq, change.number))
@@ -199,6 +209,8 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
             others.append((number_of(change.state), False, *change.key, None, False, False))
         elif not isinstance(change, VolatileChange):  # that is gone after a crash
             raise AssertionError(f"a branch cannot do {change}")
+    if delays:
+        return _encode(_DelayedPayload(list(participants), destinations, sends, acks, others, delays))
     return _encode(_Payload(list(participants), destinations, sends, acks, others))
 
 
@@ -214,9 +226,11 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
             changes.append(Subscribe(state, catalog.next_number(), subscription, retroactive))
         else:
             changes.append(Unsubscribe(state, (client, name)))
-    for number, record, length in content.sends:
+    delays = dict(content.delays)
+    for at, (number, record, length) in enumerate(content.sends):
         send = send_of(states[number], record, priorities)
         send.record_bytes = length
+        send.wait_until(delays.get(at, 0))
         changes.append(send)
     changes += [Ack(states[number], seq, subscription) for number, seq, subscription in content.acks]
     branch = Branch(transaction, tuple(content.participants), changes)

@@ -58,8 +58,8 @@ class Change:
 class Send(Change):
     """A message at the end of its destination."""
 
-    __slots__ = ("entitled", "expires_at_ms", "large", "name", "order", "own", "record", "record_bytes", "seq",
-                 "size", "state")  # fmt: skip
+    __slots__ = ("deliver_at_ms", "entitled", "expires_at_ms", "large", "name", "order", "own", "record",
+                 "record_bytes", "seq", "size", "state")  # fmt: skip
 
     brings = True
 
@@ -77,6 +77,8 @@ class Send(Change):
         """The message id."""
         self.order = order
         self.expires_at_ms = expires_at_ms
+        self.deliver_at_ms = 0
+        """Until then it waits; 0: it does not. Set by `wait_until`."""
         self.seq = 0
         """Set by the plan."""
         self.entitled: Sequence[SubscriptionState] = ()
@@ -85,6 +87,12 @@ class Send(Change):
         """The backend's: where it has written it."""
         self.large: LargeBody | None = None
         """Its body, if that is kept apart."""
+
+    def wait_until(self, due: int) -> None:
+        """It is not to be delivered before this time (ms; 0: at once). Before it is in a ticket."""
+        self.deliver_at_ms = due
+        if due:
+            self.size += SMALL_BYTES
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
@@ -113,6 +121,8 @@ class Send(Change):
         if self.large is not None:
             plan.name_body(self)
         plan.changes.append(self)
+        if self.deliver_at_ms:
+            plan.changes.append(Postponed(self.state, seq, 0, self.deliver_at_ms))
         return seq, False
 
     def apply(self, table: Table) -> None:
@@ -233,6 +243,28 @@ class Returned(Change):
         table.returned(self.state, self.seq, self.number, self.count, self.place)
 
 
+class Postponed(Change):
+    """A message waits until a time, or waits no longer: then it is free, at its old place. What is not there any more,
+    or acked, stays as it is."""
+
+    __slots__ = ("due", "number", "place", "seq", "state")
+
+    settles = True
+
+    def __init__(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None = None) -> None:
+        self.state, self.seq, self.place = state, seq, place
+        self.number = number
+        """The subscription's that it waits for; 0: a queue, or all of a topic's."""
+        self.due = due
+        """Milliseconds since the epoch; 0: it waits no longer."""
+
+    def apply(self, table: Table) -> None:
+        table.postpone(self.state, self.seq, self.number, self.due, self.place)
+
+    def states(self) -> Iterable[DestinationState]:
+        return () if self.due else (self.state,)
+
+
 class VolatileChange(Change):
     """A change that concerns a message that is not persistent (nonpersistent.py), in a ticket: no backend is told of
     it."""
@@ -241,7 +273,7 @@ class VolatileChange(Change):
 
     size: int = 0
 
-    def __init__(self, change: Send | Ack | Returned) -> None:
+    def __init__(self, change: Send | Ack | Returned | Postponed) -> None:
         self.change = change
         self.room: Any = None
         """Memory that is reserved for it."""

@@ -33,7 +33,7 @@ from ...policies.errors import MessageTooLargeError
 from .. import store_types
 from ..store_types import Subscription, SubscriptionKey
 from .branches import send_of
-from .changes import Ack, Change, Returned, Send
+from .changes import Ack, Change, Postponed, Returned, Send
 from .place import DELIVERIES, SEQ, Place
 from .records import HEAD, is_large, reference_in
 from .states import DestinationState, SubscriptionState
@@ -51,6 +51,7 @@ PAGE_BYTES: Final = 1 << 20
 READ: Final = 64
 """Messages that are looked up together."""
 _NOBODY: Final[Mapping[SubscriptionKey, int]] = {}
+_AT_ONCE: Final[tuple[int, Mapping[SubscriptionKey, int]]] = (0, _NOBODY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class Stored:
     """Of a queue's: how often it was given back."""
     waiting: Mapping[SubscriptionKey, int] = field(default_factory=dict)
     """Of a topic's: who has yet to ack it, and how often each gave it back."""
+    until: int = 0
+    """Until when it waits (ms), of a topic's for all; 0: it does not."""
+    untils: Mapping[SubscriptionKey, int] = field(default_factory=dict)
+    """Likewise, of a topic's for single subscriptions."""
     seq: int = field(default=0, compare=False)
     """Where it lies."""
     large: LargeBody | None = field(default=None, compare=False)
@@ -106,7 +111,7 @@ def read(
     ids = [] if wanted is None else engine.asked(lambda: _ids(engine, number))
     ids = sorted(one for one in ids if wanted is not None and wanted(one[0]))
     at = 0
-    for page, waiting in _pages(store, state, after):
+    for page, waiting, untils in _pages(store, state, after):
         looked(page[-1][SEQ])
         for place, record in zip(page, engine.rows.bodies(state, page), strict=True):
             while at < len(ids) and ids[at][0] <= place[SEQ]:
@@ -115,8 +120,9 @@ def read(
                 at += 1
             held = waiting.get(place[SEQ], _NOBODY)
             if record is not None and (held or not state.is_topic):  # else it was left by a subscription that ended
+                until, each = untils.get(place[SEQ], _AT_ONCE)
                 large = store.bodies.body_of(reference_in(record)) if is_large(record) else None
-                yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held, place[SEQ], large)
+                yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held, until, each, place[SEQ], large)
     for _, name in ids[at:]:
         yield Seen(name)
 
@@ -125,7 +131,7 @@ def seqs(store: Store, destination: Destination) -> Iterator[int]:
     """Of the messages that `read` tells of, in the same order."""
     state = store._engine.catalog.destinations.get(destination)
     if state is not None:
-        for page, waiting in _pages(store, state):
+        for page, waiting, _ in _pages(store, state):
             yield from (place[SEQ] for place in page if not state.is_topic or waiting.get(place[SEQ]))
 
 
@@ -146,9 +152,12 @@ def messages(items: Iterable[Item]) -> Iterator[Stored]:
 Waiting = Mapping[int, Mapping[SubscriptionKey, int]]
 """By a message's seq: who has yet to ack it, and how often each gave it back."""
 
+Untils = Mapping[int, tuple[int, Mapping[SubscriptionKey, int]]]
+"""By a message's seq, of those that wait: until when, for all and for single subscriptions."""
 
-def _pages(store: Store, state: DestinationState, after: int = 0) -> Iterator[tuple[Sequence[Place], Waiting]]:
-    """Where the messages behind a seq are, by seq, and for whom."""
+
+def _pages(store: Store, state: DestinationState, after: int = 0) -> Iterator[tuple[Sequence[Place], Waiting, Untils]]:
+    """Where the messages behind a seq are, by seq, for whom, and until when they wait."""
     engine = store._engine
     while True:
         start = after
@@ -160,7 +169,23 @@ def _pages(store: Store, state: DestinationState, after: int = 0) -> Iterator[tu
         for key, subscriber in state.subscriptions.items():
             for place in _yet_to_ack(store, state, subscriber, start, after):
                 waiting.setdefault(place[SEQ], {})[key] = place[DELIVERIES]
-        yield page, waiting
+        untils = engine.asked(lambda: _untils(engine, state, page)) if engine.delivery.next_due else {}  # noqa: B023
+        yield page, waiting, untils
+
+
+def _untils(engine: Engine, state: DestinationState, page: Sequence[Place]) -> Untils:
+    rows, untils = engine.rows, {}
+    several = [(key, one) for key, one in state.subscriptions.items() if one.delayed]
+    if not state.delayed and not several:
+        return {}
+    for place in page:
+        seq = place[SEQ]
+        until = rows.until(state, None, seq) if state.delayed else 0
+        each = {key: rows.until(state, one, seq) for key, one in several} if not until else {}
+        each = {key: at for key, at in each.items() if at}
+        if until or each:
+            untils[seq] = until, each
+    return untils
 
 
 def _yet_to_ack(
@@ -264,6 +289,7 @@ def prefix(items: Iterable[Item], target: Store, destination: Destination) -> Pr
             return None
         count += 1
         whole = whole and (ours.deliveries, dict(ours.waiting)) == (there.deliveries, dict(there.waiting))
+        whole = whole and (ours.until, dict(ours.untils)) == (there.until, dict(there.untils))
     return Prefix(count, whole)
 
 
@@ -389,14 +415,21 @@ def _happened(state: DestinationState, seq: int, item: Item) -> Iterator[Change]
     elif not state.is_topic:
         if item.deliveries:
             yield Returned(state, seq, 0, item.deliveries)
+        if item.until:
+            yield Postponed(state, seq, 0, item.until)
     else:
+        if item.until:
+            yield Postponed(state, seq, 0, item.until)
         for key, subscriber in state.subscriptions.items():
             count = item.waiting.get(key)
             if count is None:
                 if subscriber.start < seq:
                     yield Ack(state, seq, subscriber.number)
-            elif count:
-                yield Returned(state, seq, subscriber.number, count)
+            else:
+                if count:
+                    yield Returned(state, seq, subscriber.number, count)
+                if key in item.untils:
+                    yield Postponed(state, seq, subscriber.number, item.untils[key])
 
 
 def pages(items: Iterable[Item]) -> Iterator[list[Item]]:

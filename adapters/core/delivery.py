@@ -2,7 +2,8 @@
 
 H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
-    `_limited`; in a second one after an interruption, or if it came back before it was fetched: `lease` gives it once.
+    `_limited`, or, if it waits for its time, nowhere but in the backend (waiting.py); in a second one after an
+    interruption, or if it came back before it was fetched: `lease` gives it once.
 H2  A message that somebody holds has a Lease in its feed's `held`: LEASED by a receiver, CLAIMED by a transaction, or
     LEAVING while its ack or its return is under way. Where its destination goes to another store it is MOVING, and
     then MOVED, with a successor there (forwarding.py), or held as before.
@@ -46,6 +47,10 @@ CLAIMED: Final = 2
 LEAVING: Final = 3
 MOVING: Final = 4
 MOVED: Final = 5
+
+RETURNED_MAX: Final = 10_000
+"""Messages of a feed that wait no longer and are kept here, for the next to receive; where there are more they are
+fetched anew (invariant 10)."""
 
 CLOCK_SECONDS: Final = 1.0
 """Who waits where a message was skipped looks at the clock so often: it may go back."""
@@ -263,14 +268,18 @@ class Rows(Protocol):
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
         """The least order from `order` on of which there may be a message, as in `rows`; None: there is none. Asked
-        only of a store with priorities. What it costs must not grow with the orders that there could be, 65,536."""
+        only of a store with priorities. What it costs must not grow with the orders that there could be, 65,536. With
+        ALSO_WAITING added to the order, as in `rows`, that is added to what is returned."""
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
         """The first `limit` messages of this order (None: of any) by seq, from the one after seq `after`; for a
         `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have
-        expired, is not the backend's affair."""
+        expired, is not the backend's affair.
+
+        Those that wait for their time are not among those of an order, and cost nothing there, however many there are;
+        of any order (None), and where ALSO_WAITING is added to one, they are."""
 
     def row(
         self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
@@ -288,6 +297,20 @@ class Rows(Protocol):
     def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
         """Those that were given back so often or more often. Asked for at open and when there are many. Likewise."""
 
+    def next_due(self) -> int:
+        """When the first of those that wait is due (ms); 0: none waits. Cheap. This and the next two are for a backend
+        that `postpones`."""
+        return 0
+
+    def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
+        """The first of those that wait and are due by now (ms), of all destinations, by the time when they were due; at
+        most so many. Each with the number of the subscription that it waits for; 0: for all."""
+        return ()
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        """Until when a message waits there (ms); 0: it does not. Without a subscription, of a topic's: for all."""
+        return 0
+
 
 class Delivery:
     """Of one store. A lease's `hold`, and its time, change under `lock`; all else under the store's lock."""
@@ -303,6 +326,8 @@ class Delivery:
         """Some leases have an end."""
         self.mixed = False
         """Some messages are not persistent: what lies between two seqs is not of one kind."""
+        self.next_due = 0
+        """Nothing of what waits is due before this time (ms); 0: nothing waits. See waiting.py."""
         self.era = 1
         """See arrivals.py."""
         self.records: dict[int, bytes] = {}
@@ -355,7 +380,7 @@ class Delivery:
         ready, held = feed.first.ready, feed.held
         if (
             not ready or feed.returned or feed.takers or feed.passed_at or feed.purging
-            or len(held) >= self._max_leases
+            or len(held) >= self._max_leases or (self.next_due and self.next_due <= wall_ms())
         ):  # fmt: skip
             return False
         place = ready[0]
@@ -566,11 +591,28 @@ class Delivery:
                 if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
                     self._sweep.is_limited(feed, place)
                     feed.returned_places.pop(seq, None)  # it may have come from what was fetched, and be here, too
+                elif self.next_due and rows.until(feed.state, feed.subscription, seq):
+                    feed.returned_places.pop(seq, None)
                 else:
                     feed.returned_places[seq] = place
                     heapq.heappush(feed.returned, (order, seq))
             feed.held.pop(seq, None)
             feed.wake()
+
+    def came_due(self, feed: Feed, seq: int, rows: Rows) -> None:
+        """A message waits no longer for all or for this one: it is free, at its old place, if nobody holds it. All that
+        is applied is in the rows. Idempotent."""
+        place = rows.row(feed.state, feed.subscription, seq)
+        if place is None or seq in feed.held or rows.until(feed.state, feed.subscription, seq):
+            return
+        if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
+            self._sweep.is_limited(feed, place)
+        elif len(feed.returned) < RETURNED_MAX:
+            feed.returned_places[seq] = place
+            heapq.heappush(feed.returned, (place[ORDER], seq))
+        else:
+            self.set_back(feed, place[ORDER], seq)
+        feed.wake()
 
     def claim_again(self, feeds: Sequence[Feed], place: Place, whole: bool) -> Lease:
         """At open: what a prepared transaction acks is claimed, before anybody can receive (rule X6)."""

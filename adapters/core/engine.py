@@ -22,7 +22,7 @@ from .. import locking
 from . import arrivals
 from .backend import Backend, Host
 from .branches import Commit, Forget, Prepare, Rollback
-from .changes import Ack, Change, Send, SendMany
+from .changes import Ack, Change, Postponed, Send, SendMany
 from .delivery import CLAIMED, LEAVING, Delivery, Feed, Taker
 from .gates import MovedError
 from .keyed import FreshKeys
@@ -34,6 +34,7 @@ from .plan import Plan, Sequencer
 from .states import Catalog, DestinationState
 from .tickets import Ticket
 from .usage import Recorder, record_usage
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     from .outbox import Outbox
@@ -87,6 +88,8 @@ class Engine:
         self.catalog = Catalog()
         self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
         self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
+        self.waiting = Waiting(self)
+        """What brings those messages back that wait for their time."""
         self.committed: dict[bytes, None] = {}
         """Transactions that are committed here and not forgotten, oldest first."""
         self.sends = self.acks = self.batches = 0
@@ -226,6 +229,7 @@ class Engine:
         self.closed = False
         self.failed = None
         self._generation = locking.generation
+        self.waiting.start()
 
     def make_nonpersistent(self, directory: Path, file_mode: int | None) -> Nonpersistent:
         """Be ready for messages that are not persistent. Any thread. Raises as `ensure_usable`."""
@@ -505,6 +509,8 @@ class Engine:
                 self.delivery.unlease(lease, self.rows, delivered=True)
             for lease in change.branch.victims:
                 self.delivery.unlease(lease, self.rows)
+        elif type(change) is Postponed:
+            self.waiting.applied(change)
         elif type(change) is Commit:
             self.committed[change.branch.transaction] = None
             while len(self.committed) > COMMITTED_MAX:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...policies.destination import Destination
 from ...policies.errors import CorruptionError, PlacementError
-from .changes import Ack, AckRange, Change, Returned, Send, SendMany
+from .changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
 from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove
 from .delivery import MOVED, MOVING, Feed, Lease, Taker
 from .destination_changes import CloseGate, Declare
@@ -61,7 +61,7 @@ SETTLE_SECONDS: Final = 10.0
 """At the gate, what is being acked or given back has so long to end."""
 LOOK_SECONDS: Final = 0.001
 
-Settled = Ack | AckRange | Returned
+Settled = Ack | AckRange | Returned | Postponed
 
 
 class Replaced(NamedTuple):
@@ -318,7 +318,10 @@ class LiveCopy:
         seq = self._seqs.get(change.seq)
         if seq is None or self._to.rows.row(state, subscriber, seq) is None:
             return  # it was acked when it was read: some backends count each ack
-        yield Ack(state, seq, number) if isinstance(change, Ack) else Returned(state, seq, number, change.count)
+        if isinstance(change, Postponed):
+            yield Postponed(state, seq, number, change.due)
+        else:
+            yield Ack(state, seq, number) if isinstance(change, Ack) else Returned(state, seq, number, change.count)
 
     # At the gate (rule K17)
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from .delivery import Feed, Rows
-from .place import SEQ, Place, VolatileSpot, is_volatile
+from .place import ALSO_WAITING, SEQ, Place, VolatileSpot, is_volatile
 from .states import Catalog, DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
@@ -30,14 +30,17 @@ class MixedRows(Rows):
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
         least = self._backend.next_order(state, subscription, order)
-        shadow = state.volatile
+        shadow, also = state.volatile, order & ALSO_WAITING
         if shadow is None or not shadow.count:
             return least
         same = shadow_of(shadow, subscription)
-        first = self._kept.next_order(shadow, same, 2 * order) if subscription is None or same is not None else None
+        first = None
+        if subscription is None or same is not None:
+            first = self._kept.next_order(shadow, same, 2 * (order - also) + also)
         if first is None:
             return least
-        return first >> 1 if least is None else min(least, first >> 1)
+        first = (first - also >> 1) + also
+        return first if least is None else min(least, first)
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -65,8 +68,10 @@ class MixedRows(Rows):
         if order is None:
             return [_place(place) for place in self._kept.rows(shadow, same, None, after, limit)]
         lanes = shadow.own.lanes
+        also = order & ALSO_WAITING
+        order -= also
         orders = [one for one in (2 * order + AT_ONCE, 2 * order + PLANNED) if one in lanes]
-        places = [_place(place) for one in orders for place in self._kept.rows(shadow, same, one, after, limit)]
+        places = [_place(place) for one in orders for place in self._kept.rows(shadow, same, one + also, after, limit)]
         if len(orders) > 1:
             places.sort(key=itemgetter(SEQ))
         return places[:limit]
@@ -99,6 +104,25 @@ class MixedRows(Rows):
         yield from self._backend.limited(least)
         for feed, place in self._kept.limited(least):
             yield feed, _place(place)
+
+    def next_due(self) -> int:
+        return min(filter(None, (self._backend.next_due(), self._kept.next_due())), default=0)
+
+    def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
+        found = list(self._backend.due(now, limit))
+        for shadow, number, place in self._kept.due(now, limit - len(found)):
+            state = self._catalog.by_number.get(shadow.number)
+            if state is not None:
+                found.append((state, number, _place(place)))
+        return found
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        shadow = state.volatile
+        if shadow is not None:
+            until = self._kept.until(shadow, shadow_of(shadow, subscription), seq)
+            if until:
+                return until
+        return self._backend.until(state, subscription, seq)
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """As Backend.bodies. Any thread."""

@@ -92,7 +92,9 @@ def _translated(source: Store, target: Store, branch: Branch, destination: Desti
         if not _is_of(destination, change):
             continue
         if isinstance(change, Send):
-            yield send_of(state, change.record, target.backend.settings.priorities)
+            send = send_of(state, change.record, target.backend.settings.priorities)
+            send.wait_until(change.deliver_at_ms)
+            yield send
         elif isinstance(change, Subscribe):
             yield Subscribe(state, catalog.next_number(), change.subscription, change.retroactive)
         elif isinstance(change, Unsubscribe):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...policies.options import MemoryOptions
 from .branches import Branch
-from .changes import Ack, AckRange, Change, Returned, Send, sent
+from .changes import Ack, AckRange, Change, Postponed, Returned, Send, sent
 from .changes import SendMany as Many
 from .changes import VolatileChange as Volatile
 from .delivery import Feed
@@ -203,6 +203,8 @@ class Nonpersistent:
                 self.dropped += 1
                 return
         doing.append(kept)
+        if send.deliver_at_ms:
+            doing.append(Postponed(shadow, seq, 0, send.deliver_at_ms))
 
     def _take_effect(self, written: _Written, reserved: Sequence[bytes]) -> None:
         """Raises StoreFullError, StoreFailedError, and then it does not; not if there is room `reserved`."""
@@ -237,7 +239,11 @@ class Nonpersistent:
             self.prepared.pop(transaction, None)
             self._kept.free(transaction)
         for change in changes:
-            if type(change) is Send:
+            if type(change) is Postponed:
+                state = self._engine.catalog.by_number.get(change.state.number)
+                if state is not None:
+                    self._engine.waiting.applied(Postponed(state, change.seq, change.number, change.due))
+            elif type(change) is Send:
                 if written.plan is not None or self._priorities:
                     self._set_back(change, change.order >> 1)
                 state = self._engine.catalog.by_number.get(change.state.number)
@@ -451,7 +457,7 @@ def _sends(changes: Iterable[Change]) -> list[Send]:
 
 def _shadowed(change: Change) -> list[Change]:
     """The same of its destination's shadow; nothing if that is gone."""
-    assert isinstance(change, Ack | Returned | AckRange)
+    assert isinstance(change, Ack | Returned | AckRange | Postponed)
     shadow = change.state.volatile
     if shadow is None:
         return []
@@ -459,5 +465,7 @@ def _shadowed(change: Change) -> list[Change]:
         return [Ack(shadow, change.seq, change.number, change.place)]
     if type(change) is Returned:
         return [Returned(shadow, change.seq, change.number, change.count)]
+    if type(change) is Postponed:
+        return [Postponed(shadow, change.seq, change.number, change.due)]
     assert type(change) is AckRange
     return [AckRange(shadow, change.first, change.last, change.number)]

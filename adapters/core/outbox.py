@@ -78,7 +78,7 @@ class Entry(NamedTuple):
     seq: int
     """Of the message that is acked; 0: one is sent."""
     subscription: int
-    """Whose ack it is; 0: for all."""
+    """Whose ack it is; 0: for all. Of what is sent: until when it waits (ms); 0: it does not."""
     record: bytes
     """Of what is sent."""
     rows: int = 1
@@ -221,7 +221,7 @@ class Outbox:
         sends = [cast(Send, one) for one in self._sending.sends([(destination, one) for one in outgoing])]
         if not sends:
             return []
-        entries = [Entry(next(_numbers), str(destination), 0, 0, send.record) for send in sends]
+        entries = [Entry(next(_numbers), str(destination), 0, send.deliver_at_ms, send.record) for send in sends]
         caller = self._rows.enlist(connection, self)
         room = self._sending.limits.reserve_at_once(sends)
         numbers = [entry.number for entry in entries]
@@ -488,7 +488,9 @@ class Outbox:
             destination = Destination.restored(entry.destination)
             if not entry.seq:
                 self._require_place(destination)
-                changes.append(send_of(catalog.state(destination), entry.record, priorities))
+                send = send_of(catalog.state(destination), entry.record, priorities)
+                send.wait_until(entry.subscription)
+                changes.append(send)
                 continue
             state = catalog.destinations.get(destination)
             key = (entry.seq, entry.subscription)

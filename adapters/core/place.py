@@ -27,6 +27,9 @@ def is_volatile(place: Place) -> bool:
     return type(place[OWN]) is VolatileSpot
 
 
+ALSO_WAITING: Final = 1 << 20
+"""Added to an order where the rows are asked for: those too that wait for their time."""
+
 ORDER_MAX: Final = PRIORITY_MAX
 """The order of the least urgent messages."""
 

@@ -20,10 +20,11 @@ from .forwarding import give_back
 from .gates import MovedError
 from .handing_out import HandingOut
 from .listening import Listener, require_credit
-from .place import ORDER, ORDER_MAX, SEQ, Place, order_of
+from .place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
 from .records import decode
 from .states import DestinationState, SubscriptionState
 from .subscriptions import require_topic, unknown
+from .sweep import wall_ms
 
 if TYPE_CHECKING:
     from .store import Store
@@ -166,7 +167,7 @@ class Receiving:
         """The records of these messages, in order; None for one that has died meanwhile."""
         return self.engine.rows.bodies(state, [lease.place for lease in leases]) if leases else ()
 
-    def _lease(self, feed: Feed, taker: Taker, wait: bool) -> bool | None:
+    def _lease(self, feed: Feed, taker: Taker, wait: bool, bring: bool = True) -> bool | None:
         """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already. None
         if its queue is to be looked up anew. After `check`."""
         engine = self.engine
@@ -174,24 +175,27 @@ class Receiving:
         with engine.lock:
             engine.current()
             delivery, rows = engine.delivery, engine.rows
-            if engine.sequencer.gates:
-                engine.require_here(feed.state.destination)
-            if engine.is_gone(feed):
-                raise unknown(feed.state.destination, feed.key or ("", ""))
-            if feed.state.removed:
-                return None
-            delivery.require_room(feed)
-            if not feed.takers and delivery.lease(feed, rows, taker):
-                return True
-            if wait and engine.catalog.current(feed.state) is not feed.state:
-                return None  # it was dropped, and is there anew
-            if wait:
-                taker.prepare()
-                feed.takers[taker] = None
-            if feed.takers:  # those who came before get theirs first
-                engine.hand_over(feed)
-                return taker.lease is not None or (not wait and delivery.lease(feed, rows, taker))
-            return False
+            if not bring or not delivery.next_due or delivery.next_due > wall_ms():
+                if engine.sequencer.gates:
+                    engine.require_here(feed.state.destination)
+                if engine.is_gone(feed):
+                    raise unknown(feed.state.destination, feed.key or ("", ""))
+                if feed.state.removed:
+                    return None
+                delivery.require_room(feed)
+                if not feed.takers and delivery.lease(feed, rows, taker):
+                    return True
+                if wait and engine.catalog.current(feed.state) is not feed.state:
+                    return None  # it was dropped, and is there anew
+                if wait:
+                    taker.prepare()
+                    feed.takers[taker] = None
+                if feed.takers:  # those who came before get theirs first
+                    engine.hand_over(feed)
+                    return taker.lease is not None or (not wait and delivery.lease(feed, rows, taker))
+                return False
+        engine.waiting.bring()  # is written, so not under the lock
+        return self._lease(feed, taker, wait, bring=False)
 
     def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool | None:
         """Until the taker has a message; False when the time (monotonic, in seconds) is over, None if its queue was
@@ -445,15 +449,17 @@ class Receiving:
     ) -> tuple[Sequence[Place], Position | None]:
         """The next messages in order, and the position to go on behind; None at the end."""
         rows = self.engine.rows
+        also = ALSO_WAITING if (subscriber or state).total_delayed else 0
         if not self.engine.backend.settings.priorities:
-            found = rows.rows(state, subscriber, 0, after[1], count)
+            found = rows.rows(state, subscriber, also, after[1], count)
             return found, found[-1][:2] if found else None
         places: list[Place] = []
         for _ in range(PAGE):  # orders, of which there may be many with nothing for this subscription
-            order = rows.next_order(state, subscriber, after[0]) if after[0] <= ORDER_MAX else None
+            order = rows.next_order(state, subscriber, also + after[0]) if after[0] <= ORDER_MAX else None
             if order is None:
                 return places, places[-1][:2] if places else None
-            places += rows.rows(state, subscriber, order, after[1] if order == after[0] else 0, count - len(places))
+            behind, order = after[1] if order - also == after[0] else 0, order - also
+            places += rows.rows(state, subscriber, also + order, behind, count - len(places))
             if len(places) == count:
                 return places, places[-1][:2]
             after = (order + 1, 0)

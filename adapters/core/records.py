@@ -89,7 +89,7 @@ def encode(
 
 def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> tuple[bytes, bytes | None]:
     """The same of a message that a transaction, or a send of many, gathers."""
-    body, headers, message_id, priority, expires_at_ms, persistent, requeued = message
+    body, headers, message_id, priority, expires_at_ms, persistent, requeued, _ = message
     flags = (REQUEUED if requeued else 0) | (0 if persistent else NONPERSISTENT)
     if isinstance(body, LargeBody):
         body, flags = body.reference, flags | LARGE

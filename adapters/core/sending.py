@@ -14,7 +14,7 @@ from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFullErr
 from .. import store_types
 from ..acceleration import inner_loop
 from ..background import shared
-from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt
+from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt, require_time
 from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange, acks_of
 from .destination_changes import Subscribe, Unsubscribe
 from .engine import APPLY_AT, Engine
@@ -62,6 +62,7 @@ class Sending:
         self._takes_many = engine.backend.takes_many and not settings.priorities and not self.limits.yields
         self.limited = engine.limited = self.limits.limited
         """Whether it has limits at all: then what is sent goes by `send_limited`."""
+        self._postpones = engine.backend.postpones
 
     # Tickets
 
@@ -86,6 +87,15 @@ class Sending:
         self._engine.sends += 1
         return Ticket((send,), send.size, bool(sync))
 
+    def wait_until(self, ticket: Ticket, due: int) -> None:
+        """Its one message is not delivered before this time (ms). Raises TypeError, ValueError, ConfigError."""
+        require_time("deliver_at_ms", due)
+        self._engine.waiting.require()
+        (send,) = ticket.content
+        assert type(send) is Send
+        send.wait_until(due)
+        ticket.size = send.size
+
     def state(self, destination: Destination) -> DestinationState:
         """Made if it is new here. Raises as `require_here`."""
         state = self._engine.catalog.destinations.get(destination)
@@ -99,10 +109,13 @@ class Sending:
         keeper = keeper or self._keeper
         limit, priorities = self._settings.message_bytes_max, self._settings.priorities
         there = self._engine.catalog.destinations
-        return [
+        made = [
             new_send(there.get(destination) or self.state(destination), message, limit, priorities, keeper)
             for destination, message in sends
         ]
+        if not self._postpones:
+            require_known(self._engine, made)
+        return made
 
     def _nonpersistent(self) -> Nonpersistent:
         """What takes messages that are not persistent."""
@@ -320,6 +333,8 @@ class Sending:
             state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._keeper
         ):
             sends += some
+        if not self._postpones:
+            require_known(self._engine, sends)
         return sends
 
     def _many(self, state: DestinationState, messages: tuple[Any, ...]) -> list[Sent]:
@@ -390,10 +405,19 @@ def new_send(
     send = Send(state, record, name, order_of(message.priority, priorities), message.expires_at_ms)
     if isinstance(message.body, LargeBody):
         send.large = message.body
+    if message.deliver_at_ms:
+        require_time("deliver_at_ms", message.deliver_at_ms)
+        send.wait_until(message.deliver_at_ms)
     if message.persistent or keeper.apart is None:
         return send
     keeper.apart()
     return VolatileChange(send)
+
+
+def require_known(engine: Engine, sends: Iterable[Sent]) -> None:
+    """Raise ConfigError if one of them waits, in a store that knows no such messages."""
+    if not engine.backend.postpones and any(type(send) is Send and send.deliver_at_ms for send in sends):
+        engine.waiting.require()
 
 
 @inner_loop

@@ -30,6 +30,7 @@ from .gates import LeaseMovedError
 from .limits import Grant
 from .nonpersistent import give_back_room
 from .tickets import Ticket
+from .waiting import postponements
 from .writers import Writer
 
 if TYPE_CHECKING:
@@ -151,11 +152,12 @@ class Settling:
 
     # Giving back
 
-    def give_back(self, messages: Sequence[Message], hold: int, delivered: bool) -> None:
-        """All or none of them, wherever Ctrl-C strikes."""
+    def give_back(self, messages: Sequence[Message], hold: int, delivered: bool, delay_ms: int | None = None) -> None:
+        """All or none of them, wherever Ctrl-C strikes. `delay_ms`: for so long they wait; None: as the store's
+        `redelivery` says, where it counts as a delivery."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
-            self._give_back(leases, delivered)
+            self._give_back(leases, delivered, delay_ms)
             note_settled(messages)
         except (UnknownMessageError, LeaseMovedError):  # another thread may be settling them
             raise
@@ -163,23 +165,27 @@ class Settling:
             self._engine.delivery.put_back(_leases(messages), hold)  # unless they are all given back
             raise
 
-    def give_back_nowait(self, messages: Sequence[Message], hold: int, delivered: bool) -> Future[None]:
+    def give_back_nowait(
+        self, messages: Sequence[Message], hold: int, delivered: bool, delay_ms: int | None = None
+    ) -> Future[None]:
         """The same on a thread of ours. What is not held is refused at once."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
-            future = self._give_back_leaving(leases, hold, delivered)
+            future = self._give_back_leaving(leases, hold, delivered, delay_ms)
             future.add_done_callback(partial(_kept_until, list(messages)))
             return future
         except KeyboardInterrupt:
             self._engine.delivery.put_back(_leases(messages), hold)
             raise
 
-    def _give_back_leaving(self, leases: Sequence[Lease], hold: int, delivered: bool) -> Future[None]:
+    def _give_back_leaving(
+        self, leases: Sequence[Lease], hold: int, delivered: bool, delay_ms: int | None = None
+    ) -> Future[None]:
         """Of what is LEAVING."""
 
         def give_back() -> None:
             try:
-                self._give_back(leases, delivered)
+                self._give_back(leases, delivered, delay_ms)
             except BaseException:
                 self._engine.delivery.put_back(leases, hold)
                 raise
@@ -198,12 +204,17 @@ class Settling:
             self._engine.delivery.put_back(leases, LEASED)
             raise
 
-    def _give_back(self, leases: Sequence[Lease], delivered: bool) -> None:
+    def _give_back(self, leases: Sequence[Lease], delivered: bool, delay_ms: int | None = None) -> None:
         engine = self._engine
+        changes: list[Change] = []
         if delivered:
-            self._count_deliveries(returned_of(lease for lease in leases if not lease.is_counted))
+            changes = returned_of(lease for lease in leases if not lease.is_counted)
         elif engine.backend.settings.count_on_receive:
-            self._count_deliveries(uncounted_of(leases))
+            changes = uncounted_of(leases)
+        if delay_ms or (delay_ms is None and delivered and engine.backend.settings.redelivery is not None):
+            changes += postponements(leases, engine.backend.settings, delivered, delay_ms)
+        if changes:
+            self._count_deliveries(changes)
         engine.check()
         with engine.lock:
             engine.current()
@@ -215,16 +226,18 @@ class Settling:
                 raise
 
     def _count_deliveries(self, changes: list[Change]) -> None:
-        """Write how often they were given back; nobody waits for the disk. Who is interrupted here and tries again
-        writes the same. If it cannot be written they are free all the same."""
+        """Write how often they were given back, and until when they wait; nobody waits for the disk. Who is interrupted
+        here and tries again writes the same. If it cannot be written they are free all the same."""
         try:
             self._write_unsynced(changes)
         except StoreFailedError:
             if self._engine.failed is not None:
                 raise
-            log.warning("store %s: %d deliveries are not counted", self._engine.name, len(changes))
+            log.warning("store %s: %d deliveries are not counted, nor do they wait", self._engine.name, len(changes))
         except StoreFullError as error:
-            log.warning("store %s: %d deliveries are not counted: %s", self._engine.name, len(changes), error)
+            log.warning(
+                "store %s: %d deliveries are not counted, nor do they wait: %s", self._engine.name, len(changes), error
+            )
 
     def _write_unsynced(self, changes: Sequence[Change]) -> None:
         for start in range(0, len(changes), COUNTED_AT_ONCE):

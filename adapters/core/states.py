@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SubscriptionState:
     """One durable subscription of a topic. All fields belong to the store's lock."""
 
-    __slots__ = ("count", "feed", "number", "own", "start", "subscription", "topic", "volatile")
+    __slots__ = ("count", "delayed", "feed", "number", "own", "start", "subscription", "topic", "volatile")
 
     def __init__(self, number: int, topic: DestinationState, subscription: Subscription, start: int) -> None:
         self.number = number
@@ -28,6 +28,8 @@ class SubscriptionState:
         """Messages from the one after this seq on are for it; of those before, none."""
         self.count = 0
         """Messages that it has yet to ack. The backend counts them."""
+        self.delayed = 0
+        """Those of them that wait for their time, for it alone or for all. Likewise."""
         self.volatile: SubscriptionState | None = None
         """As of its topic."""
         self.feed = Feed(topic, self)
@@ -39,13 +41,18 @@ class SubscriptionState:
         """Messages that it has yet to ack, persistent or not."""
         return self.count + (self.volatile.count if self.volatile is not None else 0)
 
+    @property
+    def total_delayed(self) -> int:
+        """Those of them that wait for their time."""
+        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
+
 
 class DestinationState:
     """One queue, topic or map. All fields belong to the store's lock, but `declared`, which is the writer's."""
 
     __slots__ = (
-        "bytes", "count", "crowded", "declared", "destination", "feed", "is_map", "is_topic", "number", "own",
-        "removed", "room", "subscriptions", "volatile", "waiting",
+        "bytes", "count", "crowded", "declared", "delayed", "destination", "feed", "is_map", "is_topic", "number",
+        "own", "removed", "room", "subscriptions", "volatile", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
@@ -62,6 +69,8 @@ class DestinationState:
         self.count = 0
         """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
         self.bytes = 0
+        self.delayed = 0
+        """Messages that wait for their time, of a topic those that do so for all. The backend counts them."""
         self.crowded: dict[Feed, None] = {}
         """Its feeds where somebody waits who got nothing, since as many messages are leased as may be."""
         self.feed = Feed(self)
@@ -81,6 +90,11 @@ class DestinationState:
     def total(self) -> int:
         """Messages held, persistent or not."""
         return self.count + (self.volatile.count if self.volatile is not None else 0)
+
+    @property
+    def total_delayed(self) -> int:
+        """Those of them that wait for their time."""
+        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
 
     def entitled(self, seq: int) -> list[SubscriptionState]:
         """The subscriptions that a message of this seq is for."""

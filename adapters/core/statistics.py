@@ -40,7 +40,8 @@ class Statistics:
     def _counts(self, state: Counted, pending: PendingCounts) -> Counts:
         feeds = (state.feed,) if isinstance(state, SubscriptionState) else state.feeds()
         held, leased = pending.of(state), sum(len(feed.held) for feed in feeds)
-        return Counts(max(held - leased, 0), leased)
+        delayed = state.total_delayed
+        return Counts(max(held - leased - delayed, 0), leased, delayed)
 
     def of_store(self) -> StoreStats:
         """As Store.stats."""

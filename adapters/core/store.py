@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -74,6 +75,7 @@ from .statistics import Statistics
 from .subscriptions import require_same
 from .transactions import Transactions
 from .usage import Recorder
+from .waiting import delay_ms
 from .watching import OnWake, Watch, receive_or_watch
 from .writers import Direct, Threaded, Writer
 
@@ -145,6 +147,7 @@ class Store:
         self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling)
         self._removal = Removal(engine, self._sending, self._receiving)
         self._statistics = Statistics(engine, self._receiving)
+        engine.waiting.write = partial(self._sending.write, unsynced=True)
 
     @classmethod
     def create(cls, name: str, directory: Path, options: Any) -> bytes:
@@ -214,6 +217,8 @@ class Store:
                 self.backend.require_owned()
                 if not self.volatile:
                     sweep(self.directory)
+                if self.backend.settings.redelivery is not None:
+                    engine.waiting.require()
                 engine.start(self._writer.submit)
                 self._opened = True
                 self.bodies.settle()
@@ -313,6 +318,7 @@ class Store:
         priority: int = DEFAULT_PRIORITY,
         expires_at_ms: int = 0,
         persistent: bool = True,
+        deliver_at_ms: int = 0,
     ) -> Receipt:
         """Store one message at the end of its destination (of its priority, if the store's option `priorities` is set).
         On return it is durable and visible.
@@ -321,19 +327,27 @@ class Store:
         once, and the receipt is as always. `sync=True` asks for power-failure durability of this one whatever the
         policy. A `message_id` within the store's duplicate window is stored once: the receipt then says `duplicate`.
         With `persistent=False` it is kept in memory, swapped to disk if there is much, waits for no disk, and is gone
-        when the store is closed; it keeps its place among the others.
+        when the store is closed; it keeps its place among the others. Before `deliver_at_ms`, milliseconds since the
+        epoch, nobody receives it, while others pass it; then it is at its place, by its seq.
         A body that is read from a file is kept apart from its message, if it is longer than the store's option
         `large_message_size`: written, and synced, before the message is queued, and gone if that raises.
+        Raises ConfigError for a `deliver_at_ms` in a store of a kind that does not know such messages.
         Raises StoreFullError, MessageTooLargeError and ClockError (no effect), OutcomeUnknownError.
         """
         sending = self._sending
         if sending.limited:
-            message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
+            message = Outgoing(
+                body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+            )
             return sending.send_limited(destination, message, bool(sync))
         if not persistent or type(body) is not bytes:
-            message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
+            message = Outgoing(
+                body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+            )
             return sending.send_outgoing(destination, message, bool(sync))
         ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
+        if deliver_at_ms:
+            sending.wait_until(ticket, deliver_at_ms)
         self._writer.submit(ticket)
         seq, duplicate = sending.wait(ticket)[0]
         return Receipt(destination, seq, duplicate)
@@ -348,6 +362,7 @@ class Store:
         priority: int = DEFAULT_PRIORITY,
         expires_at_ms: int = 0,
         persistent: bool = True,
+        deliver_at_ms: int = 0,
     ) -> Future[Receipt]:
         """The same, without waiting: the future resolves when send would have returned, on a thread of ours.
 
@@ -355,14 +370,18 @@ class Store:
         """
         sending = self._sending
         if sending.limited or not persistent:
-            message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent)
+            message = Outgoing(
+                body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+            )
             if sending.limited:
                 return sending.send_limited_nowait(destination, message, bool(sync))
             return sending.send_nonpersistent_nowait(destination, message)
         if type(body) is not bytes:
-            message = Outgoing(body, headers, message_id, priority, expires_at_ms)
+            message = Outgoing(body, headers, message_id, priority, expires_at_ms, deliver_at_ms=deliver_at_ms)
             return sending.send_nowait(destination, sending.large_ticket(destination, message, bool(sync)))
         ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
+        if deliver_at_ms:
+            sending.wait_until(ticket, deliver_at_ms)
         return sending.send_nowait(destination, ticket)
 
     def send_many(
@@ -537,25 +556,37 @@ class Store:
         except ClosedError as error:
             return self._after_move(error, messages, lambda store, some: store.ack(some))
 
-    def release(self, messages: Sequence[Message], delivered: bool = True) -> None:
+    def release(self, messages: Sequence[Message], delivered: bool = True, delay: float | None = None) -> None:
         """Give leased messages back, each to its old place. Leases end with the process.
+
+        For `delay` seconds they wait first, over a restart too, while others pass them; 0: not at all; None: as the
+        store's option `redelivery` says, if it counts as a delivery. What has reached `max_deliveries` does not wait.
+        Raises TypeError and ValueError for what is no time to wait, and ConfigError where none can.
 
         `delivered`: it counts as a delivery. The count is written, but not waited for: a power failure may forget the
         last ones, a kill does not. If it cannot be written the messages are free all the same.
         """
         try:
             self._engine.ensure_usable()
-            self._settling.give_back(messages, LEASED, delivered)
+            self._settling.give_back(messages, LEASED, delivered, self._delay_ms(delay))
         except ClosedError as error:
-            after_move(error, messages, lambda store, some: store.release(some, delivered))
+            after_move(error, messages, lambda store, some: store.release(some, delivered, delay))
 
-    def release_nowait(self, messages: Sequence[Message], delivered: bool = True) -> Future[None]:
+    def _delay_ms(self, delay: float | None) -> int | None:
+        if not delay:
+            return None if delay is None else delay_ms(delay)
+        self._engine.waiting.require()
+        return delay_ms(delay)
+
+    def release_nowait(
+        self, messages: Sequence[Message], delivered: bool = True, delay: float | None = None
+    ) -> Future[None]:
         """`release`, likewise."""
         try:
             self._engine.ensure_usable()
-            return self._settling.give_back_nowait(messages, LEASED, delivered)
+            return self._settling.give_back_nowait(messages, LEASED, delivered, self._delay_ms(delay))
         except ClosedError as error:
-            return self._after_move(error, messages, lambda store, some: store.release(some, delivered))
+            return self._after_move(error, messages, lambda store, some: store.release(some, delivered, delay))
 
     def extend(self, message: Message, seconds: float | None = None) -> None:
         """The lease of a message ends so many seconds from now, be that earlier or later than before; with None as
@@ -798,6 +829,8 @@ class Store:
                 return False
             if self.volatile and self._holds_anything():
                 return False
+            if engine.delivery.next_due and any(feed.takers for feed in engine.catalog.feeds()):
+                return False  # who watches would not hear that something is due
             if engine.nonpersistent is not None and engine.nonpersistent.holds_anything:
                 return False
             engine.closed = True
@@ -843,8 +876,8 @@ class Store:
         return self._statistics.depth(destination, subscription)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
-        """How many messages are ready and how many leased, in constant time. Of a topic without a subscription the
-        leases of all its subscriptions are counted."""
+        """How many messages are ready, how many leased, how many wait for their time, in constant time. Of a topic
+        without a subscription the leases of all its subscriptions are counted, and what waits for all of them."""
         return self._statistics.counts(destination, subscription)
 
     def find(self, destination: Destination, message_id: str) -> Message | None:

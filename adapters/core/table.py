@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from .changes import Ack, Change, Send
+from .changes import Ack, Change, Postponed, Send
 from .place import Place
 from .states import DestinationState, SubscriptionState
 
@@ -38,6 +38,11 @@ class Table(Protocol):
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         """A message was given back so often by now. `place`: where it was when it was leased, if that is known."""
+
+    def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
+        """A message waits until this time (ms), or, at 0, no longer: Rows tells what that means. For the subscription
+        of this number; 0: a queue's, or a topic's for all. Nothing happens to one that is dead, or acked. The
+        destination, and subscriptions, count what waits. A backend that `postpones` has it."""
 
     def declare(self, state: DestinationState) -> None:
         """A destination is there from now on."""
@@ -93,9 +98,9 @@ def _apply_list(changes: list[Change], table: Table) -> None:
         changes[0].apply(table)
         return
     sends: dict[DestinationState, list[Send]] = {}
-    acks: list[Ack] = []
+    acks: list[Ack | Postponed] = []
     for change in changes:
-        if type(change) is Ack:
+        if type(change) is Ack or type(change) is Postponed:
             acks.append(change)
         elif type(change) is Send:
             those = sends.get(change.state)
@@ -108,10 +113,13 @@ def _apply_list(changes: list[Change], table: Table) -> None:
     _apply_both(sends, acks, table)
 
 
-def _apply_both(sends: dict[DestinationState, list[Send]], acks: list[Ack], table: Table) -> None:
+def _apply_both(sends: dict[DestinationState, list[Send]], acks: list[Ack | Postponed], table: Table) -> None:
     for those in sends.values():
         table.put(those)
     for ack in acks:
-        table.ack(ack.state, ack.seq, ack.number, ack.place)
+        if type(ack) is Ack:
+            table.ack(ack.state, ack.seq, ack.number, ack.place)
+        else:
+            ack.apply(table)
     sends.clear()
     acks.clear()

@@ -28,6 +28,7 @@ from .place import DELIVERIES, OWN
 from .sending import Sending
 from .settling import Settling
 from .tickets import Ticket
+from .waiting import postponements
 from .writers import Writer
 
 if TYPE_CHECKING:
@@ -327,7 +328,10 @@ class Transactions:
         if branch is None:
             self._backend.unstage(transaction)
             return Done(False)
+        settings = self._backend.settings
         branch.returned = returned_of(branch.leases)
+        if settings.redelivery is not None:
+            branch.returned += postponements(branch.leases, settings, delivered=True)
         if branch.reservation is not None:
             branch.reservation.victims = []  # they stay
         if volatile is not None:

@@ -84,6 +84,8 @@ def receive_or_watch(
         in_line: Watch | None = None
         try:
             engine.check()
+            if engine.delivery.next_due:
+                engine.waiting.bring()
             if not engine.lease_ready(feed, taker):
                 with engine.lock:
                     in_line = _lease_or_watch(engine, feed, taker, on_wake, watch)

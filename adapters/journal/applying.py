@@ -77,7 +77,7 @@ class Applier:
         """The next snapshot is taken even if it frees nothing."""
         self._measured: SegmentTable | None = None
         self._dead_bytes = 0
-        self._counted = self._index.rows.counted
+        self._counted = self._index.rows.counted + self._index.rows.waits
 
     def start(self, snapshot_at: Callable[[], tuple[int, int]]) -> None:
         """Take over from recovery, which has filled the index up to the log's tail. `snapshot_at` says where the latest
@@ -338,7 +338,7 @@ class Applier:
         empty = [s for s in sealed if not s.live]
         kept = [s for s in sealed if s.live]
         rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
-        expected = snapshot.size_expected(kept, len(index.states), rows)
+        expected = snapshot.size_expected(kept, len(index.states), rows) + snapshot.WAIT_BYTES * index.rows.waits
         worth = 1 if starved else snapshot.WORTH
         pays = empty and expected * worth <= sum(s.capacity for s in empty)
         if not pays and not self.needs_snapshot:
@@ -353,7 +353,8 @@ class Applier:
             last = table.segments[-1]
             self._dead_bytes, self._measured = snapshot.size_most(table.all, max(last.allocated, FILL_MAX)), table
         rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
-        return self._dead_bytes + snapshot.ID_BYTES * (rows + len(engine.catalog.by_number))
+        waits = snapshot.WAIT_BYTES * index.rows.waits
+        return self._dead_bytes + snapshot.ID_BYTES * (rows + len(engine.catalog.by_number)) + waits
 
     def reserve(self, size: int) -> None:
         """Keep room for what the index will need once so many bytes more are in the log. The log's leader calls it,
@@ -362,12 +363,12 @@ class Applier:
         applied = index.checkpointed.seq if index.checkpointed is not None else 0
         sends = self._engine.sequencer.last_seq - applied + size // snapshot.RECORD_MIN
         index.file.reserve(sends, len(self._log.table.all), self._dead_bytes)
-        self._counted = index.rows.counted
+        self._counted = index.rows.counted + index.rows.waits
 
     @property
     def may_count(self) -> bool:
         """Whether the index has room for more rows of messages that were given back, on a full disk too."""
-        return self._index.rows.counted - self._counted < COUNTED_MAX
+        return self._index.rows.counted + self._index.rows.waits - self._counted < COUNTED_MAX
 
     def forget(self, numbers: set[int]) -> None:
         """Take released segments out of the index and the table, with a checkpoint (rule J6).

@@ -61,6 +61,7 @@ class JournalBackend(Backend):
     tells_places = True
     takes_many = True
     keeps_maps = True
+    postpones = True
 
     def __init__(
         self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None
@@ -266,6 +267,15 @@ class JournalBackend(Backend):
         while start is not None:
             found, start = self._index.rows.limited(start, least)
             yield from found
+
+    def next_due(self) -> int:
+        return self._index.rows.next_due()
+
+    def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
+        return self._index.rows.due(now, limit)
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        return self._index.rows.until(state, subscription, seq)
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         return self._bodies.read(state, places)

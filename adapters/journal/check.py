@@ -11,6 +11,8 @@ C6  a topic's message is for subscriptions that are there, for one at least; a s
 C7  what says in which order messages come, when they expire and how often they were given back speaks of messages
     that are there, and speaks of all that it should
 C8  each key of a map leads to its value, and each value has its key
+C9  what says until when messages wait speaks of messages that are there, of all that lie apart, and says the same by
+    message and by time; a destination and a subscription count what waits there
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from ..wal.ticket import Tail
 from .bodies import body_of
 from .encoding import PREPARE, SEND_OVERHEAD
 from .index import Index
+from .rows import WAITING
 
 
 class _Counted:
@@ -69,6 +72,7 @@ def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str
     yield from _counts(index, table, counted)
     yield from _subscriptions(index, counted)
     yield from _rows(index, counted)
+    yield from _waits(index)
 
 
 def _segments(table: SegmentTable, applied: Tail) -> Iterator[str]:
@@ -148,8 +152,12 @@ def _subscriptions(index: Index, counted: _Counted) -> Iterator[str]:
 def _rows(index: Index, counted: _Counted) -> Iterator[str]:
     rows = index.rows
     if index.priorities:
+        waiting = {seq for _, seq, _ in rows.all_waiting()}
         lanes = {seq: (number, order) for number, order, seq in rows.all_lanes()}
-        expected = {seq: (number, order) for seq, (number, order, _) in counted.ordered.items()}
+        expected = {
+            seq: (number | WAITING if seq in waiting else number, order)
+            for seq, (number, order, _) in counted.ordered.items()
+        }
         if lanes != expected:
             yield f"C7 the order of messages {sorted({*lanes.items()} ^ {*expected.items()})[:10]} is not theirs"
     elif any(order for _, order, _ in counted.ordered.values()):
@@ -170,3 +178,34 @@ def _rows(index: Index, counted: _Counted) -> Iterator[str]:
             yield f"C7 message {seq} of destination {destination} has come back to {number}, which has it not"
     if deliveries != rows.counted:
         yield f"C7 {deliveries} messages were given back; {rows.counted} are counted"
+
+
+def _waits(index: Index) -> Iterator[str]:
+    rows = index.rows
+    waits = list(rows.all_waits())
+    if len(waits) != rows.waits:
+        yield f"C9 {len(waits)} messages wait; {rows.waits} are counted"
+    by_time = {(seq, number, due, destination) for due, seq, number, destination in rows.all_dues()}
+    if by_time != set(waits):
+        yield f"C9 by time other messages wait than by seq: {sorted(by_time ^ set(waits))[:10]}"
+    apart = {(number, seq): pending for number, seq, pending in rows.all_waiting()}
+    whole = {(destination, seq) for seq, number, _, destination in waits if not number}
+    if whole != apart.keys():
+        yield f"C9 what lies apart does not wait, or the other way round: {sorted(whole ^ apart.keys())[:10]}"
+    of_destination = Counter(number for number, _ in apart)
+    of_subscription = Counter(number for _, number, _, _ in waits if number)
+    for seq, number, _, destination in waits:
+        state = index.states[destination]
+        subscriber = state.own.subscriptions.get(number)
+        if bool(number) != (subscriber is not None) or rows.row(state, subscriber, seq) is None:
+            yield f"C9 message {seq} of destination {destination} waits for {number}, which has it not"
+    for number, state in index.states.items():
+        if state.delayed != of_destination[number]:
+            there = of_destination[number]
+            yield f"C9 {state.destination} counts {state.delayed} messages that wait; there are {there}"
+        for subscriber in state.own.subscriptions.values():
+            bit = subscriber.own.bit
+            there = sum(bool(pending & bit) for (of, _), pending in apart.items() if of == number)
+            there += of_subscription[subscriber.number]
+            if subscriber.delayed != there:
+                yield f"C9 {subscriber.subscription} counts {subscriber.delayed} messages that wait; there are {there}"

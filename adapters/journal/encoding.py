@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
 from ..core.branches import Branch, Commit, Forget, Prepare, Rollback
-from ..core.changes import Ack, AckRange, Change, Returned, Send
+from ..core.changes import Ack, AckRange, Change, Postponed, Returned, Send
 from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from ..core.place import order_of
 from ..core.records import HEAD
@@ -44,6 +44,7 @@ SUBSCRIBE: Final = 10
 UNSUBSCRIBE: Final = 11
 RETURNED: Final = 12
 FORGET: Final = 13
+POSTPONED: Final = 14
 COMPACTED: Final = 15
 
 NUMBER = struct.Struct("<I")
@@ -65,6 +66,9 @@ UNSUBSCRIBE_PAYLOAD = struct.Struct("<II")
 """Destination, subscription."""
 RETURNED_PAYLOAD = struct.Struct("<IIQI")
 """Destination, subscription (0: a queue), seq, how often it has been given back."""
+POSTPONED_PAYLOAD = struct.Struct("<IIQQ")
+"""Destination, subscription (0: a queue, or all of a topic's), seq, until when it waits (ms; 0: no longer)."""
+assert POSTPONED_PAYLOAD.size == 24
 COMPACTED_PAYLOAD = struct.Struct("<QQQI")
 """Number of a file of copies, its nonce, where its records end, how many there are."""
 DELIVERIES_MAX: Final = (1 << 32) - 1
@@ -157,6 +161,16 @@ def _decode_returned(record: Record, numbers: Numbers) -> Returned | None:
     state = _state(record, numbers)
     _, number, seq, count = RETURNED_PAYLOAD.unpack(record.payload)
     return Returned(state, seq, number, count) if state is not None else None
+
+
+def _encode_postponed(change: Postponed) -> bytes:
+    return POSTPONED_PAYLOAD.pack(change.state.number, change.number, change.seq, change.due)
+
+
+def _decode_postponed(record: Record, numbers: Numbers) -> Postponed | None:
+    state = _state(record, numbers)
+    _, number, seq, due = POSTPONED_PAYLOAD.unpack(record.payload)
+    return Postponed(state, seq, number, due) if state is not None else None
 
 
 def _encode_declare(change: Declare) -> bytes:
@@ -295,6 +309,7 @@ CODECS: Final[dict[type, Codec]] = {
     Ack: Codec(ACK, _encode_ack, _decode_ack),
     AckRange: Codec(ACK_RANGE, _encode_range, _decode_range),
     Returned: Codec(RETURNED, _encode_returned, _decode_returned),
+    Postponed: Codec(POSTPONED, _encode_postponed, _decode_postponed),
     Declare: Codec(DECLARE, _encode_declare, _decode_declare),
     Remove: Codec(REMOVE, _encode_remove, _decode_remove),
     Subscribe: Codec(SUBSCRIBE, _encode_subscribe, _decode_subscribe),

@@ -1,9 +1,10 @@
 """The index: which messages are there and where, in LMDB. Derived from the journal alone (rules X1 to X5).
 
     messages, and what belongs to them: rows.py; transactions: transaction_rows.py
-    subscriptions  number                                   ->  topic, client, name, ..., start, bit, to be acked, ended
+    subscriptions  number                                   ->  topic, client, name, ..., start, bit, to be acked,
+                                                                ended, waiting
     segments       number                                   ->  base LSN, last LSN, end, live, live bytes, dead bits
-    destinations   number                                   ->  kind, name, messages, bytes, removed
+    destinations   number                                   ->  kind, name, messages, bytes, removed, waiting
     duplicates     seq                                      ->  destination, message id
     state          b"checkpoint"                            ->  Checkpoint
 
@@ -206,7 +207,7 @@ class Index:
         """Set the destinations and the segments' counts to what the checkpoint says."""
         txn = self._txn
         for state in self.states.values():  # what was declared after the checkpoint the replay counts anew
-            state.count = state.bytes = 0
+            state.count = state.bytes = state.delayed = 0
             own = indexed(state)
             own.named = own.leaving = False
             own.reset()
@@ -217,9 +218,9 @@ class Index:
         self._gone = dict.fromkeys(self.states.values())
         self._ended = dict.fromkeys(self.subscriptions.values())
         for key, value in txn.cursor(db=self._destinations_db):
-            kind, name, count, size, removed = msgspec.msgpack.decode(value)
+            kind, name, count, size, removed, waiting = msgspec.msgpack.decode(value)
             state = self._state(ID.unpack(key)[0], Destination(Kind(kind), name))
-            state.count, state.bytes, state.own.named = count, size, not removed
+            state.count, state.bytes, state.delayed, state.own.named = count, size, waiting, not removed
             self._gone.pop(state, None)
             if removed:
                 state.removed = state.own.leaving = True
@@ -246,7 +247,7 @@ class Index:
 
     def _load_subscription(
         self, number: int, topic: int, client: str, name: str, selector: str | None, no_local: bool, start: int,
-        slot: int, count: int, ended: bool,
+        slot: int, count: int, ended: bool, waiting: int,
     ) -> None:  # fmt: skip
         """The same object as before: what is held for it is not the index's."""
         state = self.states[topic]
@@ -254,7 +255,8 @@ class Index:
         if subscriber is None:
             subscription = Subscription(state.destination, name, client, selector, no_local)
             subscriber = self.subscriptions[number] = SubscriptionState(number, state, subscription, start)
-        subscriber.count, subscriber.own = count, IndexedSubscription(1 << slot, ended)
+        subscriber.count, subscriber.delayed = count, waiting
+        subscriber.own = IndexedSubscription(1 << slot, ended)
         self._ended.pop(subscriber, None)
         if ended:
             self._catalog.leaving[subscriber.feed] = None
@@ -343,6 +345,10 @@ class Index:
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         self.rows.returned(state, seq, number, count, place)
 
+    def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
+        if indexed(state).named or not due:  # those that are still to go need wait no longer
+            self.rows.postpone(state, seq, number, due)
+
     def declare(self, state: DestinationState) -> None:
         indexed(state).named = True
         self._gone.pop(state, None)
@@ -368,6 +374,7 @@ class Index:
     def subscribe(self, subscriber: SubscriptionState) -> None:
         own = subscriber.topic.own
         subscriber.count, subscriber.own = 0, IndexedSubscription(1 << own.free_slot())
+        subscriber.delayed = 0
         self.subscriptions[subscriber.number] = subscriber
         self._ended.pop(subscriber, None)
         own.join(subscriber)
@@ -530,15 +537,15 @@ def _segment_row(segment: Segment) -> bytes:
 
 def _destination_row(state: DestinationState) -> bytes:
     kind, name = state.destination.kind.value, state.destination.name
-    return msgspec.msgpack.encode((kind, name, state.count, state.bytes, state.own.leaving))
+    return msgspec.msgpack.encode((kind, name, state.count, state.bytes, state.own.leaving, state.delayed))
 
 
 def _subscription_row(subscriber: SubscriptionState) -> bytes:
     _, name, client, selector, no_local = subscriber.subscription
     slot = subscriber.own.bit.bit_length() - 1
     topic, own = subscriber.topic.number, subscriber.own
-    row = (topic, client, name, selector, no_local, subscriber.start, slot, subscriber.count, own.ended)
-    return msgspec.msgpack.encode(row)
+    counts = (subscriber.count, own.ended, subscriber.delayed)
+    return msgspec.msgpack.encode((topic, client, name, selector, no_local, subscriber.start, slot, *counts))
 
 
 def is_of_index(error: Exception) -> bool:

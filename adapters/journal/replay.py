@@ -138,6 +138,8 @@ class Replay:
                 index.ack_range(topic, first, last, number)
         for seq, number, count, destination in latest.deliveries:
             index.returned(index.states[destination], seq, number, count, None)
+        for seq, due, number, destination in snapshots.waits_of(latest.waits):
+            index.postpone(index.states[destination], seq, number, due, None)
         for number in latest.removed:
             index.remove(index.states[number])
         for number in latest.ended:

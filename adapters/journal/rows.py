@@ -6,10 +6,16 @@
     expiries       expires at, seq              ->  destination; only of messages that expire
     deliveries     seq, subscription            ->  how often it has been given back, destination; where it has
     keys           destination, key             ->  seq; of maps
+    waits          seq, subscription            ->  until when it waits (ms), destination; where it does
+    dues           until when, seq, subscription   ->  destination; the same by time
 
 A queue's message without expiry in a store without priorities, the commonest, takes one row of 28 bytes. A topic's has
 a bit for each subscription that has yet to ack it, and is dead when none is left; whoever begins later has none in it.
 A map's has its key there.
+
+What waits for its time, as a whole, has its rows in `messages` and `lanes` under another number than its destination's,
+`WAITING` above it: so it is in nobody's way who looks for messages that are free. What waits for one subscription has
+a row in `waits` that says so, and else its rows where they were.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ import lmdb
 from ..acceleration import inner_loop
 from ..core.changes import Ack, Change, Send, SendMany
 from ..core.delivery import Feed
-from ..core.place import ORDER, OWN, SEQ, Place
+from ..core.place import ALSO_WAITING, ORDER, OWN, SEQ, Place
 from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import SEQ_MAX
@@ -55,13 +61,18 @@ ID = struct.Struct(">I")
 KEYED_SEQ = struct.Struct("<Q")
 _pack_key = KEY.pack
 _unpack_where = WHERE.unpack_from
+WAIT = struct.Struct("<QI")
+DUE_KEY = struct.Struct(">QQI")
+WAITING: Final = 1 << 31
+"""Added to the number of a destination where its messages wait. Numbers are given out one by one, and do not come to
+it."""
 PAGE: Final = 512
 """Rows that are looked at in one go where only some of them are wanted."""
 
 FIRST_KEY: Final = b"\0"
 """No key comes before."""
 
-TABLES: Final = 5
+TABLES: Final = 7
 
 Ask = Callable[[Callable[[], Any]], Any]
 """What calls a question under the store's lock, if who asks has not got it."""
@@ -148,6 +159,15 @@ def expiry_key(since: int) -> bytes:
     return EXPIRY_KEY.pack(since + 1, 0)
 
 
+def _is_waiting(key: bytes) -> bool:
+    """Whether it is the key of a message that waits as a whole: the number's highest bit."""
+    return key[0] >= 0x80
+
+
+def _seq_of(row: Row) -> int:
+    return row[0][SEQ]
+
+
 def _more(order: int, expires: int, pending: int) -> bytes:
     return MORE.pack(expires, order) + pending.to_bytes((pending.bit_length() + 7) // 8, "little")
 
@@ -179,6 +199,8 @@ class MessageRows:
         """Likewise."""
         self.counted = 0
         """Rows in `deliveries`: nothing is looked up there while there are none."""
+        self.waits = 0
+        """Likewise, in `waits`."""
         self.before: PendingBefore | None = None
         """While a snapshot is being taken."""
         self.on_damage: Callable[[lmdb.Error], None] = lambda error: None
@@ -191,14 +213,17 @@ class MessageRows:
         self._expiries_db = env.open_db(b"expiries")
         self._deliveries_db = env.open_db(b"deliveries")
         self._keys_db = env.open_db(b"keys")
+        self._waits_db = env.open_db(b"waits")
+        self._dues_db = env.open_db(b"dues")
 
     def lend(self, txn: Any) -> None:
         """The transaction from now on."""
         self._txn = txn
 
     def load(self) -> None:
-        """Set the count to what the table says."""
+        """Set the counts to what the tables say."""
         self.counted = self._txn.stat(self._deliveries_db)["entries"]
+        self.waits = self._txn.stat(self._waits_db)["entries"]
 
     # Changing
 
@@ -317,6 +342,9 @@ class MessageRows:
         """From now on this message of a destination is there. False: it has died."""
         key = _pack_key(number, seq)
         value = self._txn.get(key, db=self._messages_db)
+        if value is None and self.waits:
+            key = _pack_key(number | WAITING, seq)
+            value = self._txn.get(key, db=self._messages_db)
         if value is None:
             return False
         lsn, _, length = _unpack_where(value)
@@ -329,13 +357,20 @@ class MessageRows:
         value = self._txn.pop(_pack_key(state.number, seq), db=self._messages_db)
         if value is not None:
             self._removed(state, seq, value)
+        elif state.delayed:
+            value = self._txn.pop(_pack_key(state.number | WAITING, seq), db=self._messages_db)
+            if value is not None:
+                self._removed(state, seq, value, WAITING)
 
-    def _removed(self, state: DestinationState, seq: int, value: bytes) -> None:
+    def _removed(self, state: DestinationState, seq: int, value: bytes, waiting: int = 0) -> None:
+        """`waiting`: what was added to its destination's number."""
         lsn, _, length = _unpack_where(value)
+        if self.waits:
+            self._forget_waits(state, seq, value, waiting)
         if len(value) > WHERE.size:
             (order, _, expires, *_), pending = read_row(seq, value)
             if self.priorities:
-                self._txn.delete(LANE_KEY.pack(state.number, order, seq), db=self._lanes_db)
+                self._txn.delete(LANE_KEY.pack(state.number | waiting, order, seq), db=self._lanes_db)
             if expires:
                 self._txn.delete(EXPIRY_KEY.pack(expires, seq), db=self._expiries_db)
             if state.is_map:
@@ -378,20 +413,26 @@ class MessageRows:
     def ack_for(self, state: DestinationState, seq: int, number: int) -> None:
         """It is dead for one subscription."""
         subscriber = state.own.subscriptions.get(number)
-        key = KEY.pack(state.number, seq)
-        value = self._txn.get(key, db=self._messages_db)
+        key, value = self._find(state, seq)
         if subscriber is not None and value is not None:
             self._ack_rows(state, subscriber, ((key, value),))
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> int:
         """All between two seqs are dead, for one subscription or (number 0) for all. Returns how many rows were looked
         at."""
+        count = 0
+        if state.delayed:
+            count = self._ack_range(state, state.number | WAITING, first, last, number)
+        return count + self._ack_range(state, state.number, first, last, number)
+
+    def _ack_range(self, state: DestinationState, under: int, first: int, last: int, number: int) -> int:
+        """Of those whose rows are under this number."""
         if not number:
-            return self._remove_range(state, first, last)
+            return self._remove_range(state, under, first, last)
         count = 0
         subscriber = state.own.subscriptions.get(number)
         while subscriber is not None and first <= last:
-            rows = self._raw(self._messages_db, KEY.pack(state.number, first), PREFIX_BYTES, PAGE)
+            rows = self._raw(self._messages_db, KEY.pack(under, first), PREFIX_BYTES, PAGE)
             self._ack_rows(state, subscriber, [row for row in rows if KEY_SEQ.unpack(row[0])[0] <= last])
             count += len(rows)
             if len(rows) < PAGE:
@@ -416,20 +457,24 @@ class MessageRows:
                 before.keep(state.number, seq, pending)
             self._txn.put(key, with_pending(value, pending & ~bit), db=self._messages_db)
             kept += 1
+            if self.waits:
+                if _is_waiting(key):
+                    subscriber.delayed -= 1
+                self._wait_no_longer(subscriber, seq)
             if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, subscriber.number), db=self._deliveries_db):
                 self.counted -= 1
         subscriber.count -= kept
         self.changed_subscriptions[subscriber] = None
 
-    def _remove_range(self, state: DestinationState, first: int, last: int) -> int:
+    def _remove_range(self, state: DestinationState, under: int, first: int, last: int) -> int:
         count = 0
         with self._txn.cursor(db=self._messages_db) as cursor:
-            there = cursor.set_range(KEY.pack(state.number, first))
+            there = cursor.set_range(KEY.pack(under, first))
             while there:
                 number, seq = KEY.unpack(cursor.key())
-                if number != state.number or seq > last:
+                if number != under or seq > last:
                     break
-                self._removed(state, seq, cursor.value())
+                self._removed(state, seq, cursor.value(), under & WAITING)
                 there = cursor.delete() and bool(cursor.key())
                 count += 1
         return count
@@ -453,25 +498,172 @@ class MessageRows:
                 self.counted -= 1
                 there = cursor.delete() and bool(cursor.key())
 
+    # What waits
+
+    def postpone(self, state: DestinationState, seq: int, number: int, due: int) -> None:
+        """It waits until then, or (0) no longer, for all or for one subscription, if it is still there."""
+        key, value = self._find(state, seq)
+        if value is None:
+            return
+        waiting = key if _is_waiting(key) else None
+        if not state.is_topic or not number:
+            self._postpone_whole(state, seq, key, value, due)
+            return
+        if not self._is_pending(state, number, read_row(seq, value)[1]):
+            ended = state.own.subscriptions.get(number)
+            if ended is not None:
+                self._wait_no_longer(ended, seq)
+            return
+        if waiting is not None:  # it was due, or nobody could give it back
+            self._postpone_whole(state, seq, key, value, 0)
+        subscriber = state.own.subscriptions[number]
+        self._wait_no_longer(subscriber, seq)
+        if due:
+            self._put_wait(state, seq, number, due)
+            subscriber.delayed += 1
+            self.changed_subscriptions[subscriber] = None
+
+    def _postpone_whole(self, state: DestinationState, seq: int, key: bytes, value: bytes, due: int) -> None:
+        was = WAITING if _is_waiting(key) else 0
+        if was:
+            self._delete_wait(seq, 0)
+        if due:
+            self._put_wait(state, seq, 0, due)
+        if bool(was) == bool(due):
+            return
+        self._txn.delete(key, db=self._messages_db)
+        self._txn.put(_pack_key((state.number | WAITING) ^ was, seq), value, db=self._messages_db)
+        more = -1 if was else 1
+        state.delayed += more
+        self.changed[state] = None
+        if len(value) > WHERE.size:
+            (order, *_), pending = read_row(seq, value)
+            if self.priorities:
+                self._txn.delete(LANE_KEY.pack(state.number | was, order, seq), db=self._lanes_db)
+                self._txn.put(LANE_KEY.pack((state.number | WAITING) ^ was, order, seq), b"", db=self._lanes_db)
+            self._count_waiting(state, pending, more)
+
+    def _count_waiting(self, state: DestinationState, pending: int, more: int) -> None:
+        """So many more messages wait for those that have these bits."""
+        for subscriber in state.own.subscriptions.values() if pending else ():
+            if subscriber.own.bit & pending:
+                subscriber.delayed += more
+                self.changed_subscriptions[subscriber] = None
+
+    def _put_wait(self, state: DestinationState, seq: int, number: int, due: int) -> None:
+        self._txn.put(DELIVERIES_KEY.pack(seq, number), WAIT.pack(due, state.number), db=self._waits_db)
+        self._txn.put(DUE_KEY.pack(due, seq, number), ID.pack(state.number), db=self._dues_db)
+        self.waits += 1
+
+    def _delete_wait(self, seq: int, number: int) -> bool:
+        """Whether there was one."""
+        value = self._txn.pop(DELIVERIES_KEY.pack(seq, number), db=self._waits_db)
+        if value is None:
+            return False
+        self._txn.delete(DUE_KEY.pack(WAIT.unpack(value)[0], seq, number), db=self._dues_db)
+        self.waits -= 1
+        return True
+
+    def _wait_no_longer(self, subscriber: SubscriptionState, seq: int) -> None:
+        """A message does not wait for this subscription alone."""
+        if self._delete_wait(seq, subscriber.number):
+            subscriber.delayed -= 1
+            self.changed_subscriptions[subscriber] = None
+
+    def _forget_waits(self, state: DestinationState, seq: int, value: bytes, waiting: int) -> None:
+        """It is dead."""
+        if waiting:
+            self._delete_wait(seq, 0)
+            state.delayed -= 1
+            self.changed[state] = None
+        if state.is_topic:
+            if waiting:
+                self._count_waiting(state, read_row(seq, value)[1], -1)
+            for key, _ in self._raw(self._waits_db, DELIVERIES_KEY.pack(seq, 0), 8, PAGE):
+                number = DELIVERIES_KEY.unpack(key)[1]
+                subscriber = state.own.subscriptions.get(number)
+                if subscriber is not None:
+                    self._wait_no_longer(subscriber, seq)
+                else:
+                    self._delete_wait(seq, number)
+
+    def _find(self, state: DestinationState, seq: int) -> tuple[bytes, bytes | None]:
+        """A message's row, wherever it is."""
+        key = _pack_key(state.number, seq)
+        value = self._txn.get(key, db=self._messages_db)
+        if value is None and state.delayed:
+            key = _pack_key(state.number | WAITING, seq)
+            value = self._txn.get(key, db=self._messages_db)
+        return key, value
+
+    def next_due(self) -> int:
+        found = self._raw(self._dues_db, FIRST_KEY, 0, 1) if self.waits else []
+        due: int = DUE_KEY.unpack(found[0][0])[0] if found else 0
+        return due
+
+    def due(self, now: int, limit: int) -> list[tuple[DestinationState, int, Place]]:
+        found: list[tuple[DestinationState, int, Place]] = []
+        for key, value in self._raw(self._dues_db, FIRST_KEY, 0, limit) if self.waits else ():
+            due, seq, number = DUE_KEY.unpack(key)
+            if due > now:
+                break
+            state = self._states.get(ID.unpack(value)[0])
+            place = self.row(state, None, seq) if state is not None else None
+            if state is not None and place is not None:
+                found.append((state, number, place))
+        return found
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        if not self.waits:
+            return 0
+        numbers = (0,) if subscription is None else (0, subscription.number)
+        found = [self._txn.get(DELIVERIES_KEY.pack(seq, number), db=self._waits_db) for number in numbers]
+        return max((WAIT.unpack(value)[0] for value in found if value is not None), default=0)
+
+    def all_waits(self, ask: Ask = at_once) -> Iterator[tuple[int, int, int, int]]:
+        """Seq, subscription, until when and destination of all that wait."""
+        if self.waits:
+            for key, value in self.pages(self._waits_db, ask):
+                yield (*DELIVERIES_KEY.unpack(key), *WAIT.unpack(value))
+
+    def all_dues(self) -> Iterator[tuple[int, int, int, int]]:
+        """Until when, seq, subscription and destination, for checking."""
+        for key, value in self.pages(self._dues_db):
+            yield (*DUE_KEY.unpack(key), ID.unpack(value)[0])
+
     def begin(self, subscriber: SubscriptionState) -> None:
         """All that the topic holds from its start on is for it: of a retroactive one everything. But for what only
         subscriptions that have ended were to ack: an opening removes that without a word in the journal, so a rebuild
         would meet it here where the store did not."""
+        state = subscriber.topic
+        self._begin(subscriber, state.number)
+        if state.delayed:
+            self._begin(subscriber, state.number | WAITING)
+
+    def _begin(self, subscriber: SubscriptionState, under: int) -> None:
         after, state, bit = subscriber.start, subscriber.topic, subscriber.own.bit
-        while rows := self._raw(self._messages_db, KEY.pack(state.number, after + 1), PREFIX_BYTES, PAGE):
+        while rows := self._raw(self._messages_db, KEY.pack(under, after + 1), PREFIX_BYTES, PAGE):
             for key, value in rows:
                 pending = read_row(0, value)[1]
                 if not pending & state.own.mask:
                     continue
                 self._txn.put(key, with_pending(value, pending | bit), db=self._messages_db)
                 subscriber.count += not pending & bit
+                subscriber.delayed += bool(under & WAITING and not pending & bit)
             after = KEY_SEQ.unpack(rows[-1][0])[0]
 
     # Asking
 
-    def _by_seq(self, state: DestinationState, first: int, count: int) -> list[Row]:
+    def _by_seq(self, state: DestinationState, first: int, count: int, also: int = 0) -> list[Row]:
+        """`also`: WAITING, for those too that wait."""
         rows = self._raw(self._messages_db, KEY.pack(state.number, first), PREFIX_BYTES, count)
-        return [read_row(KEY_SEQ.unpack(key)[0], value) for key, value in rows]
+        found = [read_row(KEY_SEQ.unpack(key)[0], value) for key, value in rows]
+        if also and state.delayed:
+            rows = self._raw(self._messages_db, KEY.pack(state.number | also, first), PREFIX_BYTES, count)
+            found += [read_row(KEY_SEQ.unpack(key)[0], value) for key, value in rows]
+            found.sort(key=_seq_of)
+            del found[count:]
+        return found
 
     def _raw(self, db: Any, start: bytes, prefix_bytes: int, count: int) -> list[tuple[bytes, bytes]]:
         """Up to `count` rows from `start` on that share its prefix. Callers go on behind the last, so with one
@@ -491,9 +683,14 @@ class MessageRows:
             rows.pop()  # of the next one
         return rows
 
-    def _by_order(self, state: DestinationState, order: int, first: int, count: int) -> list[Row]:
+    def _by_order(self, state: DestinationState, order: int, first: int, count: int, also: int = 0) -> list[Row]:
         """In a store with priorities."""
         lane = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, first), LANE_PREFIX_BYTES, count)
+        if also and state.delayed:
+            start = LANE_KEY.pack(state.number | also, order, first)
+            lane += self._raw(self._lanes_db, start, LANE_PREFIX_BYTES, count)
+            lane.sort(key=lambda row: LANE_KEY.unpack(row[0])[2])
+            del lane[count:]
         rows = []
         for key, _ in lane:
             seq = LANE_KEY.unpack(key)[2]
@@ -508,8 +705,12 @@ class MessageRows:
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
         if subscription is not None and not subscription.count:
             return None
+        also = order & ALSO_WAITING
+        order -= also
         found = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, 0), PREFIX_BYTES, 1)
-        return LANE_KEY.unpack(found[0][0])[1] if found else None
+        if also and state.delayed:
+            found += self._raw(self._lanes_db, LANE_KEY.pack(state.number | WAITING, order, 0), PREFIX_BYTES, 1)
+        return min((LANE_KEY.unpack(key)[1] for key, _ in found), default=-1) + also if found else None
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -517,8 +718,15 @@ class MessageRows:
         own: IndexedDestination | None = state.own
         if own is None:
             return ()
+        also = 0
+        if order is None:
+            also = WAITING
+        elif order & ALSO_WAITING:
+            order, also = order & ~ALSO_WAITING, WAITING
         if state.is_topic or (self.priorities and order is not None):
-            places = self._some(state, subscription, order, after, limit)
+            places = self._some(state, subscription, order, after, limit, also)
+        elif also and state.delayed:
+            places = [place for place, _ in self._by_seq(state, after + 1, limit, also)]
         else:
             places = self._scan(state, after, limit)
         if self.counted:
@@ -532,8 +740,9 @@ class MessageRows:
         return places_of(rows)
 
     def _some(
-        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
-    ) -> list[Place]:
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int,
+        limit: int, also: int,
+    ) -> list[Place]:  # fmt: skip
         """Those that a subscription has yet to ack, or of one order."""
         bit = 0
         if subscription is not None:
@@ -544,10 +753,14 @@ class MessageRows:
         size = max(limit, PAGE) if bit else limit
         while True:
             if self.priorities and order is not None:
-                rows = self._by_order(state, order, after + 1, size)
+                rows = self._by_order(state, order, after + 1, size, also)
             else:
-                rows = self._by_seq(state, after + 1, size)
-            found += [place for place, pending in rows if not bit or pending & bit]
+                rows = self._by_seq(state, after + 1, size, also)
+            some = [place for place, pending in rows if not bit or pending & bit]
+            if subscription is not None and subscription.delayed and not also:
+                number, waits, get = subscription.number, self._waits_db, self._txn.get
+                some = [place for place in some if get(DELIVERIES_KEY.pack(place[SEQ], number), db=waits) is None]
+            found += some
             if len(rows) < size or len(found) >= limit:
                 return found[:limit]
             after = rows[-1][0][SEQ]
@@ -555,6 +768,8 @@ class MessageRows:
     def _row(self, state: DestinationState, seq: int) -> Row | None:
         try:
             value = self._txn.get(KEY.pack(state.number, seq), db=self._messages_db)
+            if value is None and state.delayed:
+                value = self._txn.get(KEY.pack(state.number | WAITING, seq), db=self._messages_db)
         except lmdb.Error as error:
             self.on_damage(error)
             raise
@@ -650,7 +865,7 @@ class MessageRows:
             first = rows[-1][0] + 1
 
     def _pending_page(self, state: DestinationState, first: int) -> list[tuple[int, int]]:
-        page = {place[SEQ]: pending for place, pending in self._by_seq(state, first, PAGE)}
+        page = {place[SEQ]: pending for place, pending in self._by_seq(state, first, PAGE, WAITING)}
         if self.before is not None:
             page |= self.before.take(state.number, first, max(page) if len(page) == PAGE else SEQ_MAX)
         return sorted(page.items())
@@ -673,7 +888,16 @@ class MessageRows:
         for key, value in self.pages(self._messages_db):
             number, seq = KEY.unpack(key)
             place, pending = read_row(seq, value)
-            yield number, place, pending
+            yield number & ~WAITING, place, pending
+
+    def all_waiting(self) -> Iterator[tuple[int, int, int]]:
+        """Destination, seq and pending bits of every message that waits as a whole, for checking."""
+        start = KEY.pack(WAITING, 0)
+        while rows := self._raw(self._messages_db, start, 0, PAGE):
+            for key, value in rows:
+                number, seq = KEY.unpack(key)
+                yield number & ~WAITING, seq, read_row(seq, value)[1]
+            start = rows[-1][0] + b"\0"
 
     def all_keys(self) -> Iterator[tuple[int, bytes, int]]:
         """Destination, key and seq, for checking."""
@@ -681,7 +905,7 @@ class MessageRows:
             yield ID.unpack_from(key)[0], key[ID.size :], KEYED_SEQ.unpack(value)[0]
 
     def all_lanes(self) -> Iterator[tuple[int, int, int]]:
-        """Destination, order and seq, for checking."""
+        """Destination, order and seq, for checking; to a destination's number WAITING is added where they wait."""
         for key, _ in self.pages(self._lanes_db):
             yield LANE_KEY.unpack(key)
 

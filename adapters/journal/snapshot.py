@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from .rows import Ask, MessageRows
 
 RANGE = struct.Struct("<QQ")
+WAIT = struct.Struct("<QQII")
+assert WAIT.size == 24
 RECORD_MIN: Final = 44
 """No message takes fewer bytes in a segment."""
 ID_BYTES: Final = 64
 """What an id takes, and a name."""
+WAIT_BYTES: Final = 16
+"""What a message that waits takes, deflated."""
 INFLATED_MAX: Final = 1 << 30
 WORTH: Final = 4
 """A snapshot is written when it frees at least so many times its own size."""
@@ -98,6 +102,9 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """Those of `destinations` that are removed, with messages still to go."""
     ended: list[int] = []
     """Those of `subscriptions` that have ended, likewise."""
+    waits: bytes = b""
+    """What waits for its time: seq, until when (ms), subscription (0: a queue, or all of a topic's), destination;
+    deflated."""
 
     def first_dead_bits(self) -> bytes:
         return inflated(self.first_dead)
@@ -184,6 +191,7 @@ def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot
         committed=index.committed(ask),
         removed=[feed.state.number for feed in begun.leaving if not feed.number],
         ended=[feed.number for feed in begun.leaving if feed.number],
+        waits=_waits(index.rows.all_waits(ask), tail.counter),
     )
 
 
@@ -224,6 +232,20 @@ def _acked(
             joined = True
         if ranges:
             yield number, zlib.compress(struct.pack(f"<{len(ranges)}Q", *ranges), 1)
+
+
+def _waits(rows: Iterable[tuple[int, int, int, int]], last_seq: int) -> bytes:
+    """Of messages up to a seq; empty if none waits."""
+    packed = bytearray()
+    for seq, number, due, destination in rows:
+        if seq <= last_seq:
+            packed += WAIT.pack(seq, due, number, destination)
+    return zlib.compress(packed, 1) if packed else b""
+
+
+def waits_of(waits: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """What `Snapshot.waits` holds: seq, until when, subscription, destination."""
+    return WAIT.iter_unpack(inflated(waits)) if waits else iter(())
 
 
 def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:

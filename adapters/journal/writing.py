@@ -10,7 +10,7 @@ from google_crc32c import extend as crc32c
 
 from ..acceleration import inner_loop
 from ..core.branches import Commit, Forget, Prepare, Rollback
-from ..core.changes import Ack, AckRange, Change, Returned, Send, SendMany
+from ..core.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
 from ..core.destination_changes import Remove, Unsubscribe
 from ..core.dropping import Dropped
 from ..core.engine import Engine
@@ -34,7 +34,7 @@ _pack_ack = ACK_RECORD.pack
 
 
 _LEAVES: Final[dict[type, int]] = {
-    **dict.fromkeys((Ack, AckRange, Returned, Remove, Unsubscribe, Forget, Unchanged), SHRINKS),
+    **dict.fromkeys((Ack, AckRange, Returned, Postponed, Remove, Unsubscribe, Forget, Unchanged), SHRINKS),
     **dict.fromkeys((Commit, Rollback, WriteSnapshot, Dropped), OWED),
 }
 """What leaves of the log's reserve what a ticket needs (wal/ticket.py); all others GROW."""
@@ -88,7 +88,9 @@ class JournalEncoder:
         return self._applier.snapshot_bytes
 
     def leaves(self, ticket: Any) -> int:
-        if any(type(change) is Returned for change in ticket.content) and not self._applier.may_count:
+        if not self._applier.may_count and any(
+            type(change) is Returned or (type(change) is Postponed and change.due) for change in ticket.content
+        ):
             return GROWS
         return max((_LEAVES.get(type(change), GROWS) for change in ticket.content), default=OWED)
 

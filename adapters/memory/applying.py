@@ -20,9 +20,10 @@ from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import AT_ONCE, SEQ_MAX, Table
 from .memory_limit import MemoryLimit, nothing
-from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, Chunk, Lane, indexes, memory_of
+from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, WAIT_COST, Chunk, Lane, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Spot
 from .swap_files import Address, SwapFiles
+from .waits import Dues
 
 LANES_KEPT: Final = 16
 """A destination with more orders than these keeps no lane for one that has no messages."""
@@ -37,6 +38,8 @@ class MemoryTable(Table):
         """Chunks in which messages expire."""
         self.soonest = 0
         """No message that was not given expires before; 0: none does."""
+        self.dues = Dues()
+        """What waits for its time, by that."""
         self.given = 0
         """What has expired by then (ms) was given to who asked, or some of it."""
         self.prepared: dict[bytes, int] = {}
@@ -57,6 +60,10 @@ class MemoryTable(Table):
             messages: DestinationMessages | None = state.own
             if messages is not None:
                 of = [chunk for chunk in messages.chunks() if not self._is_dropped(chunk)]
+                for chunk in of:
+                    if chunk.waits:
+                        chunk.count_waiting()
+                self._count_waiting(messages)
                 count = sum(chunk.live.bit_count() for chunk in of)
                 size = sum(chunk.bytes_of(chunk.live) for chunk in of)
                 for subscriber in messages.subscriptions.values():
@@ -73,6 +80,16 @@ class MemoryTable(Table):
             if (address.file, address.offset) not in needed:
                 self._swap.release(address)
         memory.unfinished = None
+
+    def _count_waiting(self, messages: DestinationMessages) -> None:
+        """Set what its destination and its subscriptions count."""
+        chunks = [chunk for chunk in messages.chunks() if chunk.waiting]
+        messages.state.delayed = sum((chunk.waits_for(0) & chunk.live).bit_count() for chunk in chunks)
+        for subscriber in messages.subscriptions.values():
+            subscriber.delayed = sum(
+                (chunk.waits_for(subscriber.number) & messages.pending(subscriber, chunk)).bit_count()
+                for chunk in chunks
+            )
 
     def _is_dropped(self, chunk: Chunk) -> bool:
         """Whether nothing of it lives, so that it is dropped."""
@@ -277,6 +294,11 @@ class MemoryTable(Table):
         if chunk.counts and chunk.counts.pop((0, index), None) is not None:
             chunk.charge -= COUNT_COST
             memory.used -= COUNT_COST
+        if chunk.waits and chunk.waits.pop((0, index), None) is not None:
+            chunk.waiting[0] &= ~bit
+            state.delayed -= 1
+            chunk.charge -= WAIT_COST
+            memory.used -= WAIT_COST
         self._catalog.count(state, -1, -size)
         if state.is_map:
             self._forget_key(messages, seq)  # not before it is dead: by its key it is found again
@@ -298,6 +320,9 @@ class MemoryTable(Table):
             assert subscriber is not None
             chunk.acked[number] = chunk.acked.get(number, 0) | kept
             subscriber.count -= kept.bit_count()
+            if chunk.waits:
+                subscriber.delayed -= (chunk.waits_for(number) & kept).bit_count()
+                self._forget_waits(chunk, kept, number)
             for key in [key for key in chunk.counts if key[0] == number and kept >> key[1] & 1]:
                 chunk.counts.pop(key, None)
         self._kill(messages, chunk, mask & ~kept)
@@ -310,10 +335,16 @@ class MemoryTable(Table):
         if not mask:
             return
         for subscriber in messages.subscriptions.values():
-            subscriber.count -= (messages.pending(subscriber, chunk) & mask).bit_count()
+            pending = messages.pending(subscriber, chunk) & mask
+            subscriber.count -= pending.bit_count()
+            if chunk.waits:
+                subscriber.delayed -= (chunk.waits_for(subscriber.number) & pending).bit_count()
         if messages.keys is not None:
             for index in indexes(mask):
                 self._forget_key(messages, chunk.seq(index))
+        if chunk.waits:
+            messages.state.delayed -= (chunk.waits_for(0) & mask).bit_count()
+            self._forget_waits(chunk, mask)
         chunk.dead |= mask
         for index in indexes(mask >> chunk.out):
             chunk.records[index] = None
@@ -324,6 +355,7 @@ class MemoryTable(Table):
 
     def _drop(self, chunk: Chunk) -> None:
         """Nothing of it lives. Idempotent, but for what is counted."""
+        chunk.waits = {}
         chunk.lane.messages.drop(chunk)
         self.expiring.pop(chunk, None)
         self._memory.forget(chunk)
@@ -365,6 +397,8 @@ class MemoryTable(Table):
         chunk.acked.pop(number, None)
         for key in [key for key in chunk.counts if key[0] == number]:
             chunk.counts.pop(key, None)
+        if chunk.waits:
+            self._forget_waits(chunk, chunk.live, number)
         if not self._is_dropped(chunk):
             self._memory.count(chunk)
         self._memory.unfinished = None
@@ -381,6 +415,46 @@ class MemoryTable(Table):
             return
         self._memory.unfinished = nothing
         chunk.counts[number, index] = count
+        self._memory.count(chunk)
+        self._memory.unfinished = None
+
+    @staticmethod
+    def _forget_waits(chunk: Chunk, mask: int, number: int | None = None) -> None:
+        """Some messages of a chunk do not wait any more for one subscription, or for anybody."""
+        for key in [key for key in chunk.waits if mask >> key[1] & 1 and number in (None, key[0])]:
+            chunk.waits.pop(key, None)
+        chunk.count_waiting()
+
+    def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
+        messages: DestinationMessages | None = state.own
+        spot = messages.find(seq) if messages is not None else None
+        if messages is None or spot is None:
+            return
+        chunk, index = spot
+        bit, key = BITS[index], (number, index)
+        subscriber = messages.subscriptions.get(number) if number else None
+        if (number and subscriber is None) or not messages.pending(subscriber, chunk) & bit:
+            if not due and chunk.waits.pop(key, None) is not None:  # of a subscription that has ended
+                self._memory.unfinished = chunk.mend
+                chunk.count_waiting()
+                self._memory.count(chunk)
+                self._memory.unfinished = None
+            return
+        before = {one.number: chunk.waits_for(one.number) & bit for one in messages.subscriptions.values()}
+        whole = chunk.waits_for(0) & bit
+        self._memory.unfinished = nothing
+        if due:
+            self.dues.add(due, chunk, index, number)  # first: one too many does no harm
+            chunk.waits[key] = due
+            chunk.waiting[number] = chunk.waiting.get(number, 0) | bit
+        elif chunk.waits.pop(key, None) is not None:
+            chunk.waiting[number] &= ~bit
+        if not chunk.waits:
+            chunk.waiting = {}
+        state.delayed += bool(chunk.waits_for(0) & bit) - bool(whole)
+        for one in messages.subscriptions.values():
+            if messages.pending(one, chunk) & bit:
+                one.delayed += bool(chunk.waits_for(one.number) & bit) - bool(before[one.number])
         self._memory.count(chunk)
         self._memory.unfinished = None
 
@@ -413,6 +487,7 @@ class MemoryTable(Table):
                 self._pass_over_unwanted(messages, chunk, subscriber)
             messages.subscriptions[subscriber.number] = subscriber
             subscriber.count = sum(messages.pending(subscriber, chunk).bit_count() for chunk in messages.chunks())
+            self._count_waiting(messages)
             self._memory.used += SUBSCRIPTION_COST
             self._memory.unfinished = None
 

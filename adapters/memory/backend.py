@@ -28,6 +28,7 @@ class MemoryBackend(MemoryRows, Backend):
     descriptors = 1
     threaded = False
     keeps_maps = True
+    postpones = True
 
     def __init__(self, name: str, directory: Path, options: MemoryOptions, index_directory: Path | None = None) -> None:
         self._name, self._options = name, options

@@ -6,6 +6,8 @@ M3  a subscription's count is that of the messages that it has yet to ack, and a
 M4  every live message reads back, from memory or from the swap
 M5  an entry of the swap belongs to a chunk, and none is in a file that is not there
 M6  each key of a map leads to its value, and each value has its key
+M7  a message that waits lives; what each chunk, destination and subscription says of those that wait is so, and their
+    times are known
 R1, R2  memory_limit.py
 """
 
@@ -75,12 +77,24 @@ def _counts(messages: DestinationMessages, memory: MemoryLimit) -> Iterator[str]
         yield (
             f"M2 {state.destination} counts {state.count} messages of {state.bytes} bytes, its chunks {count} of {size}"
         )
+        if any(chunk.dead >> index & 1 for _, index in chunk.waits):
+            yield f"M7 of {state.destination}, messages from {chunk.first} on are dead and wait"
+    waiting = sum(sum(1 for number, _ in chunk.waits if not number) for chunk in messages.chunks())
+    if waiting != state.delayed:
+        yield f"M7 {state.destination} counts {state.delayed} messages that wait, its chunks {waiting}"
     if set(messages.subscriptions.values()) != set(state.subscriptions.values()):
         yield f"M3 {state.destination} has other subscriptions than its messages are kept for"
     for subscriber in messages.subscriptions.values():
         pending = sum(messages.pending(subscriber, chunk).bit_count() for chunk in messages.chunks())
         if pending != subscriber.count:
             yield f"M3 {subscriber.subscription} counts {subscriber.count} messages, its topic has {pending} for it"
+        waiting = sum(
+            len({index for number, index in chunk.waits if number in (0, subscriber.number)}
+                & set(indexes(messages.pending(subscriber, chunk))))
+            for chunk in messages.chunks()
+        )  # fmt: skip
+        if waiting != subscriber.delayed:
+            yield f"M7 {subscriber.subscription} counts {subscriber.delayed} messages that wait, there are {waiting}"
 
 
 def _keys(messages: DestinationMessages, memory: MemoryLimit) -> Iterator[str]:

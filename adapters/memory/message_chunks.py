@@ -33,6 +33,8 @@ ADDRESS_COST: Final = 250
 """Likewise, each of its entries in the swap."""
 COUNT_COST: Final = 128
 """Likewise, how often one message has been given back."""
+WAIT_COST: Final = 320
+"""Likewise, until when one message waits."""
 NUMBERS_COST: Final = 12
 """Bytes that an open chunk keeps of each message: offset and size."""
 
@@ -99,7 +101,7 @@ class Chunk:
 
     __slots__ = (
         "_array_bytes", "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "lane", "offsets", "out",
-        "records", "resident", "sealed", "sizes", "soonest", "total_bytes", "written",
+        "records", "resident", "sealed", "sizes", "soonest", "total_bytes", "waiting", "waits", "written",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, first: int) -> None:
@@ -121,6 +123,10 @@ class Chunk:
         """Subscription's number -> a bit for each message that it has acked."""
         self.counts: dict[tuple[int, int], int] = {}
         """Number of the feed's, index -> how often the message has come back."""
+        self.waits: dict[tuple[int, int], int] = {}
+        """Subscription's number (0: for all), index -> until when the message waits (ms)."""
+        self.waiting: dict[int, int] = {}
+        """The same by subscription's number: a bit for each message that waits. Follows from `waits`."""
         self.expiries: array[int] | Packed | None = None
         """When each message expires; None if none does."""
         self.soonest = 0
@@ -172,7 +178,7 @@ class Chunk:
         """Bytes of memory that it takes."""
         return (
             CHUNK_COST + self.resident + self._array_bytes + ADDRESS_COST * len(self.addresses) + 64 * len(self.acked)
-            + COUNT_COST * len(self.counts)
+            + COUNT_COST * len(self.counts) + WAIT_COST * len(self.waits)
         )  # fmt: skip
 
     def bytes_of(self, mask: int) -> int:
@@ -230,7 +236,24 @@ class Chunk:
         for number, index in list(self.counts):
             if self.dead >> index & 1:
                 self.counts.pop((number, index), None)
+        for number, index in list(self.waits):
+            if self.dead >> index & 1:
+                self.waits.pop((number, index), None)
+        self.count_waiting()
         self._count_arrays()
+
+    def count_waiting(self) -> None:
+        """Set `waiting` to what `waits` says."""
+        waiting: dict[int, int] = {}
+        for number, index in self.waits:
+            waiting[number] = waiting.get(number, 0) | BITS[index]
+        self.waiting = waiting
+
+    def waits_for(self, number: int) -> int:
+        """A bit for each message that waits, for all or for this subscription."""
+        if not number:
+            return self.waiting.get(0, 0)
+        return self.waiting.get(0, 0) | self.waiting.get(number, 0)
 
     def seal(self) -> None:
         """No more messages are added. Idempotent."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from ..core.delivery import Feed
 from ..core.key_index import KeyIndex
-from ..core.place import SEQ, Place
+from ..core.place import ALSO_WAITING, SEQ, Place
 from ..core.priorities import Orders
 from ..core.states import DestinationState, SubscriptionState
 from .message_chunks import MASKS, Chunk, Lane, indexes
@@ -133,26 +133,34 @@ class DestinationMessages:
     def rows(self, subscriber: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
         """As of Rows (adapters/core/delivery.py)."""
         if order is not None:
-            lane = self.lanes.get(order)
-            return self._rows(subscriber, lane, after, limit) if lane is not None else []
+            also = bool(order & ALSO_WAITING)
+            lane = self.lanes.get(order & ~ALSO_WAITING)
+            return self._rows(subscriber, lane, after, limit, also) if lane is not None else []
         if len(self.lanes) == 1:
             (lane,) = self.lanes.values()
-            return self._rows(subscriber, lane, after, limit)
+            return self._rows(subscriber, lane, after, limit, True)
         by_seq = heapq.merge(*(self._all(subscriber, lane, after) for lane in self.lanes.values()), key=itemgetter(SEQ))
         return list(islice(by_seq, limit))
 
     def _all(self, subscriber: SubscriptionState | None, lane: Lane, after: int) -> Iterator[Place]:
-        while found := self._rows(subscriber, lane, after, STEP):
+        while found := self._rows(subscriber, lane, after, STEP, True):
             yield from found
             after = found[-1][SEQ]
 
-    def _rows(self, subscriber: SubscriptionState | None, lane: Lane, after: int, limit: int) -> list[Place]:
+    def _rows(
+        self, subscriber: SubscriptionState | None, lane: Lane, after: int, limit: int, also: bool
+    ) -> list[Place]:
+        """`also`: those too that wait."""
         found: list[Place] = []
         number = subscriber.number if subscriber is not None else 0
         order = lane.order
         for chunk, index in lane.after(after):
             length = len(chunk.offsets)
             mask = self.pending(subscriber, chunk) >> index << index
+            if chunk.waiting and not also:
+                mask &= ~chunk.waits_for(number)
+                if not mask:
+                    continue
             which: Iterable[int] = range(index, length) if mask == MASKS[length] >> index << index else indexes(mask)
             first, offsets, expiries, counts = chunk.first, chunk.offsets, chunk.expiries, chunk.counts
             some = islice(which, limit - len(found))

@@ -16,18 +16,18 @@ from typing import Final
 from ...policies.errors import StoreFailedError, StoreFullError
 from ...policies.options import MemoryOptions
 from ..core.branches import Prepare
-from ..core.changes import Change, Send
+from ..core.changes import Change, Postponed, Send
 from ..core.delivery import Feed
 from ..core.destination_changes import Declare, Subscribe
 from ..core.key_index import KEY_COST
-from ..core.place import OWN, Place
+from ..core.place import ALSO_WAITING, OWN, Place
 from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import apply_all
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
 from .memory_limit import MemoryLimit
-from .message_chunks import ADDRESS_COST, CHUNK_COST, NUMBERS_COST, indexes, memory_of
+from .message_chunks import ADDRESS_COST, CHUNK_COST, NUMBERS_COST, WAIT_COST, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, place_of
 from .swap_files import SwapFiles
 
@@ -115,6 +115,7 @@ class MemoryRows:
         memory = self._memory
         others += sum(KEY_COST + len(send.name or b"") for send in sends if send.state.is_map)
         records = sum(memory_of(len(send.record)) + NUMBERS_MAX for send in sends)
+        others += WAIT_COST * sum(type(change) is Postponed and change.due > 0 for change in changes)
         chunks = len({(send.state.number, send.order) for send in sends}) + len(sends) // 64
         more = records + others + CHUNK_COST * chunks
         less = sum(self._table.prepared.get(key, 0) for key in reserved)  # it is in memory already
@@ -185,7 +186,9 @@ class MemoryRows:
         messages: DestinationMessages | None = state.own
         if messages is None or (subscription is not None and not subscription.count):
             return None
-        return messages.orders.first(order)
+        also = order & ALSO_WAITING
+        first = messages.orders.first(order - also)
+        return first + also if first is not None else None
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -233,6 +236,24 @@ class MemoryRows:
                 for (number, index), count in list(chunk.counts.items()):
                     if count >= least and number in feeds:
                         yield feeds[number], place_of((chunk, index), number)
+
+    def next_due(self) -> int:
+        return self._table.dues.first()
+
+    def due(self, now: int, limit: int) -> list[tuple[DestinationState, int, Place]]:
+        return [
+            (chunk.lane.messages.state, number, place_of((chunk, index), number))
+            for chunk, index, number in self._table.dues.until(now, limit)
+        ]
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        messages: DestinationMessages | None = state.own
+        spot = messages.find(seq) if messages is not None else None
+        if spot is None or not spot[0].waits:
+            return 0
+        chunk, index = spot
+        number = subscription.number if subscription is not None else 0
+        return max(chunk.waits.get((0, index), 0), chunk.waits.get((number, index), 0))
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         if len(places) == 1:

@@ -68,6 +68,7 @@ class SqlBackend(Backend):
     volatile = False
     threaded = True
     keeps_maps = True
+    postpones = True
 
     def __init__(self, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> None:
         """`index_directory` means nothing here: the database has its own."""
@@ -374,6 +375,15 @@ class SqlBackend(Backend):
 
     def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
         return self._reading.limited(least)
+
+    def next_due(self) -> int:
+        return self._reading.next_due()
+
+    def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
+        return self._reading.due(now, limit)
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        return self._reading.until(state, subscription, seq)
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         return self._reading.bodies(places)

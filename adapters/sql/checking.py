@@ -50,6 +50,9 @@ class _Check:
                 there = sum(int(row[column]) for row in rows)
                 if there != value:
                     yield f"{state.destination} counts {value} {what}; MESSAGES holds {there}"
+            waiting = self._all("select.count.waiting", destination=number)[0][0]
+            if waiting != state.delayed:
+                yield f"{state.destination} counts {state.delayed} messages that wait; MESSAGES holds {waiting}"
 
     def subscriptions(self) -> Iterator[str]:
         """What they have to ack, and the tables that hang on them."""
@@ -62,6 +65,10 @@ class _Check:
             there = self._all("select.count.durable", **parameters)[0][0]
             if there != one.count:
                 yield f"{one.subscription} counts {one.count} to ack; the tables say {there}"
+            there = self._all("select.count.waiting.durable", **parameters)[0][0]
+            there += self._all("select.count.waits", durable=number)[0][0]
+            if there != one.delayed:
+                yield f"{one.subscription} counts {one.delayed} that wait; the tables say {there}"
         for name, what in (
             ("select.orphans.acks", "ACKS has rows of what is not there, or lies before the subscription's start"),
             ("select.orphans.redeliveries", "REDELIVERIES has rows of what is not there"),

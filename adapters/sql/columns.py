@@ -43,6 +43,7 @@ def message_row(send: Send, row: int, number: int, queue_name: str, chunk_size: 
         "headers": record[headers_at:body_at] if headers_bytes else None,
         "content": None if parts > 0 else body,
         "mapkey": send.name if send.state.is_map else None,
+        "due": None,
     }
     return values, body if parts > 0 else b""
 

@@ -13,6 +13,7 @@ from typing import Any
 from ..core.changes import Send
 from ..core.delivery import Feed
 from ..core.duplicates import Key
+from ..core.pending_counts import Counted
 from ..core.place import order_of
 from ..core.priorities import Orders
 from ..core.states import Catalog, DestinationState, SubscriptionState
@@ -93,6 +94,12 @@ class Effects:
     """Of removed destinations and of subscriptions that have ended, whose messages are still to go."""
     left: list[tuple[DestinationState, int]] = field(default_factory=list)
     """Destination and number of the subscription (0: the destination itself) of those which are gone for good."""
+    waits: dict[Counted, int] = field(default_factory=dict)
+    """By how many more messages wait for their time, of a destination and for a subscription."""
+    waiting: dict[Counted, int] = field(default_factory=dict)
+    """So many wait, counted anew."""
+    due: int = 0
+    """The earliest time (ms) until which something waits by now; 0: nothing new."""
     ids: list[Key] = field(default_factory=list)
     """New in the duplicate window."""
     last_seq: int = 0
@@ -102,11 +109,20 @@ class Effects:
         amount = self._amount(send.state, send.order)
         amount.messages += 1
         amount.bytes += send.record_bytes
-        amount.last = send.seq
+        amount.last = max(amount.last, send.seq)
         for subscriber in send.entitled:
             self.to_ack[subscriber] = self.to_ack.get(subscriber, 0) + 1
         if send.expires_at_ms and not 0 < self.expiry <= send.expires_at_ms:
             self.expiry = send.expires_at_ms
+
+    def more_waits(self, counted: Counted, more: int) -> None:
+        """So many more wait, or less."""
+        self.waits[counted] = self.waits.get(counted, 0) + more
+
+    def free(self, state: DestinationState, order: int, seq: int) -> None:
+        """A message waits no longer."""
+        amount = self._amount(state, order)
+        amount.last = max(amount.last, seq)
 
     def gone(self, state: DestinationState, order: int, messages: int, size: int) -> None:
         """So many messages of one order are dead."""
@@ -144,6 +160,10 @@ class Effects:
             catalog.count(state, amount.messages, amount.bytes)
         for subscriber, more in self.to_ack.items():
             subscriber.count += more
+        for counted, more in self.waits.items():
+            counted.delayed += more
+        for counted, count in self.waiting.items():
+            counted.delayed = count
         for feed in self.leaving:
             catalog.leaving[feed] = None
         for state, number in self.left:

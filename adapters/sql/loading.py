@@ -96,6 +96,20 @@ class Loader:
                 )[0][0]
             if progress is not None:
                 progress("counting messages", place + 1, len(rows_by_number))
+        self._waiting()
+
+    def _waiting(self) -> None:
+        for number, count in self._all("select.waiting"):
+            state = self._catalog.by_number[number]
+            state.delayed = count
+            for subscriber in state.subscriptions.values():
+                subscriber.delayed = self._all(
+                    "select.count.waiting.durable", destination=number, durable=subscriber.number,
+                    start=subscriber.start + 1,
+                )[0][0]  # fmt: skip
+        for number, count in self._all("select.waiting.durables"):
+            if number in self._catalog.subscriptions:
+                self._catalog.subscriptions[number].delayed += count
 
     def _duplicates(self) -> list[tuple[Key, int]]:
         ids = []

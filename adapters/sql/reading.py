@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
 from ..core.delivery import Feed
-from ..core.place import SEQ, Place, priority_of
+from ..core.place import ALSO_WAITING, SEQ, Place, priority_of
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from .columns import CONTENT, ID, PARTS, place_of, record_of
 from .columns import EXPIRES as EXPIRES_COLUMN
@@ -106,23 +107,35 @@ class Reading:
         lanes: Lanes | None = state.own
         if lanes is None or (subscription is not None and not subscription.count):
             return None
-        return lanes.orders.first(order)
+        also = order & ALSO_WAITING
+        first = lanes.orders.first(order - also)
+        return first + also if first is not None else None
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
         lanes: Lanes | None = state.own
+        also = order is None or bool(order & ALSO_WAITING)
+        if order is not None:
+            order &= ~ALSO_WAITING
         lane = lanes.get(order) if lanes is not None and order is not None else None
-        if order is not None and (lane is None or not lane.count or after >= lane.last):
+        if order is not None and (lane is None or not lane.count or (after >= lane.last and not also)):
             return ()
         if subscription is not None and not subscription.count:
             return ()
-        rows = self._page(state, subscription, order, after, limit)
-        if subscription is None and lane is not None and len(rows) < limit:
-            lane.last = min(lane.last, rows[-1][ID] if rows else after)
-        places = [place_of(row, self._priorities) for row in rows]
-        if subscription is not None and subscription.own and places:
-            places = self._with_deliveries(subscription, places)
+        while True:
+            rows = self._page(state, subscription, order, after, limit, also)
+            if subscription is None and lane is not None and len(rows) < limit and not also:
+                lane.last = min(lane.last, rows[-1][ID] if rows else after)
+            places = [place_of(row, self._priorities) for row in rows]
+            if subscription is not None and subscription.own and places:
+                places = self._with_deliveries(subscription, places, also)
+            if places or len(rows) < limit:
+                break
+            after = rows[-1][ID]  # all of these wait for this subscription
+        if len(places) < len(rows):
+            there = {place[SEQ] for place in places}
+            rows = [row for row in rows if row[ID] in there]
         if order is not None:
             number = subscription.number if subscription is not None else 0
             for row, place in zip(rows, places, strict=True):
@@ -132,9 +145,10 @@ class Reading:
         return places
 
     def _page(
-        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
-    ) -> list[Any]:
-        """Rows of MESSAGES; without an order, bodies are left out."""
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int,
+        limit: int, also: bool,
+    ) -> list[Any]:  # fmt: skip
+        """Rows of MESSAGES; without an order, bodies are left out. `also`: those too that wait for all."""
         name, inline = "select.messages", INLINE if order is not None else -1
         parameters = {"destination": state.number, "most": limit, "inline": inline}
         if subscription is not None:
@@ -144,14 +158,25 @@ class Reading:
         if order is not None and self._priorities:
             name += ".priority"
             parameters["priority"] = priority_of(order)
-        return [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
+        rows = [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
+        if also and state.delayed:
+            parameters["destination"] = -state.number
+            rows += [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
+            rows.sort(key=itemgetter(ID))
+            del rows[limit:]
+        return rows
 
-    def _with_deliveries(self, subscription: SubscriptionState, places: list[Place]) -> list[Place]:
+    def _with_deliveries(self, subscription: SubscriptionState, places: list[Place], also: bool) -> list[Place]:
+        """`also`: those too that wait for this subscription."""
         first, last = places[0][SEQ], places[-1][SEQ]
-        counts = dict(
-            tuple(row) for row in self._all("select.redelivered", durable=subscription.number, first=first, last=last)
-        )
-        return [(order, seq, expires, counts.get(seq, 0), own) for order, seq, expires, _, own in places]
+        counts, waits = {}, set()
+        for seq, count, due in self._all("select.redelivered", durable=subscription.number, first=first, last=last):
+            counts[seq] = count
+            if due and not also:
+                waits.add(seq)
+        return [
+            (order, seq, expires, counts.get(seq, 0), own) for order, seq, expires, _, own in places if seq not in waits
+        ]
 
     def _keep(self, number: int, place: Place) -> None:
         self._places[number, place[SEQ]] = place
@@ -175,7 +200,7 @@ class Reading:
             return None
         place = place_of(rows[0], self._priorities)
         if subscription is not None and subscription.own:
-            place = self._with_deliveries(subscription, [place])[0]
+            place = self._with_deliveries(subscription, [place], True)[0]
         self._keep(number, place)
         return place
 
@@ -204,6 +229,31 @@ class Reading:
                     yield state, place
         if after == since:
             self.next_expiry = self._all("select.expiry")[0][0] or 0
+
+    def next_due(self) -> int:
+        found = (self._all(name)[0][0] for name in ("select.next", "select.next.durable"))
+        return min(filter(None, found), default=0)
+
+    def due(self, now: int, limit: int) -> list[tuple[DestinationState, int, Place]]:
+        removed = {feed.state.number: feed.state for feed in self._catalog.leaving if feed.state.removed}
+        found: list[tuple[int, int, DestinationState, int, Place]] = []
+        for row in self._all("select.due", now=now, most=limit):
+            state = self._catalog.by_number.get(row[-2]) or removed.get(row[-2])
+            if state is not None and row[ID] <= self.last_seq:
+                found.append((row[-1], row[ID], state, 0, place_of(row, self._priorities)))
+        for number, seq, due in self._all("select.due.durable", now=now, most=limit):
+            subscriber = self._catalog.subscriptions.get(number)
+            if subscriber is not None:
+                place = self.row(subscriber.topic, subscriber, seq) or (0, seq, 0, 0, (0, 0))
+                found.append((due, seq, subscriber.topic, number, place))
+        found.sort(key=itemgetter(0, 1, 3))
+        return [one[2:] for one in found[:limit]]
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        until = self._all("select.until", message=seq) if state.delayed else ()
+        if not until and subscription is not None and subscription.delayed:
+            until = self._all("select.until.durable", durable=subscription.number, message=seq)
+        return until[0][0] if until else 0
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         entitled = state.entitled(seq)

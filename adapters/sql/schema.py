@@ -13,6 +13,9 @@ S4  STORE.LASTID is the highest ID ever given out.
 S5  Of a map's messages MAPKEY is the key, in UTF-8, and no two have the same; of all others it is null.
 S6  PARTS is -1 where CONTENT says which body the message has, which is in LARGE: its row of part 0 says that it is
     whole.
+S7  Of a message that waits for its time, for all, DUE says until when, and DESTINATION is its destination's number with
+    a minus: so it is in nobody's way who looks for messages that are free. What waits for one subscription alone has
+    DUE in REDELIVERIES.
 """
 
 from __future__ import annotations
@@ -111,6 +114,7 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         _column("headers", LargeBinary, nullable=True),
         _column("content", LargeBinary, nullable=True),
         _column("mapkey", LargeBinary, nullable=True),
+        _column("due", BigInteger, nullable=True),
     )
     Index(f"{messages.name}_place", messages.c.destination, messages.c.id)
     keyed = messages.c.mapkey.is_not(None)
@@ -123,12 +127,21 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
         f"{messages.name}_expiry", messages.c.expirationtime, messages.c.id,
         sqlite_where=expiring, postgresql_where=expiring,
     )  # fmt: skip
+    waiting = messages.c.due > 0
+    Index(f"{messages.name}_due", messages.c.due, messages.c.id, sqlite_where=waiting, postgresql_where=waiting)
     acks = table("acks", _key("durable", BigInteger), _key("id", BigInteger))
     Index(f"{acks.name}_message", acks.c.id)
     redeliveries = table(
-        "redeliveries", _key("durable", BigInteger), _key("id", BigInteger), _column("deliverycount", Integer)
+        "redeliveries",
+        _key("durable", BigInteger),
+        _key("id", BigInteger),
+        _column("deliverycount", Integer),
+        _column("due", BigInteger, nullable=True),
     )
     Index(f"{redeliveries.name}_message", redeliveries.c.id)
+    waiting = redeliveries.c.due > 0
+    columns = redeliveries.c.due, redeliveries.c.id
+    Index(f"{redeliveries.name}_due", *columns, sqlite_where=waiting, postgresql_where=waiting)
     outbox = table(
         "outbox",
         _key("number", BigInteger),

@@ -59,8 +59,10 @@ def _reading(s: Schema) -> dict[str, Executable]:
     m = s.messages.c
     place = (m.id, m.priority, m.expirationtime, m.size, m.parts, m.deliverycount)
     row = (*place, m.sentat, m.messageid, m.headers)  # columns.py knows this order
+    number = func.abs(m.destination)  # below 0 it waits (S7)
     small = case((m.size <= p("inline"), m.content), else_=None)
     there = m.destination == p("destination")
+    in_all = _of(m.destination, "destination")
     of_priority = m.priority == p("priority")
     unacked = ~exists().where(s.acks.c.durable == p("durable"), s.acks.c.id == m.id)
 
@@ -70,7 +72,8 @@ def _reading(s: Schema) -> dict[str, Executable]:
 
     later = and_(m.expirationtime >= p("after"), or_(m.expirationtime > p("after"), m.id > p("after_id")))
     counts = (m.priority, func.count(), func.sum(m.size), func.max(m.id))
-    in_range = and_(m.destination == p("topic"), _within(m.id))
+    in_range = and_(_of(m.destination, "topic"), _within(m.id))
+    waits = m.due > 0
     r = s.redeliveries.c
     there_still = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.destination > 0)
     entitled = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.startid <= s.acks.c.id)
@@ -83,14 +86,14 @@ def _reading(s: Schema) -> dict[str, Executable]:
         "select.orphans.chunks": select(s.chunks.c.id, s.chunks.c.part).where(nowhere).limit(p("most")),
         "select.finished": select(m.id)
         .where(
-            exists().where(s.destinations.c.number == m.destination, s.destinations.c.kind == Kind.TOPIC.value),
+            exists().where(s.destinations.c.number == number, s.destinations.c.kind == Kind.TOPIC.value),
             ~_waits(s),
         )
         .order_by(m.id)
         .limit(p("most")),
         "select.message": select(*row, m.content).where(m.id == p("message")),
-        "select.place": select(*place, m.destination).where(m.id == p("message")),
-        "select.place.durable": select(*place, m.destination).where(m.id == p("message"), unacked),
+        "select.place": select(*place, number).where(m.id == p("message")),
+        "select.place.durable": select(*place, number).where(m.id == p("message"), unacked),
         "select.keyed": select(*place, m.mapkey).where(there, m.mapkey.in_(p("keys", expanding=True))),
         "select.keys": select(*place, m.mapkey)
         .where(there, m.mapkey >= p("start"))
@@ -106,12 +109,12 @@ def _reading(s: Schema) -> dict[str, Executable]:
         "select.messages.priority": page(of_priority),
         "select.messages.durable": page(unacked),
         "select.messages.durable.priority": page(unacked, of_priority),
-        "select.expired": select(*place, m.destination)
+        "select.expired": select(*place, number)
         .where(m.expirationtime > 0, m.expirationtime <= p("now"), later)
         .order_by(m.expirationtime, m.id)
         .limit(p("most")),
         "select.expiry": select(func.min(m.expirationtime)).where(m.expirationtime > 0),
-        "select.limited": select(m.destination, m.id)
+        "select.limited": select(number, m.id)
         .where(m.deliverycount >= p("least"), m.id > p("after"))
         .order_by(m.id)
         .limit(p("most")),
@@ -119,13 +122,32 @@ def _reading(s: Schema) -> dict[str, Executable]:
         .where(r.deliverycount >= p("least"), r.durable == p("durable"), r.id > p("after"))
         .order_by(r.id)
         .limit(p("most")),
-        "select.redelivered": select(r.id, r.deliverycount).where(r.durable == p("durable"), _within(r.id)),
+        "select.due": select(*place, number, m.due)
+        .where(waits, m.due <= p("now"))
+        .order_by(m.due, m.id)
+        .limit(p("most")),
+        "select.due.durable": select(r.durable, r.id, r.due)
+        .where(r.due > 0, r.due <= p("now"))
+        .order_by(r.due, r.id)
+        .limit(p("most")),
+        "select.next": select(func.min(m.due)).where(waits),
+        "select.next.durable": select(func.min(r.due)).where(r.due > 0),
+        "select.until": select(m.due).where(m.id == p("message"), waits),
+        "select.until.durable": select(r.due).where(r.durable == p("durable"), r.id == p("message"), r.due > 0),
+        "select.waiting": select(number, func.count()).where(waits).group_by(m.destination),
+        "select.waiting.durables": select(r.durable, func.count()).where(r.due > 0).group_by(r.durable),
+        "select.count.waiting": select(func.count()).where(m.destination == -_number(m.destination, "destination")),
+        "select.count.waiting.durable": select(func.count()).where(
+            m.destination == -_number(m.destination, "destination"), m.id >= p("start"), unacked
+        ),
+        "select.count.waits": select(func.count()).where(r.durable == p("durable"), r.due > 0),
+        "select.redelivered": select(r.id, r.deliverycount, r.due).where(r.durable == p("durable"), _within(r.id)),
         "select.redelivered.durables": select(r.durable).distinct(),
-        "select.counts": select(m.destination, *counts).group_by(m.destination, m.priority),
-        "select.counts.destination": select(*counts).where(there).group_by(m.priority),
+        "select.counts": select(number, *counts).group_by(number, m.priority),
+        "select.counts.destination": select(*counts).where(in_all).group_by(m.priority),
         "select.counts.range": select(*counts).where(in_range).group_by(m.priority),
         "select.counts.finished": select(*counts).where(in_range, ~_waits(s)).group_by(m.priority),
-        "select.count.durable": select(func.count()).where(there, m.id >= p("start"), unacked),
+        "select.count.durable": select(func.count()).where(in_all, m.id >= p("start"), unacked),
         "select.staged": select(func.count()).where(_within(m.id)),
         "select.last": select(func.max(m.id)),
         "select.acked": select(s.acks.c.durable).where(s.acks.c.id == p("message")),
@@ -133,11 +155,21 @@ def _reading(s: Schema) -> dict[str, Executable]:
     }
 
 
+def _number(column: ColumnElement[int], name: str) -> ColumnElement[int]:
+    return p(name, type_=column.type)
+
+
+def _of(column: ColumnElement[int], name: str) -> ColumnElement[bool]:
+    """Whether a message is of a destination, be it that it waits (S7)."""
+    return column.in_([_number(column, name), -_number(column, name)])
+
+
 def _waits(s: Schema) -> ColumnElement[bool]:
     """Whether a topic's message has a subscription that is entitled to it and has yet to ack it."""
     m, acks, durables = s.messages.c, s.acks.c, s.durables.c
     acked = exists().where(acks.durable == durables.number, acks.id == m.id).correlate(s.durables, s.messages)
-    return exists().where(durables.destination == m.destination, durables.startid <= m.id, ~acked).correlate(s.messages)
+    of_topic = durables.destination == func.abs(m.destination)
+    return exists().where(of_topic, durables.startid <= m.id, ~acked).correlate(s.messages)
 
 
 def _writing(s: Schema) -> dict[str, Executable]:
@@ -147,6 +179,22 @@ def _writing(s: Schema) -> dict[str, Executable]:
         "insert.message": _insert(s.messages),
         "insert.chunk": _insert(s.chunks),
         "update.delivered": update(s.messages).where(m.id == p("message")).values(deliverycount=p("count")),
+        "update.wait": update(s.messages)
+        .where(m.id == p("message"), m.destination == p("number"))
+        .values(destination=p("apart"), due=p("until")),
+        "update.wait.longer": update(s.messages)
+        .where(m.id == p("message"), m.destination == p("apart"))
+        .values(due=p("until")),
+        "update.wait.over": update(s.messages)
+        .where(m.id == p("message"), m.destination == p("apart"))
+        .values(destination=p("number"), due=None),
+        "update.wait.durable": update(s.redeliveries)
+        .where(s.redeliveries.c.durable == p("subscription"), s.redeliveries.c.id == p("message"))
+        .values(due=p("until")),
+        "update.waits.durable": update(s.redeliveries)
+        .where(s.redeliveries.c.durable == p("subscription"), _within(s.redeliveries.c.id), s.redeliveries.c.due > 0)
+        .values(due=None),
+        "delete.message.waiting": delete(s.messages).where(m.id == p("message"), m.destination == p("apart")),
         "delete.redelivery": delete(s.redeliveries).where(
             s.redeliveries.c.durable == p("subscription"), s.redeliveries.c.id == p("message")
         ),
@@ -179,7 +227,7 @@ def _writing(s: Schema) -> dict[str, Executable]:
         "delete.staged.chunks": delete(s.chunks).where(_within(s.chunks.c.id)),
     }
     # What is dead takes what hangs on it along. One by one, of a range, and what the last subscription has acked.
-    in_range = and_(m.destination == p("topic"), _within(m.id))
+    in_range = and_(_of(m.destination, "topic"), _within(m.id))
     finished = and_(in_range, ~_waits(s))
     of_topic = select(durables.number).where(durables.destination == p("topic"))
     for what, table in (("chunks", s.chunks), ("acks", s.acks), ("redeliveries", s.redeliveries)):
@@ -203,7 +251,7 @@ def _writing(s: Schema) -> dict[str, Executable]:
     for name, which in (
         ("insert.ack", m.id == p("message")),
         ("insert.acks.range", in_range),
-        ("insert.acks.unwanted", and_(has_ended, m.destination == p("topic"), ~_waits(s))),
+        ("insert.acks.unwanted", and_(has_ended, _of(m.destination, "topic"), ~_waits(s))),
     ):
         statements[name] = (
             insert(s.acks)

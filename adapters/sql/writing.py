@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from ..core.backend import NotTakenError
 from ..core.branches import Branch, Commit
-from ..core.changes import Send
+from ..core.changes import Postponed, Send
 from ..core.place import ORDER, OWN, Place, order_of
 from ..core.plan import Plan
 from ..core.records import REMOVAL
@@ -72,6 +72,8 @@ class Write:
         self._subscribed: dict[DestinationState, dict[int, SubscriptionState]] = {}
         """The subscriptions of topics by number, as far as the plan is written."""
         self._recount: dict[DestinationState, None] = {}
+        self._recount_waits: dict[DestinationState | SubscriptionState, None] = {}
+        self._postponed: dict[DestinationState, list[Postponed]] = {}
 
     def run_plan(self, plan: Plan, ids: DuplicateRows) -> None:
         """All of it but the row of STORE. Raises SQLAlchemyError, NotTakenError."""
@@ -82,6 +84,8 @@ class Write:
         self.flush()
         for state in self._recount:
             self._count(state)
+        for counted in self._recount_waits:
+            self._count_waits(counted)
         self._write_ids(plan, ids)
         self.effects.last_seq = plan.last_seq
 
@@ -143,6 +147,84 @@ class Write:
             self.effects.redelivered.add(subscriber)
         self.effects.returned[number, seq] = count
 
+    def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
+        self._postponed.setdefault(state, []).append(Postponed(state, seq, number, due, place))
+
+    def _flush_postponed(self) -> None:
+        postponed, self._postponed = self._postponed, {}
+        for state, some in postponed.items():
+            whole: dict[bool, list[Postponed]] = {True: [], False: []}
+            for one in some:
+                if state.is_topic and one.number:
+                    self._postpone_for(state, one)
+                elif state.is_topic:
+                    self._count_for_topic(one, self._postpone_whole(state, [one], bool(one.due)))
+                else:
+                    whole[bool(one.due)].append(one)
+            for waits, those in whole.items():
+                if those:
+                    self._postpone_whole(state, those, waits)
+
+    def _postpone_whole(self, state: DestinationState, postponed: Sequence[Postponed], waits: bool) -> int:
+        """Returns how many did not wait before, or do not any more."""
+        number, effects = state.number, self.effects
+        rows = [{"message": one.seq, "number": number, "apart": -number, "until": one.due} for one in postponed]
+        if waits:
+            changed = self._run("update.wait", rows)
+            if changed != len(rows):
+                self._run("update.wait.longer", [_without(row, "number") for row in rows])
+            effects.due = min(filter(None, [effects.due, *(one.due for one in postponed)]))
+        else:
+            changed = self._run("update.wait.over", [_without(row, "until") for row in rows])
+            for one in postponed:
+                place = one.place or self._place(one.seq)
+                if place is not None:
+                    effects.free(state, place[ORDER], one.seq)
+        if changed < 0:  # the driver does not tell
+            self._recount_waits[state] = None
+        else:
+            effects.more_waits(state, changed if waits else -changed)
+        return changed
+
+    def _count_for_topic(self, one: Postponed, changed: int) -> None:
+        if not changed:
+            return
+        acked = {row[0] for row in self._query("select.acked", message=one.seq)}
+        for number, subscriber in self._subscriptions(one.state).items():
+            if subscriber.start < one.seq and number not in acked:
+                self.effects.more_waits(subscriber, 1 if one.due else -1)
+
+    def _postpone_for(self, state: DestinationState, one: Postponed) -> None:
+        """For a subscription."""
+        subscriber = self._subscriptions(state).get(one.number)
+        if subscriber is None:
+            return
+        key = {"subscription": one.number, "message": one.seq}
+        if not self._run("update.wait.durable", {**key, "until": one.due or None}) and one.due:
+            self._run("insert.redelivery", {**key, "count": 0})
+            self._run("update.wait.durable", {**key, "until": one.due})
+        self.effects.redelivered.add(subscriber)
+        self._recount_waits[subscriber] = None
+        if one.due:
+            self.effects.due = min(filter(None, (self.effects.due, one.due)))
+        else:
+            place = one.place or self._place(one.seq)
+            if place is not None:
+                self.effects.free(state, place[ORDER], one.seq)
+
+    def _count_waits(self, counted: DestinationState | SubscriptionState) -> None:
+        """Count anew what waits there, as the tables say in this transaction."""
+        if isinstance(counted, DestinationState):
+            count = self._query("select.count.waiting", destination=counted.number)[0][0]
+            for subscriber in self._subscriptions(counted).values():
+                self._count_waits(subscriber)
+        else:
+            count = self._query(
+                "select.count.waiting.durable", destination=counted.topic.number, durable=counted.number,
+                start=counted.start + 1,
+            )[0][0] + self._query("select.count.waits", durable=counted.number)[0][0]  # fmt: skip
+        self.effects.waiting[counted] = count
+
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.flush()
         limits = {"topic": state.number, "first": first, "last": min(last, LAST)}
@@ -150,6 +232,8 @@ class Write:
         if state.removed or state in self.effects.removed:
             self._drop_removed(state, limits, number)
             return
+        if state.delayed or state in self.effects.waits:
+            self._recount_waits[state] = None
         if not number:
             for row in self._query("select.counts.range", **limits):
                 self._gone(state, row)
@@ -167,6 +251,10 @@ class Write:
                 self._recount[state] = None
             else:
                 self.effects.acks(subscriber, acked)
+            if subscriber.delayed or subscriber in self.effects.waits:
+                which = {"subscription": number, "first": limits["first"], "last": limits["last"]}
+                self._run("update.waits.durable", which)
+                self._recount_waits[subscriber] = None
             self._finish(state, limits)
         else:
             self._drop_ended(state, limits, number)
@@ -227,6 +315,9 @@ class Write:
             if number and subscriber is None:
                 continue
             self.effects.acked.append((number, seq))
+            if subscriber is not None and (subscriber.delayed or subscriber in self.effects.waits):
+                self._run("update.waits.durable", {"subscription": number, "first": seq, "last": seq})
+                self._recount_waits[subscriber] = None
             if subscriber is None:
                 dead[seq] = (state, place)
                 if state.is_topic:
@@ -257,26 +348,42 @@ class Write:
             if subscriber.start < seq and number not in acked:
                 self.effects.acks(subscriber, 1)
                 self.effects.acked.append((number, seq))
+                if subscriber.delayed or subscriber in self.effects.waits:
+                    self._recount_waits[subscriber] = None
 
     def _delete(self, dead: dict[int, tuple[DestinationState, Place]]) -> None:
         if not dead:
             return
         acked: list[dict[str, int]] = []
         redelivered: list[dict[str, int]] = []
+        apart: dict[DestinationState, list[dict[str, int]]] = {}
         for seq, (state, place) in dead.items():
             self.effects.gone(state, place[ORDER], 1, place[OWN][0])
+            if state.delayed or state in self.effects.waits:
+                apart.setdefault(state, []).append({"message": seq, "apart": -state.number})
             if state.is_topic:
                 there = self._subscriptions(state).values()
                 if len(there) > 1:
                     acked.append({"message": seq})
                 if any(subscriber.own or subscriber in self.effects.redelivered for subscriber in there):
                     redelivered.append({"message": seq})
-        if self._run("delete.message", [{"message": seq} for seq in dead]) != len(dead):
+        deleted = sum([self._delete_waiting(state, rows) for state, rows in apart.items()])
+        deleted += self._run("delete.message", [{"message": seq} for seq in dead])
+        if deleted != len(dead):
             self._recount.update((state, None) for state, _ in dead.values())
         self._run("delete.chunks", [{"message": seq} for seq, (_, place) in dead.items() if place[OWN][1] > 0])
         self._run("delete.acks", acked)
         self._run("delete.redeliveries", redelivered)
         self.effects.dead += dead
+
+    def _delete_waiting(self, state: DestinationState, rows: list[dict[str, int]]) -> int:
+        """Of these messages those that wait for all; returns how many."""
+        deleted = self._run("delete.message.waiting", rows)
+        if deleted < 0 or (deleted and state.is_topic):
+            self._recount_waits[state] = None
+        elif deleted:
+            self.effects.more_waits(state, -deleted)
+        return deleted
 
     def _count_acks(self, seqs: list[int]) -> Iterable[tuple[int, int]]:
         first = 0
@@ -338,6 +445,8 @@ class Write:
         self._subscriptions(topic)[subscriber.number] = subscriber
         counts = self._query("select.count.durable", destination=topic.number, durable=subscriber.number, start=start)
         self.effects.acks(subscriber, -counts[0][0])
+        if topic.delayed:
+            self._recount_waits[subscriber] = None
 
     def unsubscribe(self, subscriber: SubscriptionState) -> None:
         self.flush()
@@ -417,6 +526,8 @@ class Write:
                 if name == "delete.xalog":
                     self._require_branches(changed)
                 rows.clear()
+        if self._postponed:
+            self._flush_postponed()
         if self._acks:
             self._flush_acks()
 
@@ -457,3 +568,7 @@ class Write:
     def _query(self, name: str, **parameters: Any) -> Sequence[Any]:
         """The rows that it finds."""
         return self._connection.execute(self._statements[name], parameters).all()
+
+
+def _without(row: dict[str, int], name: str) -> dict[str, int]:
+    return {key: value for key, value in row.items() if key != name}

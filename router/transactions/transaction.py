@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
@@ -35,7 +36,7 @@ from ...policies.destination import Destination
 from ...policies.errors import TransactionError
 from ..addresses import Address, map_of, resolve_all, topic_of
 from ..coded import CodedEndpoint
-from ..endpoint import SendOptions, expiry, kept
+from ..endpoint import SendOptions, due, expiry, kept
 from ..map import Map, V
 from ..requeue import mark_requeued
 from ..xid import Xid
@@ -170,10 +171,12 @@ class Transaction:
         expires_in: float | None = None,
         persistent: bool = True,
         size: int | None = None,
+        deliver_in: float | None = None,
+        deliver_at: float | datetime | None = None,
     ) -> None:
         """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. To a queue or topic that
-        has a codec a value is sent. The rest as Queue.send; `expires_in` counts from now. A body that is a file is read
-        now, into the store that it is for; it goes with a rollback.
+        has a codec a value is sent. The rest as Queue.send; `expires_in` and `deliver_in` count from now. A body that
+        is a file is read now, into the store that it is for; it goes with a rollback.
 
         Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError beyond the
         limits of a transaction; the transaction goes on without it either way.
@@ -186,7 +189,9 @@ class Transaction:
             with self._lock:
                 self._require_active()
             body = kept(self._registry, destinations[0], body, size, persistent)
-        self._send(destinations, checked(body, headers, message_id, priority, expires_at_ms, persistent))
+        deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
+        message = checked(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
+        self._send(destinations, message)
 
     def _send(self, destinations: Sequence[Destination], message: Outgoing) -> None:
         with self._lock:

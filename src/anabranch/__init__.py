@@ -60,6 +60,7 @@ from .policies.errors import (
     UnknownSubscriptionError,
 )
 from .policies.limits import LimitOptions, WhenFull
+from .policies.options import Redelivery
 from .policies.wildcard import Match, Pattern, RouteTable
 from .router.addresses import Address
 from .router.codecs import Codec
@@ -152,6 +153,7 @@ __all__ = [
     "Queue",
     "Readable",
     "Receipt",
+    "Redelivery",
     "Repartitioned",
     "RouteTable",
     "Router",

@@ -30,6 +30,7 @@ from .settling import SettlingContract
 from .threads import ThreadsContract
 from .topics import TopicsContract
 from .volatile import VolatileContract
+from .waiting import WaitingContract
 from .when_full import WhenFullContract
 
 
@@ -72,6 +73,7 @@ class StoreContract(
     NonpersistentContract,
     LargeContract,
     WhenFullContract,
+    WaitingContract,
     EssentialContract,
 ):
     """All of it. Inherit it, and give a fixture `disk`."""

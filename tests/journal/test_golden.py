@@ -16,7 +16,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
-from anabranch.adapters.core.changes import Ack, AckRange, Change, Returned, Send
+from anabranch.adapters.core.changes import Ack, AckRange, Change, Postponed, Returned, Send
 from anabranch.adapters.core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from anabranch.adapters.core.engine import Engine
 from anabranch.adapters.core.records import HEAD, REMOVAL
@@ -92,6 +92,7 @@ def document() -> bytes:
         subscriptions=[(5, 2, "client 1", "desk/ü", "price > 10", True, 50)],
         acked=[(5, zlib.compress(snapshot.RANGE.pack(51, 52)))], deliveries=[(49, 5, 3, 2)],
         duplicates=[(2, 49, b"id-a")], committed=[OLDER], removed=[2], ended=[5],
+        waits=zlib.compress(snapshot.WAIT.pack(49, 1_700_000_600_000, 5, 2)),
     ).encode()  # fmt: skip
 
 
@@ -166,6 +167,7 @@ class Made:
         return [
             *self.sends(), *self.acks(), *self.of_subscriptions(), *self.branches(), Forget([OLDER, TRANSACTION]),
             WriteSnapshot(document()), Remove(self.prices), Compacted(self.find_copies(*COPIES), ()),
+            Postponed(self.prices, 49, 5, 1_700_000_600_000), Postponed(self.orders, 51, 0, 0),
         ]  # fmt: skip
 
 
@@ -212,10 +214,11 @@ def test_batch(tmp_path: Path) -> None:
     assert [names[record.kind] for record in records] == [
         "Declare", "Send", "Send", "Ack", "AckRange", "Subscribe", "Subscribe", "Ack", "AckRange", "Returned",
         "Unsubscribe", "Prepare", "Prepare", "Prepare", "Subscribe", "Send", "Ack", "Ack", "Commit", "Returned",
-        "Rollback", "Forget", "WriteSnapshot", "Remove", "Compacted",
+        "Rollback", "Forget", "WriteSnapshot", "Remove", "Compacted", "Postponed", "Postponed",
     ]  # fmt: skip
     assert {record.kind for record in records} == set(DECODERS)
-    taken = snapshot.decode(records[-3].payload)
+    taken = snapshot.decode(records[-5].payload)
+    assert list(snapshot.waits_of(taken.waits)) == [(49, 1_700_000_600_000, 5, 2)]
     assert (taken.committed, taken.first_dead_bits(), taken.last_number) == ([OLDER], b"\5", 7)
     assert [(number, list(snapshot.ranges_of(ranges))) for number, ranges in taken.acked] == [(5, [(51, 52)])]
 

@@ -17,7 +17,7 @@ from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
 from anabranch.adapters.core.branches import Branch
 from anabranch.adapters.core.changes import Change, Send
 from anabranch.adapters.core.delivery import Feed
-from anabranch.adapters.core.place import DELIVERIES, Place, order_of
+from anabranch.adapters.core.place import ALSO_WAITING, DELIVERIES, Place, order_of
 from anabranch.adapters.core.plan import Plan
 from anabranch.adapters.core.records import REMOVAL, name_of, order_and_expiry
 from anabranch.adapters.core.states import DestinationState, SubscriptionState
@@ -49,6 +49,8 @@ class Row(msgspec.Struct, array_like=True):
     """Of a topic's: the numbers of the subscriptions that have yet to ack it."""
     counts: dict[int, int] = {}
     """How often it has been given back, by subscription (0: a queue's)."""
+    waits: dict[int, int] = {}
+    """Until when it waits for its time, by subscription (0: for all)."""
 
 
 class Contents(msgspec.Struct, array_like=True):
@@ -81,6 +83,7 @@ class OneFileBackend(Backend):
     descriptors = 4
     threaded = True
     keeps_maps = True
+    postpones = True
 
     def __init__(self, name: str, directory: Path, options: OneFileOptions, index_directory: Path | None = None):
         self.name, self.options, self.path = name, options, directory / FILE
@@ -174,6 +177,7 @@ class OneFileBackend(Backend):
         for seq in [seq for seq in messages if first <= seq <= last]:
             row = messages[seq]
             row.waiting = [other for other in row.waiting if other != number]
+            row.waits.pop(number, None) if number else None
             if not row.waiting or not number:
                 del messages[seq]
 
@@ -181,6 +185,13 @@ class OneFileBackend(Backend):
         row = self._next.messages.get(state.number, {}).get(seq)
         if row is not None and (not number or number in row.waiting):
             row.counts[number] = count
+
+    def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
+        row = self._next.messages.get(state.number, {}).get(seq)
+        if row is not None and (not number or number in row.waiting):
+            row.waits.pop(number, None)
+            if due:
+                row.waits[number] = due
 
     def declare(self, state: DestinationState) -> None:
         self._next.destinations[state.number] = (state.destination.kind.value, state.destination.name)
@@ -218,16 +229,20 @@ class OneFileBackend(Backend):
     # Reading
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
-        orders = (self._order(row) for row in self._now.messages.get(state.number, {}).values())
+        also = order & ALSO_WAITING
+        orders = (self._order(row) + also for row in self._now.messages.get(state.number, {}).values())
         return min((one for one in orders if one >= order), default=None)
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
         number = subscription.number if subscription is not None else 0
+        also = order is None or order & ALSO_WAITING
+        order = order if order is None else order & ~ALSO_WAITING
         found = (
             seq for seq, row in self._now.messages.get(state.number, {}).items()
             if seq > after and order in (None, self._order(row)) and (not number or number in row.waiting)
+            and (also or not row.waits.keys() & {0, number})
         )  # fmt: skip
         return [self._place(state, seq, number) for seq in heapq.nsmallest(limit, found)]
 
@@ -263,6 +278,19 @@ class OneFileBackend(Backend):
         places = [(feed, self._place(feed.state, seq, feed.number)) for feed, seq in feeds]
         return [(feed, place) for feed, place in places if place[DELIVERIES] >= least]
 
+    def next_due(self) -> int:
+        return min((due for _, _, row in self._all() for due in row.waits.values()), default=0)
+
+    def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
+        waiting = ((due, seq, number, state) for state, seq, row in self._all() for number, due in row.waits.items())
+        first = heapq.nsmallest(limit, (one for one in waiting if one[0] <= now), key=lambda one: one[:3])
+        return [(state, number, self._place(state, seq, number)) for _, seq, number, state in first]
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        row = self._now.messages.get(state.number, {}).get(seq)
+        number = subscription.number if subscription is not None else 0
+        return max(row.waits.get(0, 0), row.waits.get(number, 0)) if row is not None else 0
+
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         for place in places:
             row = self._now.messages.get(state.number, {}).get(place[1])
@@ -280,8 +308,11 @@ class OneFileBackend(Backend):
         for state in self._host.catalog.by_number.values():
             rows = self._now.messages.get(state.number, {}).values()
             state.count, state.bytes = len(rows), sum(len(row.record) for row in rows)
+            state.delayed = sum(0 in row.waits for row in rows)
             for subscriber in state.subscriptions.values():
-                subscriber.count = sum(subscriber.number in row.waiting for row in rows)
+                there = [row for row in rows if subscriber.number in row.waiting]
+                subscriber.count = len(there)
+                subscriber.delayed = sum(bool(row.waits.keys() & {0, subscriber.number}) for row in there)
         self._host.catalog.recount()
 
     # Upkeep
