@@ -102,6 +102,10 @@ class StoreStats:
     were dropped since the store was full (`when_full`)."""
     waiting: int = 0
     """Receivers and listeners that wait for a message."""
+    large_messages: int = 0
+    """Of `messages`, those whose bodies are kept apart."""
+    large_bytes: int = 0
+    """Of these bodies; one that several messages share counts for each."""
 
 
 Progress = Callable[[str, int, int], None]

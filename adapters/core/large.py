@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import struct
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol
 
@@ -133,8 +134,8 @@ class LargeBody:
     is there as long as this object is: who stages, sends, holds or reads it keeps it, and so does a message that is not
     dead (large_bodies.py, rule B3)."""
 
-    __slots__ = ("__weakref__", "bodies", "chunk_bytes", "crc", "lasting", "name", "names", "owned", "promised",
-                 "shared", "size")  # fmt: skip
+    __slots__ = ("__weakref__", "bodies", "chunk_bytes", "crc", "lasting", "name", "names", "promised", "shared",
+                 "size")  # fmt: skip
 
     def __init__(self, bodies: LargeBodies, name: bytes, size: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.bodies = bodies
@@ -142,8 +143,6 @@ class LargeBody:
         self.size = size
         self.chunk_bytes = chunk_bytes
         self.crc = 0
-        self.owned = False
-        """It goes with this object."""
         self.lasting = True
         """It was synced, and may be named by a message that is to survive."""
         self.names = 0
@@ -152,10 +151,6 @@ class LargeBody:
         """A message names it, or did, or is about to."""
         self.shared = False
         """Several may, and it says so (rule B6)."""
-
-    def __del__(self) -> None:
-        if self.owned:
-            self.bodies.garbage.append(self.name)
 
     @property
     def reference(self) -> bytes:
@@ -220,6 +215,15 @@ def body_size(body: object) -> int:
     if isinstance(body, LargeBody):
         return body.size
     return len(body) if isinstance(body, bytes) else 0
+
+
+class BodyRef(weakref.ref[LargeBody]):
+    """Calls who is to know that nobody holds a body any more, with itself. Not a finalizer in Python: Ctrl-C may strike
+    that anywhere, and is then lost, and so is what it had to do."""
+
+    name = b""
+    owned = False
+    """The body goes with its object."""
 
 
 class LargeStream(io.RawIOBase):

@@ -46,6 +46,7 @@ from .large import (
     CHUNK_BYTES,
     NEVER,
     REFERENCE,
+    BodyRef,
     Kept,
     LargeBody,
     LargeStorage,
@@ -82,7 +83,7 @@ class LargeBodies:
         self._threshold = engine.backend.settings.large_message_size
         self._lock = threading.RLock()
         """Guards `_by_name`."""
-        self._by_name: weakref.WeakValueDictionary[bytes, LargeBody] = weakref.WeakValueDictionary()
+        self._by_name: dict[bytes, BodyRef] = {}
         self._found: dict[bytes, tuple[LargeBody, Kept]] = {}
         """While the store is opened."""
         self._live: dict[int, dict[int, LargeBody]] = {}
@@ -93,8 +94,8 @@ class LargeBodies:
         self._suspects: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
         self._to_note: deque[tuple[LargeBody, int, int]] = deque()
-        self.garbage: deque[bytes] = deque()
-        """Names that nobody holds any more. Only ever appended to by who may be anybody's finalizer."""
+        self.garbage: deque[BodyRef] = deque()
+        """Of bodies that nobody holds any more. Appended to by whoever lets go of one."""
         self.streams: weakref.WeakSet[LargeStream] = weakref.WeakSet()
         self._adopting = threading.RLock()
         """Held by who copies a body from another store, or shares one."""
@@ -120,13 +121,23 @@ class LargeBodies:
                 log.warning("store %s: the start of a large body is damaged: %s", self._engine.name, where)
                 kept = Kept(name, 0, 0, 0)
             if kept is None:
-                self.garbage.append(name)
+                self._know(LargeBody(self, name), owned=True)  # nobody holds it
                 continue
             body = LargeBody(self, name)
-            body.owned = body.promised = True
-            with self._lock:
-                self._by_name[name] = body
+            body.promised = True
+            self._know(body, owned=True)
             self._found[name] = body, kept
+
+    def _know(self, body: LargeBody, owned: bool) -> None:
+        """From now on its name finds it, and who lets go of it last puts it into `garbage`."""
+        ref = BodyRef(body, self.garbage.append)
+        ref.name, ref.owned = body.name, owned
+        with self._lock:
+            self._by_name[body.name] = ref
+
+    def _known(self, name: bytes) -> LargeBody | None:
+        ref = self._by_name.get(name)
+        return ref() if ref is not None else None
 
     def attach(self, branch: Branch) -> None:
         """A branch that is read back may send large bodies."""
@@ -153,8 +164,7 @@ class LargeBodies:
             for body, _ in found.values():
                 body.shared = body.shared or body.names > 1
         except (CorruptionError, StoreFailedError) as error:
-            for body, _ in found.values():
-                body.owned = False
+            self._disown()
             log.warning(
                 "store %s: which large bodies are nobody's cannot be told, all stay: %s", self._engine.name, error
             )
@@ -180,8 +190,7 @@ class LargeBodies:
             return None
         reference = reference_in(record)
         name = REFERENCE.unpack(reference)[0]
-        with self._lock:
-            body = self._by_name.get(name)
+        body = self._known(name)
         if body is None:
             return None
         body.describe(reference)
@@ -215,17 +224,19 @@ class LargeBodies:
                 while self._find_dead():
                     pass
                 needed = {name for name in self._needed() if name not in self._passing}
-                with self._lock:
-                    known = {name for name, body in self._by_name.items() if body.owned}
-                for name in {*known, *self.garbage} - needed:
-                    self.storage.remove(name)
+                for ref in [*self._by_name.values(), *self.garbage]:
+                    if ref.owned and ref.name not in needed:
+                        self.storage.remove(ref.name)
         except (OSError, AnabranchError) as error:
             log.debug("store %s: large bodies are left to the next open: %s", self._engine.name, error)
-        with self._lock:
-            for body in list(self._by_name.values()):
-                body.owned = False
+        self._disown()
         if hasattr(self, "storage"):
             self.storage.close()
+
+    def _disown(self) -> None:
+        """What there is stays, whoever lets go of it."""
+        for ref in [*self._by_name.values(), *self.garbage]:
+            ref.owned = False
 
     def _needed(self) -> Iterator[bytes]:
         """The names of those that messages name, or prepared branches."""
@@ -241,8 +252,7 @@ class LargeBodies:
         if not self.used:
             return False
         live = {body.name for those in list(self._live.values()) for body in list(those.values())}
-        with self._lock:
-            waiting = any(name not in live for name in list(self._by_name.keys()))
+        waiting = any(ref() is not None for name, ref in list(self._by_name.items()) if name not in live)
         return waiting or any(not stream.closed for stream in list(self.streams))
 
     def require_open(self) -> None:
@@ -301,9 +311,8 @@ class LargeBodies:
         """One that is to be written."""
         body = LargeBody(self, name)
         body.lasting = persistent and not self._engine.backend.volatile
-        self.used = body.owned = True
-        with self._lock:
-            self._by_name[name] = body
+        self.used = True
+        self._know(body, owned=True)
         if not body.lasting:
             self._passing.add(name)
         # Not `highest_seq`: one that was given to a message that is not persistent may be given again after a restart.
@@ -383,11 +392,10 @@ class LargeBodies:
     def _taken_up(self, body: LargeBody) -> LargeBody | None:
         """One of that name that is whole here already. One that was let go of is removed first."""
         with self._work:
-            with self._lock:
-                own = self._by_name.get(body.name)
-            if own is not None and own.owned and (own.size, own.crc) == (body.size, body.crc):
+            own = self._known(body.name)
+            if own is not None and self._by_name[body.name].owned and (own.size, own.crc) == (body.size, body.crc):
                 return own
-            if body.name in self.garbage:
+            if any(ref.name == body.name for ref in list(self.garbage)):
                 self._remove_garbage()
         return None
 
@@ -397,10 +405,12 @@ class LargeBodies:
         """That of a message's record."""
         name = REFERENCE.unpack(reference)[0]
         with self._lock:
-            body = self._by_name.get(name)
+            body = self._known(name)
             if body is None:  # its file is lost, or it was acked just now
                 body = LargeBody(self, name)
                 body.describe(reference)
+                if name not in self._by_name:
+                    self._know(body, owned=False)
             elif not body.size:
                 body.describe(reference)
             return body
@@ -450,6 +460,11 @@ class LargeBodies:
         """All messages of a destination may be dead by now."""
         for seq in list(self._live.get(state.number, ())):
             self._suspects[state.number, seq] = None
+
+    @property
+    def messages(self) -> int:
+        """Messages with a large body."""
+        return sum([len(those) for those in list(self._live.values())])
 
     def size_of(self, state: DestinationState) -> int:
         """Bytes of the large bodies of a destination."""
@@ -510,17 +525,19 @@ class LargeBodies:
     def _remove_garbage(self) -> None:
         if not self.garbage:
             return
-        names = list(self.garbage)
+        refs = list(self.garbage)
         self._sync()
-        for name in names:
+        for ref in refs:
             with self._lock:
-                held = self._by_name.get(name)
-            if held is None or not held.owned:
+                if self._by_name.get(ref.name) is ref:
+                    del self._by_name[ref.name]
+                current = self._by_name.get(ref.name)
+            if ref.owned and (current is None or not current.owned):
                 try:
-                    self.storage.remove(name)
+                    self.storage.remove(ref.name)
                 except OSError as error:
                     log.warning("store %s: a large body is left to the next open: %s", self._engine.name, error)
-            self.garbage.remove(name)
+            self.garbage.remove(ref)
 
     # Asking
 
@@ -529,7 +546,7 @@ class LargeBodies:
         if not self.used:
             return
         for name, _ in self.storage.kept():
-            if name not in self._by_name and name not in self.garbage:
+            if name not in self._by_name and all(ref.name != name for ref in list(self.garbage)):
                 yield f"{self.storage.place(name, 0)[0]}: a body that belongs to no message"
         for state in list(self._engine.catalog.destinations.values()):
             after, named = 0, set()

@@ -87,4 +87,6 @@ class Statistics:
             + (volatile.dropped if volatile is not None else 0)
             + (engine.limits.dropped.count if engine.limited else 0),
             waiting=sum(feed.waiting for feed in engine.catalog.feeds()),
+            large_messages=engine.bodies.messages,
+            large_bytes=engine.bodies.bytes,
         )

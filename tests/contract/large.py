@@ -375,6 +375,7 @@ class LargeContract:
         with pytest.raises(StoreFullError, match="5000"):
             store.send(A, io.BytesIO(bytes(6000)))
         assert kept(store) == 2
+        assert (store.stats().large_messages, store.stats().large_bytes) == (2, 2 * SMALL)
         message: Message | None = take(store)
         assert message is not None
         message.ack()

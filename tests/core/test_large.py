@@ -15,6 +15,7 @@ from anabranch.adapters.core.large import (
     NEVER,
     REFERENCE,
     START_BYTES,
+    BodyRef,
     Kept,
     LargeBody,
     body_size,
@@ -35,7 +36,6 @@ class _Bodies:
 
     def __init__(self, directory: Path) -> None:
         self.storage = LargeFiles("a", directory)
-        self.garbage: list[bytes] = []
         self.streams: set[object] = set()
 
     def require_open(self) -> None:
@@ -165,12 +165,11 @@ def test_golden_bytes() -> None:
     )
 
 
-def test_what_goes_is_told_once(bodies: Any) -> None:
+def test_what_goes_is_told(bodies: Any) -> None:
+    told: list[object] = []
     body = LargeBody(bodies, NAME)
-    del body
-    assert bodies.garbage == [], "it is nobody's to remove"
-    body = LargeBody(bodies, NAME)
-    body.owned = True
     assert len(body) == REFERENCE.size
+    ref = BodyRef(body, told.append)
+    assert (ref() is body, ref.name, ref.owned) == (True, b"", False)
     del body
-    assert bodies.garbage == [NAME]
+    assert told == [ref]

@@ -6,18 +6,21 @@ import gc
 import io
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from anabranch.adapters.core import Store, copying
 from anabranch.adapters.core.large import CHUNK_BYTES, LargeBody
+from anabranch.adapters.messages import Message, Outgoing
 from anabranch.policies.destination import Destination
-from anabranch.policies.errors import CorruptionError, StoreFullError
+from anabranch.policies.errors import CorruptionError, StoreFullError, UnknownMessageError
 
 from ..contract.disk import A, B, Disk, assert_whole, take
 from ..contract.large import body, contents, kept
+from ..crash.test_interrupts import everywhere
 from ..journal.disk import JournalDisk
 from ..sql.disk import SqliteDisk
 
@@ -252,3 +255,46 @@ def test_what_was_not_to_survive_is_copied_for_what_is(store: Store) -> None:
     assert isinstance(lasting.content, LargeBody)
     assert passing.content.name != lasting.content.name
     assert kept(store) == 2
+
+
+# Ctrl-C
+
+
+@pytest.mark.parametrize("how", ["send", "commit", "ack"])
+def test_an_interruption_loses_no_body_and_leaves_none(store: Store, how: str) -> None:
+    """At every place of a call: what is sent has its body, and what is not sent leaves none."""
+    message: list[Message] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        if how == "send":
+            return lambda: store.send(A, io.BytesIO(body(seed=at)))
+        store.send(A, io.BytesIO(body(seed=at)))
+        message[:] = [take(store)]
+        if how == "ack":
+            return lambda: message[0].ack()
+        store.claim(message[0])
+        return lambda: store.commit([(B, Outgoing(io.BytesIO(body(seed=at + 1))))], message)
+
+    def check(at: int, where: str) -> None:
+        store._writer.flush()  # what was queued is written
+        gc.collect()
+        with suppress(UnknownMessageError):
+            if how == "commit":
+                store.unclaim(message)
+            elif message:
+                message[0].release()
+        message.clear()
+        there, sent = contents(store), contents(store, B)
+        if how == "send":
+            assert there in ([], [body(seed=at)]), where
+        elif how == "ack":
+            assert there in ([body(seed=at)], []), where
+        else:
+            assert (there, sent) in (([body(seed=at)], []), ([], [body(seed=at + 1)])), where
+        assert kept(store) == len(there) + len(sent), where
+        assert_whole(store)
+        store.delete(A)
+        store.delete(B)
+        assert kept(store) == 0, where
+
+    assert everywhere(prepare, check) > 30

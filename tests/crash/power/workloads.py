@@ -170,16 +170,17 @@ def values(directory: Path, workload: Workload) -> None:
 
 def large(directory: Path, workload: Workload) -> None:
     """Bodies that are kept apart, in transactions over stores of all policies, beside others, and acked soon."""
+    other = "r" if workload.prefix else "own.q"  # of several stores each would keep a prefix of its own
     with anabranch.open(config(directory, workload.options)) as router:
         worker = Worker(router, Marks(), "l", vouched=not workload.prefix, of_file=BytesIO)
         for turn in range(10):
             worker.send("q", 1500 + 700 * (turn % 3), named=turn % 2 == 1)
-            worker.send("own.q", 300 if turn % 2 else 2500)
-            worker.transaction({"q": 1, "own.q": 1}, {"q": 1} if turn % 3 else {}, 2000)
+            worker.send(other, 300 if turn % 2 else 2500)
+            worker.transaction({"q": 1, other: 1}, {"q": 1} if turn % 3 else {}, 2000)
             if not workload.prefix:
                 worker.transaction({"always.q": 1, "never.q": 1}, {"never.q": 1} if turn % 2 else {}, 1800)
             if turn % 2:
-                worker.ack("own.q", 2)
+                worker.ack(other, 2)
             if turn % 4 == 3:
                 router.reclaim()
 
