@@ -462,7 +462,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("message", "error", "says"),
         [
-            (("text",), TypeError, "a message body is bytes, not str"),
+            (("text",), TypeError, "a message body is bytes, or a file to read them from, not str"),
             ((b"", {"h": object()}), TypeError, "is not plain"),
             ((b"", None, 7), TypeError, "a message_id is a str"),
             ((b"", None, "\ud800"), ValueError, "message_id .* is not valid unicode"),

@@ -30,7 +30,7 @@ def test_a_name_is_one_safe_directory(destination: Destination) -> None:
     assert name == name.lower() == name.casefold()
     assert name.isascii()
     assert not set(name) & set('/\\\0 :*?"<>|')
-    assert name.startswith(("queue.", "topic."))
+    assert name.startswith(("queue.", "topic.", "map."))
     assert name == directory_name(Destination(destination.kind, destination.name))
 
 
