@@ -140,6 +140,8 @@ def dump_yaml(config: Config) -> str:
         data["transactions"] = transactions
     if config.usage is not None:
         data["usage"] = config.usage.model_dump(mode="json", exclude_defaults=True)
+    if config.bindings_directory is not None:
+        data["bindings_directory"] = str(config.bindings_directory)
     if not config.create_directory:
         data["create_directory"] = False
     if config.file_mode != FILE_MODE:

@@ -186,6 +186,8 @@ class Config(Model):
     """What holds for all transactions."""
     usage: UsageOptions | None = None
     """The usage log, which is on if this is given: `usage: {}`."""
+    bindings_directory: Directory | None = None
+    """Where the placement record and the decision log are kept: on a safer disk, say. None: in the data directory."""
     create_directory: Annotated[bool, Field(strict=True)] = True
     """Whether the data directory, and the directories that stores name, are made if they are not there. With `false` a
     missing one is an error: a disk that is not mounted looks just like that, and like an empty queue if it is made."""
@@ -199,6 +201,7 @@ class Config(Model):
         transactions: TransactionOptions | Mapping[str, Any] | None = None,
         *,
         usage: UsageOptions | Mapping[str, Any] | None = None,
+        bindings_directory: str | Path | None = None,
         create_directory: bool = True,
         file_mode: int | str = FILE_MODE,
     ) -> None:
@@ -206,6 +209,8 @@ class Config(Model):
         given: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
         if usage is not None:
             given["usage"] = usage
+        if bindings_directory is not None:
+            given["bindings_directory"] = bindings_directory
         super().__init__(
             directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **given
         )
@@ -227,6 +232,22 @@ class Config(Model):
         """Where this store keeps its files."""
         return store.directory or self.directory / "stores" / store.name
 
+    @property
+    def bindings(self) -> Path:
+        """Where the placement record and the decision log are."""
+        return self.bindings_directory or self.directory
+
+    def _bindings_conflict(self) -> str:
+        """What is wrong with the bindings directory; empty if nothing is."""
+        path = self.bindings_directory
+        if path is None:
+            return ""
+        taken = [(self.directory_of(store), f"store {store.name!r} keeps files") for store in self.stores]
+        for where, what in [(self.directory, "all else lies"), *taken]:
+            if path == where or path in where.parents or where in path.parents:
+                return f"{path} and {where}, where {what}, lie in one another; choose a directory of its own"
+        return ""
+
     def usage_conflict(self, usage: UsageOptions) -> str:
         """What is wrong with where a usage log would keep its files; empty if nothing is."""
         path = usage.directory
@@ -234,6 +255,8 @@ class Config(Model):
             return ""
         named = [(self.directory_of(store), f"store {store.name!r}") for store in self.stores]
         named += [(self.directory / name, "the router") for name in ("stores", "decisions", "placement.records")]
+        if self.bindings_directory is not None:
+            named.append((self.bindings_directory, "the router"))
         for taken, whose in named:
             if path == taken or taken in path.parents or path in taken.parents:
                 return f"{path} and {taken}, where {whose} keeps files, lie in one another; choose another directory"
@@ -285,6 +308,8 @@ class Config(Model):
         problems = [*_shared_tables(self.stores), *_leased_dead_letters(self)]
         if self.usage is not None and (text := self.usage_conflict(self.usage)):
             problems.append(Located(("usage", "directory"), text))
+        if text := self._bindings_conflict():
+            problems.append(Located(("bindings_directory",), text))
         if problems:
             raise fold(problems)
         return self

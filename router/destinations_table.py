@@ -26,6 +26,8 @@ from ..policies.errors import AnabranchError, ClosedError, CorruptionError, Plac
 
 log = logging.getLogger(__name__)
 
+RECORD: Final = "placement.records"
+"""The file's name."""
 VERSION: Final = 3
 FLUSH_SECONDS: Final = 1.0
 """After so long rows that are gone leave the file, if no other commit has taken them along."""

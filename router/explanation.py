@@ -23,14 +23,14 @@ from ..adapters.reading_lock import kept_closed
 from ..adapters.store_types import Progress
 from ..policies.config import Config, StoreConfig
 from ..policies.errors import AnabranchError, ConfigError, CorruptionError, PlacementError, StoreLockedError
-from .destinations_table import DestinationsTable, StoreRow
+from . import bindings
+from .destinations_table import RECORD, DestinationsTable, StoreRow
 from .repartition_progress import NAME as PROGRESS
 from .repartition_progress import Progress as Repartition
 from .repartition_progress import advice, read_progress
 from .store_directories import children
 from .usage.blocks import VERSION_FILE as USAGE
 
-RECORD = "placement.records"
 LOCK = "router.lock"
 
 
@@ -207,7 +207,7 @@ class _Reading:
                 self._unreadable.append(UnreadableStore(row.name, str(path), reason))
             else:
                 self.store(row.name, row.kind, path, destinations)
-        decisions = self._directory / "decisions" / "journal"
+        decisions = bindings.place_of(self._directory) / bindings.DECISIONS / "journal"
         if decisions.is_dir():
             self._decisions = _files(decisions, "*.seg")
         usage = self._directory / "usage"
@@ -246,7 +246,7 @@ class _Reading:
 
     def _rows(self) -> list[tuple[StoreRow, tuple[str, ...]]]:
         """The stores as the placement record has them, each with its destinations; else those that lie here."""
-        record = self._directory / RECORD
+        record = bindings.place_of(self._directory) / RECORD
         if record.exists():
             copy = self._scratch / RECORD
             shutil.copyfile(record, copy)

@@ -24,7 +24,8 @@ from ..policies.errors import ConfigError, PlacementError, StoreFullError
 from ..policies.kinds import load_adapter
 from ..policies.text import count_of, human_bytes
 from ..policies.wildcard import Match
-from .destinations_table import DestinationsTable, StoreRow
+from . import bindings
+from .destinations_table import RECORD, DestinationsTable, StoreRow
 from .open_stores import OpenStores
 from .reconcile import Reconciler
 from .repartition_progress import NAME, Progress, ProgressFile
@@ -73,13 +74,13 @@ def plan_of(config: Config, before: Config | None = None, restart: bool = False)
 
 
 def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -> Iterator[Move]:
-    for name in ("placement.records", NAME):
-        if (config.directory / name).exists():
-            shutil.copy2(config.directory / name, scratch / name)
+    for path in (config.bindings / RECORD, config.directory / NAME):
+        if path.exists():
+            shutil.copy2(path, scratch / path.name)
     _require_same(ProgressFile(scratch), config, restart)
     directories = StoreDirectories(config)
     directories.before = before
-    table = DestinationsTable(scratch / "placement.records")
+    table = DestinationsTable(scratch / RECORD)
     table.open()
     try:
         stores = OpenStores(directories, table, None, lambda: None)
@@ -145,12 +146,13 @@ def _require_same(file: ProgressFile, config: Config, restart: bool) -> None:
 
 def require_directory(config: Config, before: Config | None) -> None:
     """Raise for what is no data directory, or is another's."""
-    if not (config.directory / "placement.records").is_file():
+    bindings.require(config)
+    if not (config.bindings / RECORD).is_file():
         raise PlacementError(
-            f"{config.directory} is no data directory: it has no placement.records. Give the directory that the stores "
-            "were used in until now"
+            f"{config.directory} is no data directory: {config.bindings} has no {RECORD}. Give the directory that "
+            "the stores were used in until now"
         )
-    if before is not None and before.directory != config.directory:
+    if before is not None and (before.directory, before.bindings) != (config.directory, config.bindings):
         raise ConfigError(
             [
                 f"the configuration that was used until now has the data directory {before.directory}, and the new one "

@@ -33,8 +33,9 @@ from ..policies.errors import (
     StoreFailedError,
     TransactionError,
 )
-from . import requeue
+from . import bindings, requeue
 from .addresses import Address, map_of, queue_of, resolve, topic_of
+from .bindings import DECISIONS
 from .codecs import Codec, codec_of
 from .coded import CodedEndpoint, CodedQueue, CodedTopic
 from .dbapi import Connection
@@ -103,7 +104,7 @@ class Router:
         self.registry = StoreRegistry(config, self, self._directory_lock.require)
         """Where destinations live. For what users hold, which goes through it; not for users."""
         self.coordinator = Coordinator(
-            config.directory / "decisions", config.transactions, self.registry, config.file_mode
+            config.bindings / DECISIONS, config.transactions, self.registry, config.file_mode
         )
         """Of transactions over several stores; likewise."""
         self._usage: UsageLog | None = None
@@ -145,6 +146,7 @@ class Router:
                 ) from error
             try:
                 with disk_errors(f"the stores of {directory} cannot be looked at"):
+                    bindings.take(self.config)
                     self.coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
                     self.registry.open(progress)
                     self.coordinator.require_participants(self.registry.table.stores)

@@ -30,8 +30,9 @@ from ..adapters.reading_lock import kept_closed
 from ..policies.config import Config, JournalOptions
 from ..policies.durability import OnCorruption
 from ..policies.errors import CorruptionError, PlacementError
-from .destinations_table import DestinationsTable
-from .explanation import LOCK, RECORD
+from . import bindings
+from .destinations_table import RECORD, DestinationsTable
+from .explanation import LOCK
 
 log = logging.getLogger(__name__)
 
@@ -221,6 +222,11 @@ class _Salvaging:
 
     def _record(self) -> None:
         """The placement record is of use, or out of the way."""
+        if (there := bindings.place_of(self._source)) != self._source:
+            self._notes.append(
+                f"{RECORD} and {bindings.DECISIONS}/ lie in {there}, and were not copied: put the new directory where "
+                "the old one was, under the same configuration"
+            )
         record = self._copy / RECORD
         if not record.exists():
             return

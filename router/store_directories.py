@@ -133,6 +133,8 @@ def missing_directories(config: Config, stores: Iterable[StoreConfig] | None = N
     """What is to be said of the data directory, and of those of these stores (None: of all), that are not there and
     must not be made: a line for each."""
     wanted = [] if config.create_directory else [("the data directory", config.directory)]
+    if config.bindings_directory is not None and not config.create_directory:
+        wanted.append(("the bindings directory", config.bindings_directory))
     wanted += [
         (f"the directory of store {store.name!r}", config.directory_of(store))
         for store in (config.stores if stores is None else stores)

@@ -33,7 +33,7 @@ from ..policies.errors import (
 from ..policies.text import count_of
 from ..policies.wildcard import Match
 from .deferred_sends import DeferredSends, once_more
-from .destinations_table import DestinationRow, DestinationsTable, StoreRow
+from .destinations_table import RECORD, DestinationRow, DestinationsTable, StoreRow
 from .import_marker import require_no_import
 from .open_stores import OpenStores
 from .reconcile import Reconciler
@@ -63,7 +63,7 @@ class StoreRegistry:
         self._config = config
         self._routes = config.routes()
         self._directories = StoreDirectories(config)
-        self.table = DestinationsTable(config.directory / "placement.records", config.file_mode, require_lock)
+        self.table = DestinationsTable(config.bindings / RECORD, config.file_mode, require_lock)
         """Which stores and destinations there are; it is read by all, and changed here."""
         self._stores = OpenStores(self._directories, self.table, owner, require_lock)
         self.by_destination = self._stores.by_destination

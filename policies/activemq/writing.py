@@ -22,6 +22,7 @@ NAMESPACE: Final = "http://activemq.apache.org/schema/core"
 _WHOLE_FILE: Final = {
     "transactions": "limits and timeouts of transactions are no attributes of <mKahaDB>",
     "usage": "ActiveMQ records no usage; what archiveDataLogs keeps, `anabranch recommend --from-kahadb` reads",
+    "bindings_directory": "an mKahaDB keeps its transactions in its own directory, and records no places",
     "create_directory": "ActiveMQ makes directories that are missing",
     "file_mode": "ActiveMQ makes files as the broker's umask has them",
 }

@@ -109,8 +109,8 @@ def test_check_says_every_error_with_file_and_line() -> None:
     assert result.stderr == (
         "bad.yaml:3: store 'a': jurnal: neither a key of a store nor an installed kind of store; "
         "did you mean 'journal'?\n"
-        "bad.yaml:4: x: unknown key; allowed: directory, stores, transactions, usage, create_directory, file_mode, "
-        "defaults\n"
+        "bad.yaml:4: x: unknown key; allowed: directory, stores, transactions, usage, bindings_directory, "
+        "create_directory, file_mode, defaults\n"
     )
     as_json = run("check", "--json", "bad.yaml")
     found = json.loads(as_json.stdout)

@@ -269,8 +269,8 @@ def test_all_errors_of_a_file_at_once() -> None:
         ),
         (
             19,
-            "extra: unknown key; allowed: directory, stores, transactions, usage, create_directory, file_mode, "
-            "defaults",
+            "extra: unknown key; allowed: directory, stores, transactions, usage, bindings_directory, "
+            "create_directory, file_mode, defaults",
         ),
     ]
 

@@ -288,7 +288,9 @@ class TestRefused:
 
     def test_no_data_directory(self, tmp_path: Path) -> None:
         for call in (repartition, plan_of):
-            with pytest.raises(PlacementError, match=r"nowhere is no data directory: it has no placement\.records"):
+            with pytest.raises(
+                PlacementError, match=r"nowhere is no data directory: .*nowhere has no placement\.records"
+            ):
                 call(new(tmp_path / "nowhere"))
         assert not (tmp_path / "nowhere").exists()
 
