@@ -87,6 +87,7 @@ def receive_or_watch(
             if engine.delivery.next_due:
                 engine.waiting.bring()
             if not engine.lease_ready(feed, taker):
+                engine.settle()
                 with engine.lock:
                     in_line = _lease_or_watch(engine, feed, taker, on_wake, watch)
             if taker.lease is not None:

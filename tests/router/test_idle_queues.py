@@ -68,8 +68,10 @@ def test_an_empty_queue_goes(router: anabranch.Router, name: str) -> None:
 
 
 def test_one_with_messages_stays(router: anabranch.Router) -> None:
-    """Leased ones, and those that are not persistent, too."""
+    """Leased ones, those that are not persistent, and those that wait for their time, too."""
     queue, other = router.queue("q", expires_when_idle=SHORT), router.queue("other", expires_when_idle=SHORT)
+    later = router.queue("later", codec="json", expires_when_idle=SHORT)
+    later.send([3], deliver_in=3600)
     queue.send(b"1")
     other.send(b"2", persistent=False)
     looked(router)
@@ -78,7 +80,9 @@ def test_one_with_messages_stays(router: anabranch.Router) -> None:
     assert (contents(router, "q"), contents(router, "other")) == ([b"1"], [b"2"])
     held.ack()
     take(router, "other").ack()
-    eventually(lambda: router.destinations() == [])
+    eventually(lambda: router.destinations() == [later.destination])
+    looked(router)
+    assert later.counts().delayed == 1
 
 
 def test_one_where_somebody_waits_stays(router: anabranch.Router) -> None:

@@ -243,6 +243,18 @@ def test_what_is_left_in_a_store_that_was_closed_is_found(journals: anabranch.Ro
     assert take(journals, "each.>").body == b"each.a 0"
 
 
+def test_what_waits_for_its_time_comes_then(router: anabranch.Router) -> None:
+    """Also in a store that could be closed for being idle: it stays open as long as somebody watches there."""
+    for name in ("a.a", "each.a"):
+        router.queue(name).send(b"later", deliver_in=3600)
+    assert router.receive(">") is None
+    closed(router)
+    assert len(router.registry.open_stores()) == 2
+    for name in ("a.a", "each.a"):
+        router.queue(name).send(b"soon", deliver_in=0.01)
+    assert {take(router, ">", None).destination.name for _ in range(2)} == {"a.a", "each.a"}
+
+
 def test_a_store_that_fails_holds_up_no_other(journals: anabranch.Router) -> None:
     """Nor does one that was reopened stay away."""
     fill(journals, ["a.a", "a.b"], 2)
