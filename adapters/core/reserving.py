@@ -297,6 +297,11 @@ class Limits:
     def _too_long(self, waiter: Waiter) -> StoreFullError:
         return StoreFullError(f"{waiter.why}, and no room came in time (block_timeout)")
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for room: the store must not be closed for being idle."""
+        return bool(self._line)
+
     def _first(self) -> Waiter | None:
         while True:
             try:

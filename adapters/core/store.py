@@ -827,6 +827,8 @@ class Store:
                 return False
             if engine.outbox is not None and engine.outbox.is_used:
                 return False
+            if engine.limited and engine.limits.is_waited_for:
+                return False
             if self.volatile and self._holds_anything():
                 return False
             if engine.delivery.next_due and any(feed.takers for feed in engine.catalog.feeds()):

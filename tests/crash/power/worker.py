@@ -149,6 +149,30 @@ class Worker:
             self.marks.trying(operation)
         self._did(operation, False)
 
+    def ring(self, sends: dict[str, int], size: int, held: Sequence[anabranch.Message], most: int) -> None:
+        """Send to queues of which each keeps so many messages, in a transaction where there are several."""
+        operation: Operation = {"op": "tx", "send": [], "ack": []}
+        kept = {message.seq for message in held}
+        messages: list[tuple[str, bytes]] = []
+        for name, count in sends.items():
+            there = list(self.router.queue(name).browse())
+            free = [message for message in there if message.seq not in kept]
+            going = free[: max(0, len(there) + count - most)]
+            operation["ack"] += [[name, identity_of(message.body)] for message in going]
+            for _ in range(count):
+                identity = f"{self.name}.{self.sent}"
+                self.sent += 1
+                messages.append((name, body_of(identity, size)))
+                operation["send"].append([name, identity])
+        self.marks.trying(operation)
+        if len(messages) == 1:
+            self.router.queue(messages[0][0]).send(messages[0][1])
+        else:
+            with self.router.transaction() as tx:
+                for name, body in messages:
+                    tx.send(name, body)
+        self._did(operation, False)
+
     def put(self, name: str, key: str, size: int, ttl: float | None = None) -> None:
         """A value, whatever is there; every other time only if it is what is expected."""
         operation = self._put(name, key)

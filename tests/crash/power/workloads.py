@@ -185,6 +185,33 @@ def large(directory: Path, workload: Workload) -> None:
                 router.reclaim()
 
 
+RING = 6
+RINGS = [{"match": [">"], "max_messages": RING, "when_full": "drop_old"}]
+
+
+def ring(directory: Path, workload: Workload) -> None:
+    """Two rings, in which each send drops what is oldest: alone, many at once, in transactions, over two stores, beside
+    what a receiver holds. A send and what it drops are one."""
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, Marks(), "r", vouched=not workload.prefix)
+        held: list[anabranch.Message] = []
+        for turn in range(24):
+            worker.ring({"ring.a": 1 + turn % 3}, 900 + 700 * (turn % 5), held, RING)
+            worker.ring({"ring.a": 1, "ring.b": 1 + turn % 2}, 300, held, RING)
+            if not workload.prefix:
+                worker.ring({"ring.a": 1, "own.ring.c": 1}, 500, held, RING)
+            if turn % 6 == 1:
+                held += worker.receive("ring.a", 2)
+            if turn % 6 == 4:
+                for message in held:
+                    message.release()
+                held.clear()
+            if turn % 4 == 3:
+                worker.ack("ring.b")
+            if turn % 7 == 6:
+                router.reclaim()
+
+
 def duplicates(directory: Path, workload: Workload) -> None:
     """Messages with ids, sent again: before and after a segment's end, a checkpoint, a snapshot, their ack."""
     with anabranch.open(config(directory, workload.options)) as router:
@@ -397,6 +424,8 @@ WORKLOADS = {
     "large-never": Workload(
         large, {"sync": "never", "large_message_size": 1024, "checkpoint_operations": 9}, prefix=True
     ),
+    "ring": Workload(ring, {"limits": RINGS, "pool_files": 1, "checkpoint_operations": 13}),
+    "ring-never": Workload(ring, {"limits": RINGS, "sync": "never", "checkpoint_operations": 7}, prefix=True),
     "duplicates": Workload(duplicates, {"checkpoint_operations": 10}),
     "reopening": Workload(reopening, {}),
     "removing": Workload(removing, {"checkpoint_operations": 7}),
