@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -198,3 +199,54 @@ def test_producers_and_consumers_of_a_store_that_is_always_full(tmp_path: Path) 
         for thread in threads:
             thread.join(PATIENCE)
         assert len(found) == len(set(found)) == 100
+
+
+@pytest.mark.parametrize("frees", ["the transaction", "the disk"])
+def test_two_stores_on_one_disk_do_not_take_the_same_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frees: str
+) -> None:
+    free = [1000 * 1024]
+    monkeypatch.setattr("anabranch.adapters.volumes._volumes", {})
+    monkeypatch.setattr("anabranch.adapters.volumes.KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=free[0], f_frsize=1))
+    with anabranch.open(two(tmp_path, min_free_disk=900 * 1024, max_messages=100)) as router:
+        body = b"x" * 60 * 1024
+        transaction = router.transaction()
+        transaction.send("a.x", body)
+        transaction.vote()  # it has room for it until it is over
+        with Parallel(lambda: router.queue("b.x").send(body)) as sender:
+            eventually(lambda: waiting(router) == 1)
+            if frees == "the disk":
+                free[0] += 60 * 1024  # which tells nobody
+            else:
+                transaction.rollback()
+            sender.result()
+        if frees == "the disk":
+            transaction.commit()
+        free[0] = 0
+        message = router.queue("b.x").receive()
+        assert message is not None
+        with router.transaction() as transaction:  # what makes a store hold no more goes on
+            transaction.ack(message)
+            transaction.send("b.x", body)
+        router.queue("b.x").receive().ack()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("when_full", [WhenFull.DROP_OLD, WhenFull.DROP_NEW, WhenFull.FAIL])
+def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_full: WhenFull) -> None:
+    free = [1000 * 1024]
+    monkeypatch.setattr("anabranch.adapters.volumes._volumes", {})
+    monkeypatch.setattr("anabranch.adapters.volumes.KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=free[0], f_frsize=1))
+    with anabranch.open(two(tmp_path, when_full, min_free_disk=900 * 1024, max_messages=100)) as router:
+        queue = router.queue("a.x")
+        queue.send_many([b"1" * 100, b"2" * 100, b"3" * 100])
+        free[0] = 0
+        if when_full is WhenFull.FAIL:
+            with pytest.raises(anabranch.StoreFullError, match=r"are free on the disk of .*min_free_disk is 921600"):
+                queue.send(b"4" * 100)
+        else:
+            assert queue.send(b"4" * 100).dropped is (when_full is WhenFull.DROP_NEW)
+        first, last = (b"2", b"4") if when_full is WhenFull.DROP_OLD else (b"1", b"3")
+        bodies = [message.body[:1] for message in queue.browse()]
+        assert (bodies[0], bodies[-1]) == (first, last)
