@@ -66,6 +66,8 @@ def config(directory: Path, seed: int) -> anabranch.Config:
         checkpoint_interval=chance.choice((0.03, 5.0)),
         batch_bytes_max=chance.choice((4096, 32 * 1024)),
         pool_files=chance.choice((0, 1, 3)),
+        compact_live_percent=chance.choice((0, 50, 90)),
+        compact_min_segments=chance.choice((1, 2, 4)),
     )
     return anabranch.Config(
         directory,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import anabranch
 from anabranch.adapters.core import Store
 from anabranch.adapters.journal import JournalStore, compaction, index_file
 from anabranch.adapters.journal.checksums import PageChecksums
@@ -366,3 +367,42 @@ def test_an_index_that_cannot_be_compacted_stays(
     store.checkpoint()
     assert_whole(store)
     assert [message.body for message in disk.crash(store).browse(B)] == [b"kept", b"more"]
+
+
+def test_values_of_maps_and_what_a_transaction_has_claimed_move_too(tmp_path: Path) -> None:
+    options = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER, compact_min_segments=10_000)
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
+    xid = anabranch.Xid(1, "held")
+
+    def seen(router: anabranch.Router) -> tuple[object, ...]:
+        values = router.map("values")
+        queue = router.queue("q")
+        return [values.get(f"k{n}") for n in range(8)], queue.counts(), [m.body for m in queue.browse()]
+
+    with anabranch.open(config) as router:
+        values, queue = router.map("values"), router.queue("q")
+        for n in range(8):
+            values.put(f"k{n % 6}", b"%d" % n)
+            queue.send(b"%d" % n)
+            router.queue("gone").send_many([b"." * 1000] * 60)
+            router.queue("gone").purge()
+        values.pop("k3")
+        transaction = router.transaction(xid=xid)
+        message = queue.receive()
+        assert message is not None
+        transaction.ack(message)
+        transaction.prepare()
+        before = seen(router)
+        router.compact()
+        assert router.stats().stores["all"].compactions > 0
+        assert seen(router) == before
+        (store,) = router.registry.open_stores()
+        assert_whole(store)
+    (tmp_path / "data" / "stores" / "all" / "index.mdb").unlink()
+    with anabranch.open(config) as router:
+        assert seen(router) == before
+        router.commit(xid)
+        assert [m.body for m in router.queue("q").browse()] == [b"%d" % n for n in range(1, 8)]
+        assert router.compact() >= 0
+        (store,) = router.registry.open_stores()
+        assert_whole(store)
