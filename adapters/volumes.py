@@ -1,7 +1,8 @@
 """Free space of disks: one count for each disk in the process, so that no two stores on one take the same for theirs.
 
-The file system is asked rarely: once a second while there is enough, and where there may not be. What was reserved
-since it was asked counts as used, also after it is written: for a moment it says less than there is, never more.
+The file system is asked rarely: once a second, or for each MiB, while there is enough, and where there may not be.
+What was reserved since it was asked counts as used, also after it is written; what indexes and preallocated files take
+beside that shows when it is asked next.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 KNOWN_SECONDS: Final = 1.0
 """So long what the file system has said holds, less what was reserved since."""
+KNOWN_BYTES: Final = 1 << 20
+"""And as long as less than this was reserved since: what is written takes more space than it counts for."""
 ASKED_SECONDS: Final = 0.01
 """Where that is too little it is asked again after so long."""
 
@@ -33,7 +36,8 @@ class Volume:
         self._given_back: deque[int] = deque()
         self._in_flight = 0
         """Bytes that are reserved, as far as they are counted."""
-        self._free = 0
+        self._free = self._since = 0
+        """As the file system has said, less what was reserved since then; how much that is."""
         self._asked_at = -KNOWN_SECONDS
 
     def reserve(self, size: int) -> Reservation[int]:
@@ -42,6 +46,7 @@ class Volume:
 
         with self._lock:
             self._free -= size
+            self._since += size
             return Reservation(size, self._given_back, self._reserved)
 
     def free(self, wanted: int) -> int:
@@ -49,7 +54,8 @@ class Volume:
         least `wanted`."""
         with self._lock:
             age = time.monotonic() - self._asked_at
-            if age >= KNOWN_SECONDS or (self._free < wanted and age >= ASKED_SECONDS):
+            old = age >= KNOWN_SECONDS or self._since >= KNOWN_BYTES
+            if old or (self._free < wanted and age >= ASKED_SECONDS):
                 self._ask()
             return self._free
 
@@ -63,7 +69,7 @@ class Volume:
         except OSError:  # whoever writes there next is told what is wrong with it
             self._asked_at = time.monotonic()
             return
-        self._free = found.f_bavail * found.f_frsize - self._in_flight
+        self._free, self._since = found.f_bavail * found.f_frsize - self._in_flight, 0
         self._asked_at = time.monotonic()
 
 

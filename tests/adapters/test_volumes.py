@@ -61,6 +61,9 @@ def test_the_file_system_is_asked_rarely(tmp_path: Path, asked: list[Path], monk
     for _ in range(1000):
         volume.free(1 << 40)
     assert len(asked) == 1
+    volume.reserve(volumes.KNOWN_BYTES).release()
+    volume.free(0)
+    assert asked.pop()
     now[0] += volumes.ASKED_SECONDS
     volume.free(0)
     assert len(asked) == 1
