@@ -70,6 +70,8 @@ log = logging.getLogger(__name__)
 SOON_SECONDS: Final = 0.2
 """Until what is to be noted or removed is, in the background."""
 PAGE: Final = 256
+LOOK_CHUNKS: Final = 16
+"""After so many of a body it is looked whether there is still as much room on the disk as has to stay free."""
 
 
 class LargeBodies:
@@ -82,15 +84,17 @@ class LargeBodies:
         self._engine, self._directory, self._file_mode, self._sync = engine, directory, file_mode, sync
         self._threshold = engine.backend.settings.large_message_size
         self._lock = threading.RLock()
-        """Guards `_by_name`."""
+        """Guards `_by_name`, and who adds to `_live` or takes out of it."""
         self._by_name: dict[bytes, BodyRef] = {}
         self._found: dict[bytes, tuple[LargeBody, Kept]] = {}
         """While the store is opened."""
         self._live: dict[int, dict[int, LargeBody]] = {}
-        """By destination's number and seq, of messages that are not known to be dead. Added to by who writes, in order;
-        taken out under the store's lock."""
+        """By destination's number and seq, of messages that are not known to be dead. Added to by who writes, in
+        order."""
+        self._sizes: dict[int, int] = {}
+        """Bytes of those, by destination's number: a body that several messages share counts for each."""
         self.bytes = 0
-        """Of those: a body that several messages share counts for each."""
+        """Of all of them."""
         self._suspects: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
         self._to_note: deque[tuple[LargeBody, int, int]] = deque()
@@ -329,6 +333,8 @@ class LargeBodies:
         try:
             for number, data in enumerate(chunks):
                 self._engine.ensure_usable()
+                if number % LOOK_CHUNKS == 0:
+                    self._engine.limits.require_disk(min(size or CHUNK_BYTES, LOOK_CHUNKS * CHUNK_BYTES))
                 body.size += len(data)
                 if size is not None and body.size > size:
                     raise _not_as_said(body.size, size, "at least ")
@@ -425,14 +431,15 @@ class LargeBodies:
         self._soon.schedule(SOON_SECONDS)
 
     def _add(self, number: int, seq: int, body: LargeBody) -> None:
-        those = self._live.get(number)
-        if those is None:
-            those = self._live[number] = {}
-        if seq not in those:
-            size = body.size
-            those[seq] = body  # no call between these: Ctrl-C comes before or after
-            self.bytes += size
-            body.names += 1
+        with self._lock:
+            those = self._live.setdefault(number, {})
+            before = self._sizes.get(number, 0)
+            if seq not in those:
+                size = body.size
+                those[seq] = body  # no call between these: Ctrl-C comes before or after
+                self._sizes[number] = before + size
+                self.bytes += size
+                body.names += 1
         self.used = self._engine.large = True
 
     def look(self, changes: Sequence[Change]) -> None:
@@ -468,7 +475,7 @@ class LargeBodies:
 
     def size_of(self, state: DestinationState) -> int:
         """Bytes of the large bodies of a destination."""
-        return sum([body.size for body in list(self._live.get(state.number, {}).values())])
+        return self._sizes.get(state.number, 0)
 
     def size_at(self, state: DestinationState, seq: int) -> int:
         """Of that of one message; 0 if it has none."""
@@ -508,19 +515,29 @@ class LargeBodies:
         """Some of the suspects, with the store's lock held. Returns whether there were any."""
         catalog, rows = self._engine.catalog, self._engine.rows
         some = list(self._suspects)[:PAGE]
+        if self._engine.behind:  # a message that has taken effect since is among them perhaps, and in no row yet
+            self._engine.drain()
         for number, seq in some:
             state = catalog.by_number.get(number)
-            those = self._live.get(number, {})
-            body = those.get(seq)
-            if body is not None and (state is None or state.removed or rows.row(state, None, seq) is None):
-                size = body.size
-                del those[seq]  # as in `_add`
-                self.bytes -= size
-                body.names -= 1
-                if not those:
-                    self._live.pop(number, None)
+            if state is None or state.removed or rows.row(state, None, seq) is None:
+                self._drop(number, seq)
             self._suspects.pop((number, seq), None)
         return bool(some)
+
+    def _drop(self, number: int, seq: int) -> None:
+        """A message is dead. Idempotent."""
+        with self._lock:
+            those = self._live.get(number, {})
+            body, before = those.get(seq), self._sizes.get(number, 0)
+            if body is not None:
+                size = body.size
+                del those[seq]  # as in `_add`
+                self._sizes[number] = before - size
+                self.bytes -= size
+                body.names -= 1
+            if not those:
+                self._live.pop(number, None)
+                self._sizes.pop(number, None)
 
     def _remove_garbage(self) -> None:
         if not self.garbage:

@@ -83,6 +83,12 @@ class Limits:
         self._oldest = Oldest(engine)
         self.dropped = DropLog(engine.name)
 
+    def require_disk(self, size: int) -> None:
+        """So much of a large body is about to be written. Raises StoreFullError."""
+        if self.limited:
+            with self._lock:
+                self._rooms.require_disk(size)
+
     # Asking for room
 
     def reserve(

@@ -71,7 +71,19 @@ class Rooms:
         if type(change) is SendMany:
             return self.of_state(change.state, False)
         send = sent(change)
-        return self.of_state(send.state, type(change) is VolatileChange) if send is not None else []
+        if send is None:
+            return []
+        rooms = self.of_state(send.state, type(change) is VolatileChange)
+        # A large body is on the disk already, which was looked at while it was written.
+        return rooms if send.large is None else [room for room in rooms if not isinstance(room, DiskRoom)]
+
+    def require_disk(self, size: int) -> None:
+        """Raise StoreFullError if the disks have no room for so many bytes, whatever is to happen then."""
+        if self._of_disks is None:
+            self._of_disks = self._disks()
+        for room in self._of_disks:
+            if room.lacking((1, size))[1]:
+                raise room.error((1, size))
 
     def at(self, message: Message) -> list[Room]:
         """The same of one that is there."""

@@ -14,6 +14,7 @@ import pytest
 
 from anabranch.adapters.core import Store, copying
 from anabranch.adapters.core.large import CHUNK_BYTES, LargeBody
+from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.messages import Message, Outgoing
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError, StoreFullError, UnknownMessageError
@@ -201,6 +202,22 @@ def test_as_many_as_there_are_survive_any_history(disk: Disk, store: Store, seed
     assert_whole(store)
 
 
+def test_what_has_to_stay_free_of_the_disk_stays_so(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at before a body is written, and now and then; what is written counts once."""
+    store = disk.create(large_message_size=1024, min_free_disk=1 << 60)
+    with pytest.raises(StoreFullError, match="min_free_disk"):
+        store.send(A, io.BytesIO(body()))
+    assert kept(store) == 0
+    store = disk.create(large_message_size=1024, min_free_disk=1 << 20)
+    store.send(A, io.BytesIO(body(CHUNK_BYTES + 1)))
+    monkeypatch.setattr("anabranch.adapters.core.large_bodies.LOOK_CHUNKS", 1)
+    asked: list[int] = []
+    monkeypatch.setattr(store._engine.limits, "require_disk", asked.append)
+    store.send(A, io.BytesIO(body(2 * CHUNK_BYTES + 1)))
+    assert asked == [CHUNK_BYTES] * 3
+    assert store._engine.bodies.size_of(store._engine.catalog.state(A)) == 3 * CHUNK_BYTES + 2
+
+
 # From store to store
 
 
@@ -298,3 +315,24 @@ def test_an_interruption_loses_no_body_and_leaves_none(store: Store, how: str) -
         assert kept(store) == 0, where
 
     assert everywhere(prepare, check) > 30
+
+
+def test_a_message_that_takes_effect_just_then_keeps_its_body(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is suspected with all others of its destination before it is in any row."""
+    store.send(A, io.BytesIO(body()))
+    engine = store._engine
+    suspect = store.bodies.suspect
+
+    def also_late(state: DestinationState) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "help", lambda: None)
+            store.send(A, io.BytesIO(body(seed=2)))
+        suspect(state)
+
+    with engine.lock:
+        engine.drain()
+        also_late(engine.catalog.state(A))
+        assert engine.behind
+        while store.bodies._find_dead():
+            pass
+    assert (contents(store), kept(store)) == ([body(), body(seed=2)], 2)
