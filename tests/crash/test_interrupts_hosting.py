@@ -113,6 +113,26 @@ def test_rejecting(router: anabranch.Router) -> None:
     assert everywhere(prepare, check, every=40) > 100
 
 
+def test_putting_dead_letters_back(router: anabranch.Router) -> None:
+    """In its queue or in the dead letters, never in both, and nobody holds it; the next call goes on."""
+    queue, dead = router.queue("q"), router.queue("dead")
+
+    def prepare(at: int) -> Callable[[], object]:
+        given(router, at).reject()
+        return lambda: router.requeue("dead")
+
+    def check(at: int, where: str) -> None:
+        eventually(lambda: leased(router) == 0 and router.in_doubt() == [], lambda: where)
+        assert queue.depth() + dead.depth() == 1, where
+        router.requeue("dead")
+        message = queue.receive()
+        assert message is not None, where
+        assert (identity_of(message.body), message.headers["requeued_count"]) == (f"s.{at}", 1), where
+        message.ack()
+
+    assert everywhere(prepare, check, every=7) > 50
+
+
 @pytest.mark.parametrize("how", ["release", "commit_nowait"])
 def test_a_transaction(router: anabranch.Router, how: str) -> None:
     """It is whole, and what it releases is free once it has ended."""
