@@ -126,13 +126,14 @@ class Waiting:
             delivery.next_due = change.due
             self._set_timer()
 
-    def bring(self) -> None:
-        """Bring back what is due. What goes wrong is logged: what is due comes later, then."""
+    def bring(self, whole: bool = False) -> None:
+        """Bring back what is due: the first of it, or the whole, which takes long if a clock has jumped and very many
+        are due at once. What goes wrong is logged: what is due comes later, then."""
         if self._engine.delivery.next_due > wall_ms():
             return
         first = None
         try:
-            while (found := self._bring_page()) is not None and found != first:
+            while (found := self._bring_page()) is not None and whole and found != first:
                 first = found  # twice the same: a backend that forgets nothing
         except AnabranchError as error:
             log.debug("store %s: what is due does not come back yet: %s", self._engine.name, error)
@@ -179,7 +180,7 @@ class Waiting:
         if monotonic() < self._at or engine.closed or engine.forked or engine.failed is not None:
             return  # another runs later
         self._at = 0.0
-        self.bring()
+        self.bring(whole=True)
         if 0 < engine.delivery.next_due <= wall_ms():
             self._run_in(RETRY_SECONDS)  # it could not be written, say
         else:

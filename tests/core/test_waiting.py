@@ -103,7 +103,7 @@ def test_a_backend_that_does_not_know_them(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_is_asked_while_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     with journal() as disk:
         store = disk.create()
-        monkeypatch.setattr(store._engine.waiting, "bring", lambda: pytest.fail("nothing waits"))
+        monkeypatch.setattr(store._engine.waiting, "bring", lambda whole=False: pytest.fail("nothing waits"))
         store.send_many(A, [b"1", b"2"])
         take(store).release()
         assert drain(store) == [b"1", b"2"]

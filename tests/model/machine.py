@@ -57,8 +57,10 @@ priorities = st.one_of(st.sampled_from([4, 4, 0, 9, 10, 255, 256, 65_535]), st.i
 hours = st.sampled_from([None, None, None, None, 1, 3])
 """From the beginning of the test until a message is no longer to be delivered."""
 kept = st.sampled_from([True, True, True, False])
-messages = st.tuples(destinations, sizes, ids, priorities, hours, kept)
-Drawn = tuple[Destination, int, str | None, int, int | None, bool]
+waits = st.sampled_from([None, None, None, 1, 3])
+"""Likewise, until it is delivered at the earliest."""
+messages = st.tuples(destinations, sizes, ids, priorities, hours, kept, waits)
+Drawn = tuple[Destination, int, str | None, int, int | None, bool, int | None]
 
 
 @dataclass(slots=True)
@@ -125,15 +127,24 @@ class StoreMachine(RuleBasedStateMachine):
         return f"{self.count:08d}".encode().ljust(size, b"x")[: max(size, 8)] if size else b""
 
     def sent(self, drawn: Drawn) -> Sent:
-        destination, size, message_id, priority, hours, persistent = drawn
+        destination, size, message_id, priority, hours, persistent, waits = drawn
         expires = 0 if hours is None else self.began + hours * HOUR
-        return Sent(destination, self.body(size), message_id, priority, expires, persistent)
+        due = 0 if waits is None else self.began + waits * HOUR
+        return Sent(destination, self.body(size), message_id, priority, expires, persistent, due)
 
     @rule(hours=st.sampled_from([0, 0, 2, 4]))
     def set_the_clock(self, hours: int) -> None:
         """It may go back, too."""
+        self.bring()
         self.clock.offset_ms = hours * HOUR
         self.model.now_ms = self.clock.now
+        self.bring()
+
+    def bring(self) -> None:
+        """A timer does so at some time: what is due by now stays so."""
+        self.store._engine.asked(lambda: None)
+        self.store._engine.waiting.bring()
+        self.model.bring()
 
     # Sending
 
@@ -142,7 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
         sent = self.sent(message)
         receipt = self.store.send(
             sent.destination, sent.body, {"n": self.count}, sent.message_id, None, sent.priority, sent.expires_at_ms,
-            sent.persistent,
+            sent.persistent, sent.deliver_at_ms,
         )  # fmt: skip
         self.model.send([sent], [(receipt.seq, receipt.duplicate)])
         assert self.store.last_seq >= receipt.seq or not sent.persistent
@@ -239,14 +250,15 @@ class StoreMachine(RuleBasedStateMachine):
             self.settled.append(message)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), delivered=st.booleans())
-    def release(self, data: st.DataObject, delivered: bool) -> None:
-        self.give_back(self.some_held(data), delivered)
+    @rule(data=st.data(), delivered=st.booleans(), delay=st.sampled_from([None, None, 0, 3600, 7200]))
+    def release(self, data: st.DataObject, delivered: bool, delay: float | None) -> None:
+        self.give_back(self.some_held(data), delivered, delay)
 
-    def give_back(self, some: list[Message], delivered: bool = True) -> None:
-        self.store.release(some, delivered)
+    def give_back(self, some: list[Message], delivered: bool = True, delay: float | None = None) -> None:
+        self.store.release(some, delivered, delay)
+        due = self.clock.now + int(delay * 1000) if delay else 0
         for message in some:
-            self.model.give_back(self.held.pop(message), delivered)
+            self.model.give_back(self.held.pop(message), delivered, due)
             self.settled.append(message)
 
     @precondition(lambda self: self.settled)
@@ -578,7 +590,9 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def outgoing(sent: Sent) -> Outgoing:
-    return Outgoing(sent.body, None, sent.message_id, sent.priority, sent.expires_at_ms, sent.persistent)
+    return Outgoing(
+        sent.body, None, sent.message_id, sent.priority, sent.expires_at_ms, sent.persistent, False, sent.deliver_at_ms
+    )
 
 
 def sends_of(some: list[Sent]) -> list[tuple[Destination, Outgoing]]:

@@ -23,6 +23,7 @@ class Sent(NamedTuple):
     priority: int = 4
     expires_at_ms: int = 0
     persistent: bool = True
+    deliver_at_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ class Part:
     state: str = READY
     count: int = 0
     """How often it has been given back."""
+    due: int = 0
+    """Until when it waits; 0: it does not."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class Expected:
     sent: Sent
     parts: dict[int, Part]
     """By the number of who has yet to ack it."""
+    due: int = 0
+    """Until when it waits for all; 0: it does not."""
 
     @property
     def body(self) -> bytes:
@@ -116,7 +121,7 @@ class Model:
             queue = self.queues.setdefault(sent.destination, [])
             numbers = self.numbers(sent.destination)
             if numbers:
-                queue.append(Expected(seq, sent, {number: Part() for number in numbers}))
+                queue.append(Expected(seq, sent, {number: Part() for number in numbers}, sent.deliver_at_ms))
             if key is not None:
                 (fresh if kept else passing)[key] = seq
         for window, new in ((self.window, fresh), (self.passing, passing)):
@@ -178,10 +183,19 @@ class Model:
         for part in self.parts(held):
             part.state = state
 
-    def give_back(self, held: Held, delivered: bool = True) -> None:
+    def give_back(self, held: Held, delivered: bool = True, due: int = 0) -> None:
         for part in self.parts(held):
             part.state = READY
             part.count += delivered
+            part.due = due if held.number is not None and not self.is_spent(part) else part.due
+
+    def bring(self) -> None:
+        """What is due by now stays so, whatever becomes of the clock."""
+        expected = [one for queue in self.queues.values() for one in queue]
+        for one in expected:
+            one.due = one.due if one.due > self.now_ms else 0
+        for part in [part for one in expected for part in one.parts.values()]:
+            part.due = part.due if part.due > self.now_ms else 0
 
     def restart(self) -> None:
         """Leases and claims end with the process, but for those of a prepared transaction; what is not persistent goes
@@ -222,8 +236,11 @@ class Model:
 
     def first_ready(self, destination: Destination, number: int = QUEUE) -> Expected | None:
         """What receive gives."""
+        self.bring()
         for expected in self.queue(destination, number):
             part = expected.parts[number]
+            if expected.due or part.due:
+                continue
             if part.state == READY and not self.is_over(expected) and not self.is_spent(part):
                 return expected
         return None
@@ -248,6 +265,10 @@ class Model:
         """What is left of what somebody holds: a subscription may be gone by now, or the message."""
         found = (e for e in self.queue(held.destination) if e.seq == held.seq)
         return [part for e in found for number, part in e.parts.items() if held.number in (None, number)]
+
+    def delayed(self, destination: Destination, number: int = QUEUE) -> int:
+        """How many wait for their time, as they stand."""
+        return sum(bool(one.due or one.parts[number].due) for one in self.queue(destination, number))
 
     def leased(self) -> int:
         """How many are held, a message once for each for whom it is."""
