@@ -261,6 +261,20 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.give_back(self.held.pop(message), delivered, due)
             self.settled.append(message)
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def run_out(self, data: st.DataObject) -> None:
+        """The leases of some have an end, which has come; those of others are given one, which has not."""
+        some = self.some_held(data)
+        for message in self.held:
+            message.extend(1e-9 if message in some else HOUR)
+        self.store._lease_times.run()
+        for message in some:
+            with pytest.raises(UnknownMessageError, match="ran out"):
+                message.ack()
+            self.model.give_back(self.held.pop(message), delivered=True)
+            self.settled.append(message)
+
     @precondition(lambda self: self.settled)
     @rule(data=st.data())
     def settle_again(self, data: st.DataObject) -> None:
