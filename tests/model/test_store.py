@@ -30,6 +30,7 @@ class JournalMachine(StoreMachine):
         options: dict[str, Any] = {
             "sync": data.draw(st.sampled_from(["always", "periodic", "never"])),
             "pool_files": data.draw(st.integers(0, 2)),
+            "compact_live_percent": data.draw(st.sampled_from([50, 95])),
         }
         if data.draw(st.booleans()):
             options |= {"checkpoint_operations": 3, "checkpoint_interval": 0.01, "sync_interval": 0.01}
@@ -38,6 +39,10 @@ class JournalMachine(StoreMachine):
     @rule()
     def checkpoint(self) -> None:
         cast(JournalStore, self.store).checkpoint()
+
+    @rule()
+    def compact(self) -> None:
+        cast(JournalStore, self.store).compact()
 
     def reopened(self, data: st.DataObject) -> Store:
         self.store.close()
