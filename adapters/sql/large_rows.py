@@ -22,6 +22,8 @@ from .statements import Statements
 
 log = logging.getLogger(__name__)
 
+AT_ONCE: Final = 64
+"""Rows that are deleted in one transaction: others write meanwhile."""
 TRIES: Final = 3
 PAUSE: Final = 0.05
 """Seconds."""
@@ -94,7 +96,12 @@ class LargeRows:
 
     def remove(self, name: bytes) -> None:
         self._starts.pop(name, None)
-        self._run([("delete.large", {"body": name.hex()})])
+        where = {"body": name.hex()}
+        last = self._database.read(
+            lambda connection: connection.execute(self._statements["select.large.last"], where).scalar_one()
+        )
+        for first in range(0, (-1 if last is None else last) + 1, AT_ONCE):  # the start first: it is not whole then
+            self._run([("delete.large", {**where, "first": first, "last": first + AT_ONCE - 1})])
 
     def kept(self) -> Iterator[tuple[bytes, bytes | None]]:
         rows = self._database.read(lambda connection: connection.execute(self._statements["select.large.starts"]).all())

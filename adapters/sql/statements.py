@@ -304,13 +304,14 @@ def _keeping(s: Schema) -> dict[str, Executable]:
             store.storeid == p("owner")
         ),
         "insert.large": _insert(s.large),
-        "delete.large": delete(s.large).where(large.bodyid == p("body")),
+        "delete.large": delete(s.large).where(large.bodyid == p("body"), _within(large.part)),
         "delete.large.part": delete(s.large).where(large.bodyid == p("body"), large.part == p("which")),
         "update.large.start": update(s.large)
         .where(large.bodyid == p("body"), large.part == 0)
         .values(content=p("start", type_=large.content.type)),
         "select.large": select(large.content).where(large.bodyid == p("body"), large.part == p("which")),
         "select.large.starts": select(large.bodyid, large.content).where(large.part == 0),
+        "select.large.last": select(func.max(large.part)).where(large.bodyid == p("body")),
         "select.large.bodies": select(large.bodyid).distinct(),
         "select.store.locked": select(store.batch).where(store.storeid == p("owner")).with_for_update(),
         "update.store": update(s.store)
