@@ -195,6 +195,7 @@ class Outbox:
         self._draining = threading.Lock()
         """Held by the one who drains."""
         self._job = CoalescedJob(self._drain_soon)
+        self._watch_job = CoalescedJob(self._watch)
         self._pause = PAUSE_FIRST
         self._look_pause = WATCH_SECONDS
         self._closed = False
@@ -305,6 +306,7 @@ class Outbox:
         one = self._open.get(caller.key)
         if one is None:
             one = self._open[caller.key] = _Open(caller)
+            self._watch_job.schedule(WATCH_SECONDS)
         one.thread = threading.get_ident()
         return one
 
@@ -377,8 +379,19 @@ class Outbox:
         try:
             self._drain_now(everything=True)
         finally:
-            self._look_pause = WATCH_SECONDS if self._open else min(2 * self._look_pause, LOOK_MAX)
+            self._look_pause = min(2 * self._look_pause, LOOK_MAX)
             self._look_again()
+
+    def _watch(self) -> None:
+        """While transactions are open: one may end without a word, or with one that Ctrl-C cut off."""
+        engine = self._engine
+        if self._closed or engine.closed or engine.failed is not None or engine.forked:
+            return
+        try:
+            self._drain_now(everything=True)
+        finally:
+            if self._open:
+                self._watch_job.schedule(WATCH_SECONDS)
 
     def _drain_soon(self) -> None:
         """Once somebody has committed."""

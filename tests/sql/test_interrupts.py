@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import NullPool, create_engine
 
+from anabranch.adapters.core.delivery import LEASED
 from anabranch.adapters.messages import Message
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import UnknownMessageError
 
-from ..contract.disk import A, B, T, assert_whole, bodies, take
+from ..contract.disk import A, B, T, assert_whole, bodies, eventually, take
 from ..contract.preparing import OTHER, to, transaction
 from ..crash.test_interrupts import everywhere
 from ..shares import Share
-from .disk import SqliteDisk
+from .disk import SqliteDisk, directory_of
 
 DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
 
@@ -236,3 +238,42 @@ def test_a_browse_interrupted_anywhere(store: SqlStore, share: Share) -> None:
         assert len(list(store.browse(A))) == 2, where
 
     assert everywhere(lambda at: lambda: list(store.browse(A)), check, 7, share) > 30
+
+
+def test_a_transaction_of_the_users_own_interrupted_anywhere(store: SqlStore, share: Share) -> None:
+    """Committed or not, its send and its ack go together, and nothing stays claimed (rules Q4, Q6)."""
+    engine = create_engine(f"sqlite:///{directory_of(store) / 'store.db'}", poolclass=NullPool)
+    done = 0
+    held: list[Message] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        store.send(A, numbered(at))
+        held[:] = [message] = [take(store)]
+        connection = engine.connect()
+
+        def call() -> None:
+            with connection:
+                store.ack_within(connection, [message])
+                store.send_within(connection, B, [numbered(at)])
+                connection.commit()
+
+        return call
+
+    def check(at: int, where: str) -> None:
+        nonlocal done
+        lease = held[0]._note
+        eventually(
+            lambda: not store._outbox().is_used and (lease.hold == LEASED or not store.stats().leased), lambda: where
+        )
+        if store.stats().leased:  # its ack had not begun
+            store.release(held)
+        assert store.stats().leased == 0, where
+        sent, left = store.depth(B), bodies(store)
+        assert (sent, left) in ((done, [numbered(at)]), (done + 1, [])), where
+        done = sent
+        for _ in left:
+            take(store).ack()
+
+    assert everywhere(prepare, check, 23, share) > 100
+    assert_whole(store)
+    engine.dispose()

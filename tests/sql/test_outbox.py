@@ -685,3 +685,24 @@ def test_a_body_that_is_a_file_is_refused(shared: Shared, store: Store) -> None:
     with shared.engine.begin() as connection, pytest.raises(TypeError, match="is bytes, not BytesIO"):
         store.send_within(connection, A, [Outgoing(io.BytesIO(b"1"))])
     assert bodies(store) == []
+
+
+def test_a_message_that_waits_for_its_time(shared: Shared, store: Store) -> None:
+    later = (1 << 42) + 5  # in the year 2109
+    with shared.engine.begin() as connection:
+        store.send_within(connection, A, [Outgoing(b"later", deliver_at_ms=later), b"now"])
+    assert take(store, timeout=PATIENCE).body == b"now"
+    assert store.depth(A) == 2 and store.receive(A) is None
+    store.close()
+    again = shared.open()
+    assert take(again).body == b"now" and again.receive(A) is None
+    assert_whole(again)
+
+
+def test_a_large_body_is_acked(shared: Shared, store: Store) -> None:
+    store.send_many(A, [Outgoing(store.keep(io.BytesIO(bytes(3_000_000)), True))])
+    message = take(store)
+    with shared.engine.begin() as connection:
+        store.ack_within(connection, [message])
+    assert store.depth(A) == 0
+    assert_whole(store)
