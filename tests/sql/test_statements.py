@@ -22,8 +22,9 @@ DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
 
 INSERT = (
     "INSERT INTO ${schema-prefix}MESSAGES (ID, QUEUENAME, DESTINATION, PRIORITY, DELIVERYCOUNT, EXPIRATIONTIME, "
-    "SENTAT, SIZE, PARTS, MESSAGEID, HEADERS, CONTENT, MAPKEY) VALUES (:id, upper(:queuename), :destination, "
-    ":priority, :deliverycount, :expirationtime, :sentat, :size, :parts, :messageid, :headers, :content, :mapkey)"
+    "SENTAT, SIZE, PARTS, MESSAGEID, HEADERS, CONTENT, MAPKEY, DUE) VALUES (:id, upper(:queuename), "
+    ":destination, :priority, :deliverycount, :expirationtime, :sentat, :size, :parts, :messageid, :headers, :content, "
+    ":mapkey, :due)"
 )
 
 
