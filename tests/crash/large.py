@@ -68,6 +68,9 @@ class Rules:
             waiting = [path for path in self._bodies if path.startswith(store + "/large/")]
             if waiting and b"LARGE" in bytes(arguments[1]):
                 self.wrong.append(f"a record was written while {waiting[0]} {self._bodies[waiting[0]]}")
+        elif name == "rename" and str(arguments[1]).endswith(".seg"):
+            # What the one before holds that counts is synced by then, and the rest is void (rule J1): a mark, say.
+            self._segments = {path for path in self._segments if not path.startswith(store + "/journal/")}
         elif name in ("fsync", "fdatasync") and target.endswith(".seg"):
             self._segments.discard(target)
 
