@@ -19,6 +19,7 @@ from anabranch.adapters.core.destination_changes import CloseGate, Declare, Remo
 from anabranch.adapters.core.dropping import Dropped
 from anabranch.adapters.core.engine import Engine
 from anabranch.adapters.core.keyed import Unchanged
+from anabranch.adapters.core.outbox import Drained
 from anabranch.adapters.core.records import encode
 from anabranch.adapters.core.states import Catalog, DestinationState, SubscriptionState
 from anabranch.adapters.journal import snapshot
