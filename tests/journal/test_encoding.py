@@ -124,6 +124,7 @@ class TestChanges:
     def test_a_message_of_nobody(self) -> None:
         made = Made()
         send = Send(made.queue, encode(made.queue.destination, b"x", None, None, 100)[0], None)
+        send.seq = 1
         del made.states[1]
         with pytest.raises(KeyError):
             made.back(send)
