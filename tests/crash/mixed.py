@@ -274,14 +274,13 @@ class Hand:
             for destination, identity in sends:
                 self.endpoint(destination).send(body_of(identity, chance.choice((20, 9000))), connection=connection)
             if chance.random() < 0.2:
-                operation = self._back(messages)
-                self.marks.trying(operation)
+                self.marks.trying(self._back(messages))
                 connection.rollback()
-            else:
-                self.sent += 1
-                operation["turn"] = f"{self.name}.{self.sent}"
-                self.marks.trying(operation)
-                connection.commit()
+                return  # that they have come back is counted a moment later, unless it dies before
+            self.sent += 1
+            operation["turn"] = f"{self.name}.{self.sent}"
+            self.marks.trying(operation)
+            connection.commit()
             self.marks.promised(operation)
 
     @contextmanager
