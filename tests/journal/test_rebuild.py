@@ -22,7 +22,7 @@ from anabranch.adapters.messages import Message, Outgoing
 from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.destination import Destination
 
-from ..contract.disk import assert_whole, take
+from ..contract.disk import A, B, T, assert_whole, bodies, drain, take
 from .disk import JournalDisk
 
 QUEUE, TOPIC, OTHER = (Destination.parse(name) for name in ("q", "topic://t", "topic://u"))
@@ -52,6 +52,7 @@ def image(store: JournalStore) -> dict[str, Any]:
             "lanes": sorted(rows.all_lanes()),
             "expiries": sorted(rows.all_expiries()),
             "deliveries": sorted(rows.all_deliveries()),
+            "waits": sorted(rows.all_waits()),
             "destinations": sorted(
                 (str(s.destination), s.count, s.bytes) for s in index.states.values() if s.own.named
             ),
@@ -410,3 +411,31 @@ def test_what_ctrl_c_strikes_is_kept_by_who_does_it_again() -> None:
     kept.keep(1, 5, 1)  # it has changed by then
     kept.keep(1, 10, 1)  # it has come since
     assert (kept.take(1, 0, 4), kept.take(1, 5, 20), kept.take(1, 0, 20)) == ({}, {5: 3}, {})
+
+
+def test_what_waits_is_told_by_snapshots(tmp_path: Path) -> None:
+    """Also once the segments are gone that said it: to be delivered later, given back with a delay, due again."""
+    with JournalDisk(tmp_path) as disk:
+        store = disk.create(segment_size=64 * 1024, pool_files=0)
+        store.send(A, b"later", deliver_at_ms=2**50)
+        store.send_many(A, [b"given back", b"free"])
+        store.release([take(store, A)], delay=10**9)
+        store.subscribe(Subscription(T, "desk"))
+        store.subscribe(Subscription(T, "book"))
+        store.send_many(T, [Outgoing(b"t later", deliver_at_ms=2**50), b"t"])
+        take(store, T, subscription=("", "desk")).release(delay=10**9)
+        for _ in range(10):
+            store.send_many(B, [b"x" * 1000] * 200)
+            drain(store, B)
+        store.reclaim()
+        assert store.stats().segments["retained"] < 8  # of more than 30
+        for _ in range(2):
+            store.close()
+            for path in store.directory.glob("index.*"):
+                path.unlink()
+            store = disk.reopen(store)
+            assert_whole(store)
+            assert store.counts(A) == (1, 0, 2)
+            assert [store.counts(T, ("", name)) for name in ("desk", "book")] == [(0, 0, 2), (1, 0, 1)]
+            assert bodies(store, A) == [b"later", b"given back", b"free"]
+            assert take(store, A).body == b"free"
