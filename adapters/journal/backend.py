@@ -128,7 +128,14 @@ class JournalBackend(Backend):
         started = time.monotonic()
         self._make(store_id)
         index = self._index
-        opened = bring_up(self.name, store_id, self._log.files, index, progress)
+        opened = bring_up(
+            self.name,
+            store_id,
+            self._log.files,
+            index,
+            progress,
+            is_salvaging=salvage.is_unfinished(self._directory.path),
+        )
         try:
             self._report = salvage.finish(
                 self._directory.path, index, opened.rebuilt, opened.lost, self._directory.file_mode

@@ -22,7 +22,7 @@ from ..wal.files import COPIES_SUFFIX, SegmentFiles
 from ..wal.log import Log
 from ..wal.reader import BatchReader, read_record, records_of
 from ..wal.segment import Segment, SegmentTable
-from ..wal.survey import CheckpointMismatchError, Survey, open_copies, survey
+from ..wal.survey import CheckpointMismatchError, Survey, adopt_copies, open_copies, survey
 from ..wal.ticket import Tail
 from . import snapshot
 from .checksums import IndexBrokenError
@@ -58,15 +58,17 @@ def bring_up(
     index: Index,
     progress: Progress | None,
     settle: Callable[[Survey, SegmentFiles], None] = recovery.settle,
+    is_salvaging: bool = False,
 ) -> Opened:
     """Fill the index. What is read above the last watermark is on disk before anybody sees it: `settle` sees to that,
     and is another where the journal is read alone, and the index is a copy. Raises CorruptionError, OSError, and
     whatever a damaged index makes of it (index.is_of_index); then the index is closed."""
     try:
-        checkpoint, surveyed = _survey(name, store_id, files, index)
+        checkpoint, surveyed = _survey(name, store_id, files, index, is_salvaging)
         settle(surveyed, files)
         replay = Replay(index, surveyed.table(), partial(_open_copies, surveyed, files, store_id))
         replay.seq = surveyed.highest_counter
+        replay.is_mended = is_salvaging
         if checkpoint is None:
             replay.everything(surveyed, progress)
         else:
@@ -97,7 +99,9 @@ def bring_up(
         raise
 
 
-def _survey(name: str, store_id: bytes, files: SegmentFiles, index: Index) -> tuple[Checkpoint | None, Survey]:
+def _survey(
+    name: str, store_id: bytes, files: SegmentFiles, index: Index, is_salvaging: bool
+) -> tuple[Checkpoint | None, Survey]:
     """The index if it can be used, else an empty one (None), and what the journal says."""
     try:
         checkpoint = index.open()
@@ -112,6 +116,8 @@ def _survey(name: str, store_id: bytes, files: SegmentFiles, index: Index) -> tu
         surveyed = survey(files, store_id, None, snapshot.needed_by)
         if surveyed.end.offset > w.HEADER_BYTES or len(surveyed.chain) > 1:
             log.warning("store %s: the index is rebuilt from the journal: %s", name, error)
+        if is_salvaging and surveyed.snapshot is None:
+            adopt_copies(surveyed, files, store_id)
         index.create()
         return None, surveyed
 

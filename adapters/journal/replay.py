@@ -21,7 +21,17 @@ from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Survey
 from ..wal.ticket import Tail
 from . import snapshot as snapshots
-from .encoding import DECODERS, NUMBER, PREPARE, SEND, SEND_START, decode_prepare, decode_send
+from .encoding import (
+    COMPACTED,
+    COMPACTED_PAYLOAD,
+    DECODERS,
+    NUMBER,
+    PREPARE,
+    SEND,
+    SEND_START,
+    decode_prepare,
+    decode_send,
+)
 from .index import Checkpoint, Index
 
 PARTIAL_OPERATIONS: Final = 200_000
@@ -51,8 +61,10 @@ class Replay:
         self.seq = 0
         """The highest that was met."""
         self._after: Callable[[Tail], None] = lambda position: None
-        self._is_mended = False
+        self.is_mended = False
         """There was a record in the place of which there is none any more: it may have declared a destination."""
+        self._counted: set[int] = set()
+        """Files of copies that count from the beginning, in a journal that was mended."""
         self._reflected_lsn = 0
         """A snapshot tells all that is needed of what comes before, but for the messages that live (rule J6)."""
 
@@ -96,9 +108,10 @@ class Replay:
             kept = {segment.number: segment for segment in latest.kept}
             self._begin_with(latest)
         elif self._table.segments[0].number > 1:
-            self._is_mended = True  # the snapshot is lost that let those before it go
+            self.is_mended = True  # the snapshot is lost that let those before it go
         total = sum(segment.end or survey.end.offset for segment in self._table.all)
         done = 0
+        self._counted = {copies.number for copies in survey.copies} if self.is_mended else set()
         for segment in (*survey.older, *survey.copies):
             segment.counts = True
             dead = kept[segment.number].dead_bits() if segment.number in kept else b""
@@ -196,11 +209,15 @@ class Replay:
         """What a batch says."""
         for record in records_of(batch):
             if record.kind == SEND:
-                yield self._send(record)
+                send = self._send(record)
+                if not (self.is_mended and self._is_there(send)):
+                    yield send
                 continue
             if record.kind == w.LOST:
-                self._is_mended = True
+                self.is_mended = True
                 continue
+            if record.kind == COMPACTED and COMPACTED_PAYLOAD.unpack(record.payload)[0] in self._counted:
+                continue  # that file counts already
             decode = DECODERS.get(record.kind)
             if decode is None:
                 reason = f"record of unknown kind {record.kind}; a newer version wrote it"
@@ -222,17 +239,27 @@ class Replay:
             if record.kind in (SEND, PREPARE) and not _bit(dead, record.lsn - base_lsn):
                 if record.kind == SEND:
                     send = self._send(record)
+                    if self.is_mended and self._is_there(send):
+                        continue
                     if not send.state.is_map:
                         send.name = None
                     yield send
                 else:
                     yield decode_prepare(record, self._index)
 
+    def _is_there(self, send: Send) -> bool:
+        """Whether it was met before, as what told that it was copied is lost: then it is dead here."""
+        segment = self._table.find(send.own[0])
+        if segment is None or self._index.rows.row(send.state, None, send.seq) is None:
+            return False
+        segment.mark_dead(send.own[0])
+        return True
+
     def _send(self, record: Record) -> Send:
         try:
             send = decode_send(record, self._index)
         except KeyError as error:
-            if self._is_mended:
+            if self.is_mended:
                 number = NUMBER.unpack_from(record.payload)[0]
                 self._index.declare(DestinationState(number, Destination.queue(f"{UNNAMED}.{number}")))
                 return self._send(record)

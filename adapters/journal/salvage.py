@@ -175,7 +175,7 @@ def finish(
 ) -> LossReport | None:
     """Let the index forget what the journal has no more, and complete the report of that; None if there is none. Called
     when a store is opened and its index is up to the journal, before anybody sees what is in it."""
-    path = next(iter(sorted(directory.glob(f"loss-*{UNFINISHED}"))), None)
+    path = _unfinished(directory)
     if path is None:
         return None
     report = msgspec.json.decode(path.read_bytes(), type=LossReport)
@@ -197,6 +197,15 @@ def finish(
     for number, seq in rows:
         index.rows.remove(index.states[number], seq)
     return report
+
+
+def _unfinished(directory: Path) -> Path | None:
+    return min(directory.glob(f"loss-*{UNFINISHED}"), default=None)
+
+
+def is_unfinished(directory: Path) -> bool:
+    """Whether the store has been mended, and was not opened since."""
+    return _unfinished(directory) is not None
 
 
 def complete(directory: Path, report: LossReport, file_mode: int = FILE_MODE) -> Path:

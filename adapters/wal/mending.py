@@ -105,9 +105,10 @@ class Mender:
         self._losses: list[Loss] = []
         self._scanned: dict[int, _Scanned] = {}
         self._needed = self._hints.needed
+        self._is_unsure = False
+        """What told which files of copies count is lost: they are all kept."""
         self._ends: dict[int, Kept] = {}
         """Of files of copies."""
-        self._given_up: list[Path] = []
         self._watermark = self._newest = 0
 
     # Looking
@@ -132,9 +133,12 @@ class Mender:
                 self._scanned[number] = self._scan(number)
         if self._needed is None and self._hints.needed_by is not None:
             self._ask_snapshot(self._hints.needed_by)
-        self._replace_missing(mark)
+        lost = any(_kind(loss) == f.SNAPSHOT for one in self._scanned.values() for loss in one.losses)
+        self._is_unsure = lost and self._hints.needed is None
+        was_released = lost or any(header.snapshot_number for header in self._headers.values())
+        self._replace_missing(mark, was_released)
         self._point_to_snapshot()
-        self._mend_copies()
+        self._mend_copies(was_released)
         for number, one in self._scanned.items():
             if one.patches:
                 self._changed.setdefault(number, []).extend(one.patches)
@@ -290,7 +294,7 @@ class Mender:
             position += max(1, len(data) - len(f.BATCH_MAGIC) + 1)
         return None
 
-    def _replace_missing(self, mark: Watermark) -> None:
+    def _replace_missing(self, mark: Watermark, was_released: bool) -> None:
         """Segments that must be there and are not: in their place one that says that all in it is lost."""
         newest = max(self._headers, default=0)
         if newest < mark.segment:
@@ -304,7 +308,6 @@ class Mender:
         if not newest:
             raise CorruptionError(str(self._directory), 0, "nothing of the log can be read", f.RESTORE)
         needed, number = self._needed, newest
-        was_released = any(header.snapshot_number for header in self._headers.values())
         while (missing := self._headers[number].prev_number) != 0:
             header = self._headers[number]
             if missing not in self._headers:
@@ -392,8 +395,8 @@ class Mender:
             self._headers[newest] = replace(header, snapshot_number=latest[0], snapshot_offset=latest[1])
             self._changed.setdefault(newest, []).append((0, self._headers[newest].encode()))
 
-    def _mend_copies(self) -> None:
-        """The files of copies that count, as segments."""
+    def _mend_copies(self, was_released: bool) -> None:
+        """The files of copies that count, as segments. `was_released`: there was a snapshot."""
         needed = self._needed
         there = {number for number in map(_copies_number, self._directory.glob(f"*{COPIES_SUFFIX}")) if number}
         counting: dict[int, tuple[int | None, Kept]] = {}
@@ -406,8 +409,8 @@ class Mender:
                 if copies.number in counting or lsn > since:
                     base = base_of(copies.number)
                     counting[copies.number] = copies.nonce, Kept(copies.end, base + copies.records - 1)
-        for number in sorted(there - counting.keys()) if needed is None else ():
-            self._give_up(number)
+        if needed is None and was_released:
+            self._adopt(there - counting.keys(), counting)
         for number, (nonce, kept) in sorted(counting.items()):
             base, path = base_of(number), self._path(number)
             self._ends[number] = kept
@@ -424,16 +427,18 @@ class Mender:
             self._headers[number] = header
             self._scanned[number] = self._scan(number)
 
-    def _give_up(self, number: int) -> None:
-        """A file of copies of which nothing tells any more whether what is in it counts."""
-        path, base = self._path(number), base_of(number)
-        with suppress(CorruptionError):
-            header = read_header(path)
-            reader = BatchReader(Segment(header, path), f.HEADER_BYTES, base - 1)
-            for _ in reader:
-                pass
-            self._losses.append(Loss(str(path), 0, reader.offset, base, max(reader.lsn, base), reason=UNTOLD))
-            self._given_up.append(path)
+    def _adopt(self, numbers: set[int], counting: dict[int, tuple[int | None, Kept]]) -> None:
+        """Files of copies of which nothing tells any more whether what is in them counts: all of it does. One whose
+        header does not read says nothing of where it ends."""
+        for number in numbers:
+            path = self._path(number)
+            with suppress(CorruptionError):
+                header = read_header(path)
+                segment, lsn = Segment(header, path), base_of(number) - 1
+                for beyond in BatchReader(segment, f.HEADER_BYTES, lsn, header.capacity).headers_beyond():
+                    lsn = max(lsn, beyond.base_lsn + beyond.count - 1)
+                counting[number] = header.nonce, Kept(header.capacity, lsn)
+                self._losses.append(Loss(str(path), 0, 0, 1, 0, reason=UNTOLD))
 
     def _copies_header(self, number: int, nonce: int, end: int) -> f.SegmentHeader:
         return f.SegmentHeader(
@@ -446,8 +451,8 @@ class Mender:
     def write(self, aside: Path | None = None) -> None:
         """Put in place what `look` found to be missing. The damaged files go to `aside`, if that is given. Raises
         OSError; what was done by then is done."""
-        if aside is not None:
-            for path in self._given_up:
+        if aside is not None and self._is_unsure:
+            for path in self._directory.glob(f"*{COPIES_SUFFIX}"):
                 self._keep(path, aside)
         for number, patches in sorted(self._changed.items()):
             path = self._path(number)
@@ -473,6 +478,11 @@ class Mender:
         if not (aside / path.name).exists():
             os.link(path, aside / path.name)
             sync_directory(aside)
+
+
+def _kind(loss: Loss) -> int:
+    """Of the first record in it, by what its damaged bytes look like."""
+    return int(f.RECORD_HEADER.unpack_from(loss.remnant)[3]) if len(loss.remnant) >= f.RECORD_HEADER.size else 0
 
 
 def _blank_bytes(records: int) -> int:

@@ -194,6 +194,18 @@ def open_copies(
     return segment
 
 
+def adopt_copies(surveyed: Survey, files: SegmentFiles, log_id: bytes) -> None:
+    """Let all files of copies count, where what told which of them do is lost (mending.py). Raises CorruptionError."""
+    known = {copies.number for copies in surveyed.copies}
+    for number, path in sorted(files.copies().items()):
+        if number not in known:
+            header = read_header(path)
+            reader = BatchReader(Segment(header, path), f.HEADER_BYTES, header.base_lsn - 1, header.capacity)
+            for _ in reader:
+                pass
+            surveyed.add_copies(open_copies(files, number, reader.offset, reader.lsn, log_id))
+
+
 def _stretches(chain: list[Segment], log_end: _End) -> Iterator[tuple[Segment, int, int]]:
     """What is above the watermark, by segment: from, to. It may begin before the first segment that is needed whole."""
     for link in range(log_end.unsynced.link, log_end.end.link + 1):

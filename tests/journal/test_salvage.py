@@ -307,7 +307,7 @@ def trial(store: Made, path: Path, names: list[str], chance: random.Random) -> s
     newer = any(one.is_newer(report.since_record) or "missing" in one.reason for report in told for one in report.lost)
     if what == "header" and (missing or found.keys() - store.held.keys()):
         return "a header's damage costs nothing"
-    if what == "bit" and len(missing) > 1:
+    if what == "bit" and len(missing) > 1 and has_index:  # else it may have been in the snapshot
         return f"{len(missing)} messages are lost for a bit"
     if missing - lost and not newer:
         return f"{what}: {sorted(missing - lost)} are lost, and nothing tells of them"
