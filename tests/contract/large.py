@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
 import io
@@ -148,7 +149,7 @@ class LargeContract:
     )
     def test_what_is_no_body_leaves_nothing(self, large: Store, given: Any, error: type[Exception], says: str) -> None:
         with pytest.raises(error, match=says):
-            large.send(A, given)
+            large.send(A, copy.deepcopy(given))  # it is read, and other stores are given the same
         closed = io.BytesIO(body())
         closed.close()
         with pytest.raises(ValueError, match="closed"):

@@ -44,6 +44,6 @@ def test_it_imports_nothing_of_messages_destinations_or_transactions() -> None:
         text = path.read_text()
         found |= set(re.findall(r"^from \.\.(\w+)", text, re.MULTILINE))
         assert set(re.findall(r"^from \.\.\.(\S+) import", text, re.MULTILINE)) <= {
-            "policies.errors", "policies.durability",
+            "policies.errors", "policies.durability", "policies.compaction",
         }  # fmt: skip
     assert found <= allowed
