@@ -145,10 +145,15 @@ def encoded_id(message_id: object) -> bytes:
     """A message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode."""
     if not isinstance(message_id, str):
         raise TypeError(f"a message_id is a str, not {type(message_id).__name__}: {message_id!r}")
+    return encoded_text(message_id, "message_id")
+
+
+def encoded_text(text: str, what: str) -> bytes:
+    """In UTF-8. Raises ValueError for what is not valid unicode."""
     try:
-        return message_id.encode()
+        return text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"message_id {message_id[:40]!r} is not valid unicode: {error.reason}") from None
+        raise ValueError(f"{what} {text[:40]!r} is not valid unicode: {error.reason}") from None
 
 
 def checked(
@@ -170,7 +175,14 @@ def checked(
     plain = plain_headers(headers) if headers else None
     if type(body) is not bytes and not _is_kept_apart(body):
         body = plain_body(body)
-    return Outgoing(body, plain, message_id, priority, expires_at_ms, bool(persistent), requeued, deliver_at_ms)
+    require_persistent(persistent)
+    return Outgoing(body, plain, message_id, priority, expires_at_ms, persistent, requeued, deliver_at_ms)
+
+
+def require_persistent(persistent: object) -> None:
+    """Raise TypeError for what is neither True nor False: None, say, with which a message would not be kept."""
+    if persistent is not True and persistent is not False:
+        raise TypeError(f"persistent is True or False, not {type(persistent).__name__}: {persistent!r}")
 
 
 def require_order(priority: object, expires_at_ms: object) -> None:
@@ -325,6 +337,8 @@ class Message:
     def read(self, limit: int | None = None) -> bytes:
         """All of its body as it is stored, in memory. Raises MessageTooLargeError if it has more than `limit` bytes,
         and as `open`."""
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+            raise TypeError(f"limit is a number of bytes, not {type(limit).__name__}: {limit!r}")
         if limit is not None and self.size > limit:
             raise MessageTooLargeError(
                 f"{self!r} has a body that is larger than the limit of {limit} bytes; open it instead"

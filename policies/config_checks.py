@@ -66,6 +66,12 @@ def doubts(stores: Sequence[Outline]) -> Iterator[Located]:
                 f"{store.dead_letter!r} is the name of a queue, in which {wildcard_in(store.dead_letter)} is no "
                 "wildcard; {name} stands for the destination that a message comes from",
             )
+        elif isinstance(store.dead_letter, str) and set("{}") & set(store.dead_letter.replace("{name}", "")):
+            yield Located(
+                ("stores", store.place, store.kind, "dead_letter"),
+                f"{store.dead_letter!r} is the name of a queue with braces in it; only {{name}} stands for the "
+                "destination that a message comes from",
+            )
 
 
 def _dead_letters(stores: Sequence[Outline]) -> Iterator[Located]:

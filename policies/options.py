@@ -55,13 +55,22 @@ class Redelivery(Model):
 
     delay: Annotated[float, Duration(0.001, 30 * 86_400)]
     """After it was given back for the first time, in seconds."""
-    multiplier: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = 1.0
+    multiplier: Annotated[float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False)] = 1.0
     """Each time it waits so many times as long as the time before."""
     max_delay: Annotated[float, Duration(0.001, 365 * 86_400)] = 3600.0
     """But never longer."""
-    jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    jitter: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
     """By up to so large a part longer or shorter, at random, so that what failed together does not come back together:
     0.1 is a tenth."""
+
+    @model_validator(mode="after")
+    def _first_wait_fits(self) -> Self:
+        if self.delay > self.max_delay:
+            raise ValueError(
+                f"delay, {self.delay:g} s, is longer than max_delay, {self.max_delay:g} s: no message would wait so "
+                "long; give a max_delay that is as long, at least"
+            )
+        return self
 
     def seconds(self, times: int) -> float:
         """How long it waits that was given back so often by now, before `jitter`."""

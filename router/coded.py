@@ -15,7 +15,7 @@ from ..adapters.messages import CodedMessage, Headers, Message, Outgoing, Receip
 from ..adapters.store_types import Listener, Subscription
 from ..policies.destination import Destination
 from .codecs import Codec, Coder
-from .consumer import Backlog, Consumer
+from .consumer import Backlog, Consumer, require_callbacks
 from .endpoint import Endpoint, SendOptions
 from .queue import Queue
 from .requeue import DeadLetter
@@ -119,6 +119,7 @@ class CodedConsumer(CodedBacklog, Consumer):
     ) -> Listener:
         """As Consumer.listen."""
         wrap = self._coder.wrap
+        require_callbacks(on_message, on_end)
         return super().listen(lambda message: on_message(wrap(message)), credit, on_end=on_end, lease=lease)
 
 

@@ -34,6 +34,10 @@ class Backlog:
         the seq of one where the store has no `priorities`. Of a topic these are all that some subscription has yet to
         ack, of a subscription those that it has. It may take its time: a store that is closed for being idle meanwhile
         is opened again."""
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+            raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
+        if not isinstance(after, int | Message) or isinstance(after, bool):
+            raise TypeError(f"after is a message, or the seq of one, not {type(after).__name__}: {after!r}")
         if limit is not None and limit < 0:
             raise ValueError(f"browse takes a limit of 0 or more, or None for all; not {limit}")
         if self._registry.store_of(self.destination) is None:
@@ -166,8 +170,9 @@ class Consumer(Backlog):
         The store is opened, and stays open until the listener is closed. If it closes all the same or fails
         (`router.close()`, `router.reopen()`), its disk does not give a message, or the subscription is ended, the
         listener ends, and `on_end` is called with the error, on such a thread. Raises TypeError and ValueError for what
-        is no credit.
+        is no function, no credit or no time.
         """
+        require_callbacks(on_message, on_end)
         return self._registry.for_store(
             self.destination,
             lambda store: store.listen(self.destination, on_message, credit, self._key, on_end, lease),
@@ -183,6 +188,14 @@ class Consumer(Backlog):
         return self._registry.for_held(
             self.destination, lambda store: store.counts(self.destination, self._key), Counts(0, 0)
         )
+
+
+def require_callbacks(on_message: object, on_end: object) -> None:
+    """Raise TypeError for what cannot be called."""
+    if not callable(on_message):
+        raise TypeError(f"on_message is a function of one message, not {type(on_message).__name__}: {on_message!r}")
+    if on_end is not None and not callable(on_end):
+        raise TypeError(f"on_end is a function of one error, not {type(on_end).__name__}: {on_end!r}")
 
 
 def require_timeout(timeout: object) -> None:

@@ -16,12 +16,13 @@ from ..adapters.messages import (
     DEFAULT_PRIORITY,
     EXPIRES_MAX_MS,
     Headers,
+    Message,
     Outgoing,
     Readable,
     Receipt,
     checked,
     plain_body,
-    require_order,
+    require_persistent,
 )
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
@@ -95,6 +96,8 @@ class Endpoint:
         Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
         the same `message_id`), TransactionError for a connection to another database.
         """
+        if persistent is not True:
+            require_persistent(persistent)
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
         registry, destination = self._registry, self.destination
@@ -131,11 +134,19 @@ class Endpoint:
     ) -> list[Receipt]:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
         a prefix; a transaction keeps all or none. With a `connection`, as `send`."""
+        if isinstance(messages, bytes | bytearray | memoryview | str | Outgoing) or not isinstance(messages, Iterable):
+            raise TypeError(
+                f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
+                "message is sent by send()"
+            )
         outgoing = list(messages)
         if connection is not None:
             return self._send_within(connection, outgoing)
         for at, message in enumerate(outgoing) if set(map(type, outgoing)) != _BYTES else ():
-            if isinstance(message, Outgoing) and type(message.body) is not bytes:
+            if not isinstance(message, Outgoing):
+                continue
+            require_persistent(message.persistent)
+            if type(message.body) is not bytes:
                 body = kept(self._registry, self.destination, message.body, None, message.persistent)
                 outgoing[at] = message._replace(body=body)
         return self._registry.for_store(
@@ -159,6 +170,8 @@ class Endpoint:
         """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
         is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well. A
         body that is a file is read before this returns."""
+        if persistent is not True:
+            require_persistent(persistent)
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
         registry, destination = self._registry, self.destination
@@ -198,6 +211,8 @@ def kept(
 ) -> bytes | LargeBody:
     """A body that is not bytes, or whose size was said, read into the store of a destination, once: a send may be tried
     again, and a file is at its end by then. Raises as Endpoint.send."""
+    if isinstance(body, Message):  # which can be read, too
+        raise TypeError(f"a message body is bytes, or a file to read them from, not a message: send {body!r}.content")
     given = body if size is None else Sized(body, size)
     if size is None and not isinstance(body, Readable):
         return body if isinstance(body, LargeBody) else plain_body(body)
@@ -238,10 +253,9 @@ def due(deliver_in: float | None, deliver_at: float | datetime | None) -> int:
 def expiry(expires_in: float, name: str = "expires_in") -> int:
     """When a message that is sent now expires, or a value. `name` is the parameter's. Raises ValueError, TypeError,
     ClockError."""
-    if not isinstance(expires_in, int | float):
+    if not isinstance(expires_in, int | float) or isinstance(expires_in, bool):
         raise TypeError(f"{name} is a number of seconds, not {type(expires_in).__name__}: {expires_in!r}")
-    if not expires_in > 0:
+    now = now_ms()
+    if not 0 < expires_in <= (EXPIRES_MAX_MS - now) / 1000 - 1:  # not so of nan either
         raise ValueError(f"{name} is a number of seconds above 0, not {expires_in!r}; None is for ever")
-    expires_at_ms = now_ms() + max(1, int(expires_in * 1000))
-    require_order(DEFAULT_PRIORITY, expires_at_ms)
-    return expires_at_ms
+    return now + max(1, int(expires_in * 1000))

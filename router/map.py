@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from ..adapters.core import Store
+from ..adapters.core.maps import key_bytes, require_value
 from ..adapters.messages import plain_body
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError, DecodeError
@@ -56,7 +57,7 @@ class Map(Generic[V]):
     def get(self, key: str, default: T | None = None) -> V | T | None:
         """The value of a key; `default` if it has none. Raises DecodeError for one that the codec does not take."""
         body = self._held(lambda store: store.maps.get(self.destination, key), None)
-        return default if body is None else self._decoded(key, body)
+        return self._missing(key, default) if body is None else self._decoded(key, body)
 
     def items(self, prefix: str = "", after: str | None = None) -> Iterator[tuple[str, V]]:
         """The keys that begin with `prefix` and come behind `after`, in the order of their bytes in UTF-8, with their
@@ -115,13 +116,13 @@ class Map(Generic[V]):
     def pop(self, key: str, default: T | None = None) -> V | T | None:
         """Remove a key; returns the value that it had, `default` if it had none."""
         body = self._held(lambda store: store.maps.pop(self.destination, key), None)
-        return default if body is None else self._decoded(key, body)
+        return self._missing(key, default) if body is None else self._decoded(key, body)
 
     def increment(self, key: str, by: int = 1, *, ttl: float | None = None) -> int:
         """Add to the whole number that a key has, in decimal digits, 0 if it has none; returns the sum. A `ttl` is for
         a number that begins: later ones keep its time. Raises ValueError for a value that is no number, and for a codec
         that does not write numbers so (`json` does)."""
-        if not isinstance(by, int):
+        if not isinstance(by, int) or isinstance(by, bool):
             raise TypeError(f"a number is incremented by an int, not {type(by).__name__}: {by!r}")
         if self._codec is not None and self._codec.content_type != _NUMBERS:
             raise ValueError(
@@ -138,6 +139,10 @@ class Map(Generic[V]):
 
     # Its store, and its codec
 
+    def _missing(self, key: str, default: T | None) -> T | None:
+        key_bytes(key)  # where no store holds the map yet, none has looked at the key
+        return default
+
     def _held(self, call: Callable[[Store], T], otherwise: T) -> T:
         return self._registry.for_held(self.destination, call, otherwise)
 
@@ -146,6 +151,7 @@ class Map(Generic[V]):
 
     def _encoded(self, value: V) -> bytes:
         if self._codec is None:
+            require_value(value)
             return plain_body(value)
         try:
             return plain_body(self._codec.encode(value))

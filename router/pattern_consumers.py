@@ -331,6 +331,11 @@ def _decoded(message: Message | None, codec: Codec | None) -> Message | None:
 def _parsed(text: str) -> Pattern | None:
     """The pattern of queues that a text is; None if it is the name of one. Raises DestinationError."""
     pattern = Pattern.parse(text)
+    if pattern.kinds == {Kind.MAP}:
+        raise DestinationError(
+            f"{text} names maps, from which nothing is received: router.map(name).get(key) gives a value, and "
+            "wait(key) waits for one; give a pattern of queues"
+        )
     if Kind.QUEUE not in pattern.kinds:
         raise DestinationError(
             f"{text} names topics, and messages are received from their durable subscriptions: "

@@ -611,6 +611,8 @@ class Router:
         whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had just
         been deleted, until its store is opened."""
         self.registry.require_open()
+        if not isinstance(prefix, str):
+            raise TypeError(f"a prefix of destinations is a str, not {type(prefix).__name__}: {prefix!r}")
         return sorted((d for d in list(self.registry.table.destinations) if str(d).startswith(prefix)), key=str)
 
     def exists(self, destination: Address) -> bool:
@@ -797,7 +799,12 @@ class Router:
 
 def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:
     if not isinstance(how, Settlement):
-        raise TypeError(f"how to settle is a Settlement, not {type(how).__name__}: {how!r}")
+        raise TypeError(
+            f"how to settle is a Settlement, not {type(how).__name__}: {how!r}; there are "
+            f"{', '.join(map(str, Settlement))}"
+        )
+    if not isinstance(tokens, Iterable):
+        raise TypeError(f"a token is a str, not {type(tokens).__name__}: {tokens!r}")
     return [tokens] if isinstance(tokens, str) else list(tokens)
 
 

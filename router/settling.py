@@ -34,6 +34,10 @@ _STORE_ID_DIGITS = 32
 def by_store(messages: Message | Iterable[Message]) -> list[tuple[Store, list[Message]]]:
     """Messages that are settled together, in the order in which their stores first occur. Raises TypeError."""
     found: dict[int, tuple[Store, list[Message]]] = {}
+    if not isinstance(messages, Message | Iterable):
+        raise TypeError(
+            f"messages that were received can be acked or released, not {type(messages).__name__}: {messages!r}"
+        )
     for message in [messages] if isinstance(messages, Message) else messages:
         if not isinstance(message, Message):
             raise TypeError(

@@ -84,7 +84,22 @@ class Topic(Endpoint, Backlog):
         names them."""
         self._refuse("receive")
 
-    def listen(self, on_message: Callable[[Message], object], credit: int = 1) -> NoReturn:
+    def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> NoReturn:
+        """Likewise."""
+        self._refuse("receive_many")
+
+    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> NoReturn:
+        """Likewise."""
+        self._refuse("consume")
+
+    def listen(
+        self,
+        on_message: Callable[[Message], object],
+        credit: int = 1,
+        *,
+        on_end: Callable[[Exception], object] | None = None,
+        lease: float | None = None,
+    ) -> NoReturn:
         """Likewise."""
         self._refuse("listen")
 

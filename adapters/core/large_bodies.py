@@ -82,7 +82,8 @@ class LargeBodies:
     def __init__(self, engine: Engine, directory: Path, file_mode: int | None, sync: Callable[[], None]) -> None:
         """`directory` is the store's; `sync`, its Store.sync."""
         self._engine, self._directory, self._file_mode, self._sync = engine, directory, file_mode, sync
-        self._threshold = engine.backend.settings.large_message_size
+        settings = engine.backend.settings
+        self._threshold = min(settings.large_message_size, settings.message_bytes_max)
         self._lock = threading.RLock()
         """Guards `_by_name`, and who adds to `_live` or takes out of it."""
         self._by_name: dict[bytes, BodyRef] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import DestinationError
-from ..messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_id
+from ..messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_text
 from .changes import Ack, Change, Send, acks_of
 from .delivery import Taker
 from .engine import Engine
@@ -88,8 +88,8 @@ class Maps:
         """The keys that begin with a prefix, behind `after`, in the order of their bytes in UTF-8, and their values. A
         page of them is held at a time; each is as it was when its page was read."""
         self._require_map(destination)
-        first = encoded_id(prefix)
-        start = first if after is None else max(first, encoded_id(after) + b"\0")
+        first = text_bytes(prefix, "prefix")
+        start = first if after is None else max(first, text_bytes(after, "after") + b"\0")
         engine = self._engine
         while True:
             page = engine.asked(lambda: self._page(destination, start))  # noqa: B023
@@ -317,7 +317,16 @@ class Maps:
 def put_of(key: str, value: bytes, expires_at_ms: int = 0) -> Outgoing:
     """What a transaction sends to a map to put a value."""
     key_bytes(key)
+    require_value(value)
     return checked(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
+
+
+def require_value(value: object) -> None:
+    """Raise TypeError for what is no value of a map."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(
+            f"a value of a map is bytes, not {type(value).__name__}; encode it first, or give the map a codec"
+        )
 
 
 def removal_of(key: str) -> Outgoing:
@@ -328,12 +337,17 @@ def removal_of(key: str) -> Outgoing:
 
 def key_bytes(key: str) -> bytes:
     """A key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid unicode."""
-    name = encoded_id(key) if isinstance(key, str) else None
-    if name is None:
-        raise TypeError(f"a key of a map is a str, not {type(key).__name__}: {key!r}")
+    name = text_bytes(key, "key")
     if not name or len(name) > KEY_BYTES_MAX:
         raise ValueError(f"the key {key[:40]!r} takes {len(name)} bytes; 1 to {KEY_BYTES_MAX} are allowed in a map")
     return name
+
+
+def text_bytes(text: str, what: str) -> bytes:
+    """What a key begins with, or is, in UTF-8. Raises TypeError and ValueError, by the name of the parameter."""
+    if not isinstance(text, str):
+        raise TypeError(f"{'a key' if what == 'key' else what} of a map is a str, not {type(text).__name__}: {text!r}")
+    return encoded_text(text, what)
 
 
 def _lives(place: Place) -> bool:

@@ -37,7 +37,7 @@ stores:
     journal:
       sync: never                        # the operating system chooses when
 
-  # All the rest, queues and topics.
+  # All the rest: queues, topics and maps.
   - name: rest
     match: [">"]
     # per_destination: true              # a store of its own for each destination that lands here

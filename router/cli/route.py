@@ -19,8 +19,8 @@ from .output import config_option, echo_json, json_option
 def command(name: str, config_path: Path, as_json: bool) -> None:
     """Say which store a destination goes to, and why.
 
-    NAME is queue://... or topic://...; a bare name is a queue. Every pattern that matches it is listed, the winner
-    first, with the reason why each stands where it stands.
+    NAME is queue://..., topic://... or map://...; a bare name is a queue. Every pattern that matches it is listed,
+    the winner first, with the reason why each stands where it stands.
 
     \b
     Example:

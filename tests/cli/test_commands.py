@@ -147,6 +147,16 @@ def test_check_warns_of_what_is_probably_not_meant() -> None:
     assert (found["valid"], [warning["line"] for warning in found["warnings"]]) == (True, [4, 5, 6])
 
 
+def test_check_warns_of_braces_that_stand_for_nothing() -> None:
+    Path("s.yaml").write_text(
+        "directory: d\nstores:\n- {name: a, match: ['>'], journal: {dead_letter: 'dlq.{nme}'}}\n"
+        "- {name: b, match: ['b.>'], journal: {dead_letter: 'dlq.{name}'}}\n"
+    )
+    lines = run("check", "s.yaml").stderr.splitlines()
+    assert len(lines) == 1
+    assert "journal.dead_letter: 'dlq.{nme}' is the name of a queue with braces in it; only {name} stands" in lines[0]
+
+
 def test_check_warns_of_directories_that_are_missing_and_must_not_be_made() -> None:
     text = "directory: {}\ncreate_directory: false\nstores: [{{name: a, match: ['>'], directory: {}}}]\n"
     Path("s.yaml").write_text(text.format("data", "disk"))

@@ -81,6 +81,15 @@ def test_the_programs_of_the_page_on_messages_run_one_after_the_other(tmp_path: 
         assert [m.headers["dead_letter_reason"] for m in router.queue("dlq").browse()] == ["nobody makes three"]
 
 
+def test_the_program_of_the_page_on_maps_runs(tmp_path: Path) -> None:
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"])])
+    with anabranch.open(config) as router:
+        router.queue("jobs").send(b"job-1")
+        for program in blocks("maps.md", "python"):
+            exec(program, {"router": router})
+        assert router.queue("jobs").depth() == 0
+
+
 def test_the_programs_of_the_page_on_configuration_run() -> None:
     for program in blocks("configuration.md", "python"):
         exec(program, {"__name__": "a_program"})
