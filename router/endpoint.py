@@ -99,7 +99,9 @@ class Endpoint:
         if persistent is not True:
             require_persistent(persistent)
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
+        deliver_at_ms = 0
+        if deliver_in is not None or deliver_at is not None:
+            deliver_at_ms = due(deliver_in, deliver_at)
         registry, destination = self._registry, self.destination
         if connection is not None:
             if size is not None and size != len(plain_body(body)):

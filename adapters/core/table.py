@@ -71,9 +71,8 @@ class Table(Protocol):
 
 def apply_all(changes: Iterable[Change], table: Table) -> None:
     """In order, messages that follow each other to one destination with one call. Of a list also those that have only
-    acks between them, which come behind them: whoever acks what is not applied yet
-    comes behind it, too. Of anything else the next change is
-    asked for once the one before it is applied, unless both are messages."""
+    acks between them, which come behind them: whoever acks what is not applied yet comes behind it, too. Of anything
+    else the next change is asked for once the one before it is applied, unless both are messages."""
     if type(changes) is list:
         _apply_list(changes, table)
         return
@@ -98,28 +97,36 @@ def _apply_list(changes: list[Change], table: Table) -> None:
         changes[0].apply(table)
         return
     sends: dict[DestinationState, list[Send]] = {}
-    acks: list[Ack | Postponed] = []
+    acks: list[Ack] = []
+    waits: list[Postponed] = []
     for change in changes:
-        if type(change) is Ack or type(change) is Postponed:
-            acks.append(change)
-        elif type(change) is Send:
-            those = sends.get(change.state)
+        kind = type(change)
+        if kind is Ack:
+            acks.append(change)  # type: ignore[arg-type]
+        elif kind is Send:
+            those = sends.get(change.state)  # type: ignore[attr-defined]
             if those is None:
-                those = sends[change.state] = []
-            those.append(change)
+                those = sends[change.state] = []  # type: ignore[attr-defined]
+            those.append(change)  # type: ignore[arg-type]
+        elif kind is Postponed:
+            waits.append(change)  # type: ignore[arg-type]
         else:
-            _apply_both(sends, acks, table)
+            _apply_both(sends, acks, waits, table)
             change.apply(table)
-    _apply_both(sends, acks, table)
+    _apply_both(sends, acks, waits, table)
 
 
-def _apply_both(sends: dict[DestinationState, list[Send]], acks: list[Ack | Postponed], table: Table) -> None:
+def _apply_both(
+    sends: dict[DestinationState, list[Send]], acks: list[Ack], waits: list[Postponed], table: Table
+) -> None:
+    """When a message waits until, that it is dead may be said before: then it says nothing."""
     for those in sends.values():
         table.put(those)
     for ack in acks:
-        if type(ack) is Ack:
-            table.ack(ack.state, ack.seq, ack.number, ack.place)
-        else:
-            ack.apply(table)
+        table.ack(ack.state, ack.seq, ack.number, ack.place)
     sends.clear()
     acks.clear()
+    if waits:
+        for wait in waits:
+            wait.apply(table)
+        waits.clear()

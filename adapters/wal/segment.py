@@ -112,31 +112,25 @@ class SegmentTable:
     """The segments in order, and the files of copies (copies.py). Immutable: a change makes a new table, so readers
     need no lock."""
 
-    __slots__ = ("_bases", "_copies_bases", "copies", "segments")
+    __slots__ = ("_bases", "all", "copies", "segments")
 
     def __init__(self, segments: Iterable[Segment], copies: Iterable[Segment] = ()) -> None:
         self.segments = tuple(segments)
         self.copies = tuple(copies)
         """In order of their LSNs, too."""
-        self._bases = [segment.base_lsn for segment in self.segments]
-        self._copies_bases = [segment.base_lsn for segment in self.copies]
-
-    @property
-    def all(self) -> tuple[Segment, ...]:
-        return (*self.segments, *self.copies)
+        self.all = (*self.segments, *self.copies)
+        """In order of their LSNs: those of copies lie behind all others."""
+        self._bases = [segment.base_lsn for segment in self.all]
 
     def find(self, lsn: int) -> Segment | None:
         """The segment whose records include this LSN, if it is still there."""
-        if lsn >= COPIES:
-            position = bisect_right(self._copies_bases, lsn) - 1
-            if position < 0 or lsn > self.copies[position].last_lsn:
-                return None
-            return self.copies[position]
         position = bisect_right(self._bases, lsn) - 1
         if position < 0:
             return None
-        segment = self.segments[position]
-        return segment if segment.end is None or lsn <= segment.last_lsn else None
+        segment = self.all[position]
+        if segment.end is None:
+            return segment if lsn < COPIES else None
+        return segment if lsn <= segment.last_lsn else None
 
     def without(self, gone: set[int]) -> SegmentTable:
         return SegmentTable(
