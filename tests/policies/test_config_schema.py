@@ -83,7 +83,7 @@ def test_the_documentation_says_every_option_with_its_default(model: type[Model]
 
 
 def test_the_documentations_examples_are_good() -> None:
-    stores, mounted, limits, transactions, usage = (
+    stores, limits, transactions, usage, mounted = (
         code.partition("```")[0] for code in DOCUMENTATION.split("```yaml\n")[1:]
     )
     assert not loads(mounted, Path("/")).create_directory
