@@ -28,6 +28,8 @@ from ..ledger import (
     source,
     violations,
 )
+from .waiting import END_MS, Clock, states_of
+from .waiting import compare as compare_waiting
 from .worker import Workload, config
 from .workloads import WORKLOADS
 
@@ -40,6 +42,46 @@ def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
     setup = workload.setup(directory, workload.options)
     if workload.setup is not config:
         return _of_kinds(setup, marks)
+    if workload.waits:
+        clock = Clock()
+        with clock.stopped():
+            wrong = _waiting(setup, marks, clock)
+            clock.ms = END_MS
+            return wrong or _of_one_kind(workload, setup, marks)
+    return _of_one_kind(workload, setup, marks)
+
+
+def _waiting(setup: anabranch.Config, marks: dict[str, Any], clock: Clock) -> list[str]:
+    """What waits still does, until the same time; what was due once stays so when the clock is put back."""
+    with anabranch.open(setup) as router:
+        found = contents(router)
+        wrong = compare_waiting(router, found, marks["marks"]) + violations(router)
+        states = states_of(router)
+    _without_index(setup)
+    with anabranch.open(setup) as router:
+        if states_of(router) != states:
+            wrong.append(f"without its index it waits otherwise: {states_of(router)}, with it {states}")
+        begun, clock.ms = clock.ms, END_MS
+        for name in found:
+            if (message := source(router, name).receive()) is not None:
+                message.release(delivered=False)
+        states = {pair: (0, times) for pair, (_, times) in states.items()}
+        clock.ms = begun
+        if states_of(router) != states:
+            wrong.append(f"it was due once, and waits: {states_of(router)}")
+    _without_index(setup)
+    with anabranch.open(setup) as router:
+        if states_of(router) != states:
+            wrong.append(f"it was due before, and waits: {states_of(router)}")
+        return wrong + violations(router)
+
+
+def _without_index(setup: anabranch.Config) -> None:
+    for index in setup.directory.rglob("index.mdb"):
+        index.unlink()
+
+
+def _of_one_kind(workload: Workload, setup: anabranch.Config, marks: dict[str, Any]) -> list[str]:
     held = Held.of(line for line, _ in marks["marks"])
     with anabranch.open(setup) as router:
         found = contents(router)
@@ -50,8 +92,7 @@ def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
             return wrong
         wrong += _receivable(router, found, held.claimed(waiting))
         router.queue(PROBE).send(body_of("p.0"))
-    for index in directory.rglob("index.mdb"):
-        index.unlink()
+    _without_index(setup)
     found = {**found, PROBE: ["p.0"]}
     with anabranch.open(setup) as router:
         again = contents(router)
@@ -82,8 +123,7 @@ def _of_kinds(setup: anabranch.Config, marks: dict[str, Any]) -> list[str]:
                 probe = router.queue(f"{store.name}.{PROBE}")
                 probe.send(body_of("p.0"))
                 probe.purge()
-        for index in setup.directory.rglob("index.mdb"):
-            index.unlink()
+        _without_index(setup)
     return []
 
 
@@ -99,7 +139,7 @@ def _receivable(router: anabranch.Router, found: Contents, claimed: set[tuple[st
         if [identity_of(message.read()) for message in taken] != [i for i in ids if (name, i) not in claimed]:
             wrong.append(f"{len(taken)} messages of {name} can be received, not all that are free of {ids}")
         for message in taken:
-            message.release()
+            message.release(delay=0)
     return wrong
 
 

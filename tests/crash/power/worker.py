@@ -48,6 +48,8 @@ class Workload:
     prefix: bool = False
     """A power failure may lose the latest operations, but not those promised with sync=True or by close()."""
     setup: Callable[[Path, dict[str, Any]], anabranch.Config] = config
+    waits: bool = False
+    """Its marks say until when messages wait (waiting.py)."""
 
 
 class Worker:

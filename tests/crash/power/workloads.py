@@ -25,6 +25,7 @@ from ..ledger import Marks
 from .cross import CROSS, killed_across, opened
 from .kinds import KINDS, killed_at_work
 from .kinds import config as kinds_config
+from .waiting import BACKOFF, waiting
 from .worker import Worker, Workload, config
 
 
@@ -426,6 +427,21 @@ WORKLOADS = {
     ),
     "ring": Workload(ring, {"limits": RINGS, "pool_files": 1, "checkpoint_operations": 13}),
     "ring-never": Workload(ring, {"limits": RINGS, "sync": "never", "checkpoint_operations": 7}, prefix=True),
+    "waiting": Workload(
+        waiting, {"redelivery": BACKOFF, "pool_files": 1, "checkpoint_operations": 13}, prefix=True, waits=True
+    ),
+    "waiting-counted": Workload(
+        waiting,
+        {"redelivery": BACKOFF, "count_deliveries": "on_receive", "checkpoint_operations": 9},
+        prefix=True,
+        waits=True,
+    ),
+    "waiting-never": Workload(
+        waiting,
+        {"redelivery": BACKOFF, "sync": "never", "pool_files": 0, "checkpoint_operations": 7},
+        prefix=True,
+        waits=True,
+    ),
     "duplicates": Workload(duplicates, {"checkpoint_operations": 10}),
     "reopening": Workload(reopening, {}),
     "removing": Workload(removing, {"checkpoint_operations": 7}),
