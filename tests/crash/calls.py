@@ -20,6 +20,7 @@ import lmdb
 
 from anabranch.adapters import background, locking
 from anabranch.adapters.background import Outcome
+from anabranch.adapters.core import waiting
 from anabranch.adapters.wal import log as wal_log
 from anabranch.adapters.wal import syncing
 
@@ -236,7 +237,7 @@ def simulated(jobs: Jobs, seed: str) -> Iterator[None]:
         stack.enter_context(mock.patch.object(background, "_shared", jobs))
         # That of the real process would wait for ever for a look that it had asked these jobs for.
         stack.enter_context(mock.patch.object(locking, "_watch", locking._Watch()))
-        for module in (wal_log, syncing):
+        for module in (wal_log, syncing, waiting):
             stack.enter_context(mock.patch.object(module, "monotonic", jobs.clock))
         stack.enter_context(mock.patch.object(os, "urandom", chance.randbytes))
         yield

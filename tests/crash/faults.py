@@ -15,32 +15,40 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
+from anabranch.policies.limits import LimitOptions, WhenFull
 
 from ..garbage import set_aside
 from ..shares import Share, add_options, of_options
 from .calls import KINDS, Crash, Faults, Jobs, simulated
 from .ledger import Contents, Operation, body_of, compare, contents, identity_of, source, violations
+from .power.waiting import HOUR, Clock, states_of
+
+RING = 3
+"""So many messages are kept in the queue of that name; a send drops the oldest."""
 
 
 class Script:
     """The workload: what was tried, what was promised, what was refused, and every error of a wrong type."""
 
-    def __init__(self, directory: Path, jobs: Jobs) -> None:
+    def __init__(self, directory: Path, jobs: Jobs, full: bool = False) -> None:
         options = anabranch.JournalOptions(
             segment_size=64 * 1024, batch_bytes_max=16 * 1024, checkpoint_interval=3600.0, pool_files=1
         )
+        rings = (LimitOptions(match=("ring",), max_messages=RING, when_full=WhenFull.DROP_OLD),)
         stores = [
-            anabranch.StoreConfig("all", [">"], journal=options),
+            anabranch.StoreConfig("all", [">"], journal=options.model_copy(update={"limits": rings})),
             anabranch.StoreConfig("own", ["queue://own.>"], journal=options),
         ]
         self.config = anabranch.Config(directory, stores)
         self.jobs = jobs
+        self.full = full
+        """The disk may be full: what is given back then is free at once, and not counted."""
         self.promised: list[Operation] = []
         self.maybe: list[Operation] = []
         self.refused: list[Operation] = []
@@ -53,6 +61,9 @@ class Script:
         """The durable subscriptions of `t` that are known to be there."""
         self.released: Counter[str] = Counter()
         """How often a message has been given back, for certain."""
+        self.clock = Clock()
+        self.untils: dict[tuple[str, str], set[int]] = {}
+        """Until when (ms) each message may wait; others are free, as with 0."""
 
     def attempt(self, what: str, act: Callable[[], object], operation: Operation | None = None) -> object:
         """Do it; note the outcome."""
@@ -101,7 +112,13 @@ class Script:
                 if step == 1:
                     self.pop("job")
                 self.ack("own.q", 1)
+                self.send("later", 300, after=HOUR)
+                self.send("later", 900, after=HOUR if step else 9 * HOUR)
+                self.delay("q", HOUR)
+                self.ring(300 + 2000 * step)
                 if step == 1:
+                    self.pass_time(2 * HOUR)
+                    self.ack("later", 1)
                     self.attempt("checkpoint", self._checkpoint)
                 self.attempt("background", self.jobs.run)
             self.attempt("reclaim", self.router.reclaim)
@@ -125,10 +142,39 @@ class Script:
         self.sent += count
         return [f"s.{n}" for n in range(self.sent - count, self.sent)]
 
-    def send(self, queue: str, size: int) -> None:
+    def send(self, queue: str, size: int, after: int = 0) -> None:
+        """To be delivered so many ms from now."""
         (identity,) = ids = self._new()
         target = self.router.queue(queue)  # type: ignore[union-attr]
-        self.attempt("send", lambda: target.send(body_of(identity, size)), {"op": "send", "q": queue, "ids": ids})
+        act = partial(target.send, body_of(identity, size), deliver_in=after / 1000 if after else None)
+        self.untils[queue, identity] = {self.clock.ms + after if after else 0}
+        self.attempt("send", act, {"op": "send", "q": queue, "ids": ids})
+
+    def ring(self, size: int) -> None:
+        """A send, and what it drops, are one."""
+        queue = self.router.queue("ring")  # type: ignore[union-attr]
+        there = self.attempt("browse", lambda: [identity_of(message.body) for message in queue.browse()])
+        if isinstance(there, list):
+            (identity,) = self._new()
+            acks = [["ring", one] for one in there[: max(0, len(there) + 1 - RING)]]
+            operation = {"op": "tx", "send": [["ring", identity]], "ack": acks}
+            self.attempt("send to the ring", lambda: queue.send(body_of(identity, size)), operation)
+
+    def delay(self, queue: str, after: int) -> None:
+        """Give one back, to be delivered so many ms from now."""
+        for message in self.receive(queue, 1):
+            before = len(self.errors)
+            untils = self.untils[queue, identity_of(message.body)] = {0, self.clock.ms + after}
+            self.attempt("delay", partial(message.release, delay=after / 1000))
+            if len(self.errors) == before and not self.full:
+                untils.remove(0)
+                self.released[f"{queue} {identity_of(message.body)}"] += 1
+
+    def pass_time(self, ms: int) -> None:
+        """What is received from then on stays free."""
+        self.clock.ms += ms
+        for untils in self.untils.values():
+            untils |= {0 for until in untils if until <= self.clock.ms}
 
     def many(self, queue: str, size: int, count: int) -> None:
         ids = self._new(count)
@@ -165,7 +211,13 @@ class Script:
         if not isinstance(target, (anabranch.Queue, anabranch.Subscriber)):
             return []
         found = [self.attempt("receive", target.receive) for _ in range(count)]
-        return [message for message in found if isinstance(message, anabranch.Message)]
+        messages = [message for message in found if isinstance(message, anabranch.Message)]
+        for message in messages:
+            untils = self.untils.setdefault((queue, identity_of(message.body)), {0})
+            if 0 not in untils:
+                self.wrong.append(f"{message!r} of {queue} was received, and waits until {untils}")
+            untils &= {0}
+        return messages
 
     def ack(self, queue: str, count: int) -> None:
         messages = self.receive(queue, count)
@@ -243,8 +295,8 @@ def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[
     """Run the script with call number `at` spoilt; what is wrong, in the store's behaviour and in what it leaves."""
     directory = base / "data"
     faults, jobs = Faults(base, kind, at), Jobs()
-    with simulated(jobs, f"{kind} {at}"):
-        script = Script(directory, jobs)
+    script = Script(directory, jobs, kind in ("enospc", "short"))
+    with simulated(jobs, f"{kind} {at}"), script.clock.stopped():
         with faults.patched():
             with contextlib.suppress(Crash):
                 script.run(lives)
@@ -301,7 +353,8 @@ def _left(directory: Path, script: Script, faults: Faults) -> list[str]:
         with anabranch.open(config) as router:
             again = contents(router)
             wrong += compare(again, script.promised, script.maybe) + violations(router)
-            if faults.kind != "enospc" and faults.kind != "short":  # a full disk may keep it from being counted
+            wrong += _waits(router, script.untils)
+            if not script.full:
                 wrong += _uncounted(router, again, script.released)
             wrong += [f"refused, but there: {i} of {q}" for q, ids in again.items() for i in ids if (q, i) in gone]
         if found and again != found:
@@ -309,6 +362,15 @@ def _left(directory: Path, script: Script, faults: Faults) -> list[str]:
         found = again
         for index in directory.rglob("index.mdb"):
             index.unlink()
+    return wrong
+
+
+def _waits(router: anabranch.Router, untils: Mapping[tuple[str, str], set[int]]) -> list[str]:
+    """Each message waits as long as it was told to, no longer and no shorter."""
+    wrong = []
+    for pair, (until, _) in states_of(router).items():
+        if until not in untils.get(pair, {0}):
+            wrong.append(f"{pair} waits until {until}, not {untils.get(pair, 0)}")
     return wrong
 
 
