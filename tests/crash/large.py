@@ -29,6 +29,7 @@ from ..garbage import set_aside
 from ..shares import Share, add_options, of_options
 from .calls import KINDS, Crash, Faults, Jobs, simulated
 from .ledger import Operation, body_of, compare, contents, identity_of, source, violations
+from .power.waiting import states_of
 
 SIZE = 2000
 
@@ -78,7 +79,7 @@ class Rules:
 class Script:
     """The workload: what was tried, what was promised, what was refused, and every error of a wrong type."""
 
-    def __init__(self, directory: Path, jobs: Jobs) -> None:
+    def __init__(self, directory: Path, jobs: Jobs, full: bool = False) -> None:
         options = anabranch.JournalOptions(
             segment_size=64 * 1024, batch_bytes_max=16 * 1024, checkpoint_interval=3600.0, pool_files=1,
             large_message_size=1024, dead_letter="dead",
@@ -96,6 +97,12 @@ class Script:
         self.errors: list[str] = []
         self.router: anabranch.Router | None = None
         self.sent = 0
+        self.back: set[str] = set()
+        """Dead letters that were put back, for certain or perhaps: `put back into` a queue is not what was in it."""
+        self.waits: set[tuple[str, str]] = set()
+        """Those that wait for their time, for certain, if they are there."""
+        self.may_wait: set[tuple[str, str]] = set()
+        self.full = full
 
     def attempt(self, what: str, act: Callable[[], object], operation: Operation | None = None) -> object:
         """Do it; note the outcome."""
@@ -136,6 +143,12 @@ class Script:
                 self.ack("q")
                 self.rolled_back("q", "own.q")
                 self.attempt("background", self.jobs.run)
+            self.send("q", 3600.0)
+            self.delay("q")
+            self.reject("q")
+            self.requeue()
+            self.attempt("background", self.jobs.run)
+            self.ack("q")
             self.reject("q")
             self.transaction({"dead": ["own.q"]})
             self.transaction({"own.q": ["moved"]}, same=True)
@@ -152,10 +165,14 @@ class Script:
         self.sent += 1
         return f"s.{self.sent}"
 
-    def send(self, queue: str) -> None:
+    def send(self, queue: str, deliver_in: float | None = None) -> None:
         identity = self._new()
         target = self.router.queue(queue)  # type: ignore[union-attr]
         act = partial(target.send, io.BytesIO(body_of(identity, SIZE)), {"is": "LARGE"}, identity)
+        if deliver_in:
+            act = partial(act, deliver_in=deliver_in)
+            self.waits.add((queue, identity))
+            self.may_wait.add((queue, identity))
         self.attempt("send", act, {"op": "send", "q": queue, "ids": [identity]})
 
     def receive(self, queue: str) -> tuple[anabranch.Message, str] | None:
@@ -171,7 +188,7 @@ class Script:
     def ack(self, queue: str) -> None:
         found = self.receive(queue)
         if found is not None:
-            self.attempt("ack", found[0].ack, {"op": "ack", "q": queue, "ids": [found[1]]})
+            self.attempt("ack", found[0].ack, {"op": "ack", "q": self.where(queue, found[1]), "ids": [found[1]]})
 
     def transaction(self, what: dict[str, list[str]], same: bool = False) -> None:
         """From each queue a message, to others new ones, or the same body."""
@@ -187,7 +204,7 @@ class Script:
                     operation["send"].append([queue, identity])
                     tx.send(queue, body, {"is": "LARGE"})
                 if found is not None:
-                    operation["ack"].append([taken, found[1]])
+                    operation["ack"].append([self.where(taken, found[1]), found[1]])
                     tx.ack(found[0])
 
         self.attempt("transaction", act, operation)
@@ -206,8 +223,42 @@ class Script:
     def reject(self, queue: str) -> None:
         found = self.receive(queue)
         if found is not None:
-            operation = {"op": "tx", "send": [["dead", found[1]]], "ack": [[queue, found[1]]]}
-            self.attempt("reject", found[0].reject, operation)
+            acks = [[self.where(queue, found[1]), found[1]]]
+            self.attempt("reject", found[0].reject, {"op": "tx", "send": [["dead", found[1]]], "ack": acks})
+
+    def requeue(self) -> None:
+        """Put a dead letter back that has not been put back before."""
+        found = self.receive("dead")
+        if found is None or found[1] in self.back:
+            return
+        message, identity = found
+        self.back.add(identity)
+        operation = {"op": "tx", "send": [["put back into q", identity]], "ack": [["dead", identity]]}
+        self.attempt("requeue", lambda: self.router.requeue(message), operation)  # type: ignore[union-attr]
+
+    def delay(self, queue: str) -> None:
+        found = self.receive(queue)
+        if found is not None:
+            before = len(self.errors)
+            self.may_wait.add((self.where(queue, found[1]), found[1]))
+            self.attempt("delay", partial(found[0].release, delay=3600.0))
+            if len(self.errors) == before and not self.full:  # on a full disk it is free at once
+                self.waits.add((self.where(queue, found[1]), found[1]))
+
+    def where(self, queue: str, identity: str) -> str:
+        """What the ledger calls its queue."""
+        return "put back into q" if queue == "q" and identity in self.back else queue
+
+    def compare(self, router: anabranch.Router) -> list[str]:
+        """Why this cannot be what is there."""
+        found: dict[str, list[str]] = {}
+        for queue, ids in contents(router).items():
+            for identity in ids:
+                found.setdefault(self.where(queue, identity), []).append(identity)
+        states = {(self.where(*pair), pair[1]): until for pair, (until, _) in states_of(router).items()}
+        wrong = [f"{pair} does not wait" for pair in self.waits if states.get(pair) == 0]
+        wrong += [f"{pair} waits" for pair, until in states.items() if until and pair not in self.may_wait]
+        return wrong + compare(found, self.promised, self.maybe)
 
 
 def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[str]]:
@@ -216,7 +267,7 @@ def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[
     faults, jobs, rules = Faults(base, kind, at), Jobs(), Rules()
     faults.watch = rules
     with simulated(jobs, f"{kind} {at}"):
-        script = Script(directory, jobs)
+        script = Script(directory, jobs, kind in ("enospc", "short"))
         with faults.patched():
             with contextlib.suppress(Crash):
                 script.run(lives)
@@ -248,13 +299,13 @@ def _behaviour(script: Script) -> list[str]:
     script.send("own.q")
     if len(script.errors) > before:
         return [f"a send is refused once the fault is over: {script.errors[before:]}"]
-    return violations(router) + compare(contents(router), script.promised, script.maybe)
+    return violations(router) + script.compare(router)
 
 
 def _left(directory: Path, script: Script) -> list[str]:
     """What a new process finds, and no more than that."""
     with anabranch.open(anabranch.Config(directory, script.config.stores)) as router:
-        wrong = compare(contents(router), script.promised, script.maybe) + violations(router)
+        wrong = script.compare(router) + violations(router)
         gc.collect()
         for store in router.registry.open_stores():
             store.bodies.tidy()
