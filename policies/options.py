@@ -107,7 +107,8 @@ class StoreOptions(Options):
     message_bytes_max: Annotated[int, Size(1)] = 100 * MIB
     """The largest message, headers included. A larger one is refused before anything is written."""
     large_message_size: Annotated[int, Size(1024)] = MIB
-    """A body that is read from a file and is longer is kept apart from its message, and may have any size."""
+    """A body that is read from a file and is longer is kept apart from its message, and may have any size. So it is
+    beyond `message_bytes_max`, where that is less."""
     max_messages: Positive | None = None
     """The most messages that the store holds. None: no limit."""
     min_free_disk: Annotated[int, Size(1)] | None = None
@@ -313,6 +314,16 @@ class SqlOptions(StoreOptions):
     def _creator_has_a_url(self) -> Self:
         if self.creator is not None and self.url is None:
             raise ValueError("creator needs a url that says which database it connects to; give that too")
+        return self
+
+    @model_validator(mode="after")
+    def _users_are_of_servers(self) -> Self:
+        scheme = _SCHEME.match(self.url.get_secret_value()) if self.url is not None else None
+        if self.url is None or (scheme is not None and scheme[1] in ("sqlite", "sqlite+pysqlite")):
+            for name in ("username", "password"):
+                if getattr(self, name) is not None:
+                    text = "SQLite has no users; leave it out, or give the `url` of a server"
+                    raise fold([Located((name,), text)])
         return self
 
     @model_validator(mode="after")

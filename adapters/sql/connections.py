@@ -166,7 +166,11 @@ def _creating(creator: Any, ours: Callable[[], Engine]) -> Callable[[], Any]:
     def create() -> Any:
         try:
             if not isinstance(creator, Engine):
-                return creator()
+                made = creator()
+                if not hasattr(made, "cursor") or not hasattr(made, "rollback"):
+                    driver = ours().dialect.loaded_dbapi.__name__
+                    raise TypeError(f"it gave {type(made).__name__}, which is no connection of the driver {driver}")
+                return made
             connection = creator.raw_connection()
             connection.detach()  # else its pool closes it, or gives it to somebody else
             return connection.dbapi_connection

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.connections import database_url
 from anabranch.policies.config import loads
-from anabranch.policies.errors import ConfigError, StoreFailedError
+from anabranch.policies.errors import AnabranchError, ConfigError, StoreFailedError
 from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import A, assert_whole, bodies
@@ -116,6 +116,19 @@ def test_what_is_no_creator() -> None:
             SqlOptions(url=SecretStr("sqlite:////x"), creator=wrong)
     with pytest.raises(ConfigError, match="creator needs a url"):
         SqlOptions(creator=connect)
+
+
+def test_a_function_that_makes_no_connections(tmp_path: Path) -> None:
+    options = SqlOptions(url=SecretStr(f"sqlite:///{tmp_path / 'db'}"), creator=lambda: 5)
+    with pytest.raises(AnabranchError, match="TypeError: it gave int, which is no connection of the driver sqlite3"):
+        SqlStore.create("s", tmp_path / "s", options)
+
+
+@pytest.mark.parametrize("given", [{"username": "app"}, {"password": "p@ss"}])
+@pytest.mark.parametrize("url", [None, "sqlite:////x/db"])
+def test_sqlite_has_no_users(given: dict[str, Any], url: str | None) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}: SQLite has no users"):
+        SqlOptions(url=SecretStr(url) if url is not None else None, **given)
 
 
 def test_the_statements_of_the_lease_can_be_given(tmp_path: Path) -> None:
