@@ -154,13 +154,17 @@ class Map(Generic[V]):
             require_value(value)
             return plain_body(value)
         try:
-            return plain_body(self._codec.encode(value))
+            body = self._codec.encode(value)
         except Exception as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(
                 f"a value for {self.destination} cannot be encoded as {self._codec.content_type}: "
                 f"{error or type(error).__name__}"
             ) from error
+        if not isinstance(body, bytes | bytearray | memoryview):
+            kind_of = type(body).__name__
+            raise TypeError(f"the codec of {self._codec.content_type} has encoded a value as {kind_of}, not bytes")
+        return plain_body(body)
 
     def _decoded(self, key: str, body: bytes) -> V:
         if self._codec is None:

@@ -87,6 +87,21 @@ def test_keys_are_asked_for_by_the_names_of_the_parameters(router: anabranch.Rou
         list(results.items(after=5))
 
 
+class _Text:
+    content_type = "text/plain"
+
+    def encode(self, value: object) -> Any:
+        return str(value)
+
+    def decode(self, body: bytes) -> Any:
+        return body.decode()
+
+
+def test_a_codec_of_maps_that_makes_no_bytes(router: anabranch.Router) -> None:
+    with pytest.raises(TypeError, match="the codec of text/plain has encoded a value as str, not bytes"):
+        router.map("m", codec=_Text()).put("k", 5)
+
+
 def test_a_message_is_no_body_and_says_what_is(router: anabranch.Router) -> None:
     queue: Any = router.queue("q")
     queue.send(b"body")
