@@ -247,6 +247,7 @@ class _Run(Repartitioning):
             self._abandon(copy)
         self._done = done + copy.count
         self._delete(source, destination)
+        copy.source_deleted()
         log.info("%s: %d messages moved from store %s to %s", destination, copy.count, source.name, target.name)
         return True
 

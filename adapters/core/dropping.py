@@ -98,7 +98,8 @@ class Oldest:
         seq, size = lease.seq, 0
         if sized:
             try:
-                record = next(iter(self._engine.rows.bodies(lease.feeds[0].state, [lease.place])), None)
+                with self._engine.reading():
+                    record = next(iter(self._engine.rows.bodies(lease.feeds[0].state, [lease.place])), None)
             except CorruptionError:  # it is there to be received, and told of
                 return
             if record is None:

@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -82,6 +83,8 @@ class Engine:
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
         self.lock = threading.RLock()
+        self._reader = 0
+        """The thread that reads bodies with the lock held."""
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
         self._priorities = settings.priorities
         self._passes_on = backend.tells_places and not settings.priorities
@@ -545,6 +548,23 @@ class Engine:
         with self.lock:
             self.current()
             return question()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Bodies are read meanwhile, with the lock held, all that has returned applied, and places looked up since:
+        none of them dies before the lock is let go, so a backend that looks one up once more need not ask for what is
+        pending. For that it uses `looked_up`."""
+        before, self._reader = self._reader, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._reader = before
+
+    def looked_up(self, question: Callable[[], T]) -> T:
+        """The answer, as of now: for who reads bodies, with the lock held or not."""
+        if self._reader == threading.get_ident():
+            return question()
+        return self.asked(question)
 
     def counted(self, question: Callable[[PendingCounts], T], of: Counted | None = None) -> T:
         """The same for who asks for counts alone, and adds what is pending: at once also while the backend holds the

@@ -158,7 +158,7 @@ class LargeBodies:
     def settle(self) -> None:
         """What is prepared is known: find which messages name what is there, and let go of what none does."""
         found, self._found = self._found, {}
-        with self._engine.lock:
+        with self._engine.lock, self._engine.reading():
             self._settle(found)
         self.tidy()
 
@@ -570,7 +570,13 @@ class LargeBodies:
             after, named = 0, set()
             while places := self._engine.rows.rows(state, None, None, after, PAGE):
                 after = places[-1][SEQ]
-                for place, record in zip(places, self._engine.rows.bodies(state, places), strict=True):
+                for place in places:
+                    try:
+                        record = next(iter(self._engine.rows.bodies(state, [place])))
+                    except CorruptionError as error:
+                        named.update({place[SEQ]} & self._live.get(state.number, {}).keys())  # as far as is known
+                        yield str(error)
+                        continue
                     if record is not None and is_large(record):
                         named.add(place[SEQ])
                         wrong = self.body_of(reference_in(record)).verify()

@@ -133,6 +133,7 @@ class LiveCopy:
         with self._to.lock:
             self._to.current()
             copied.feed.listeners[self._idle] = None
+            copied.feed.purging.clear()  # what an earlier move that was cut off may have left there
             copied.feed.purging.add(self._mark)
         self._page: list[tuple[Stored, int]] = []
         subscriptions = amount(self._source, self._destination).subscriptions
@@ -149,6 +150,7 @@ class LiveCopy:
         except BaseException:
             state.feed.listeners[self._idle] = None  # it is there still, and nobody shall be given anything of it
             raise
+        state.feed.purging.discard(self._mark)  # if nothing was written of it, it is not gone
 
     def follow(self, told: Callable[[int], None], go_on: Callable[[], None]) -> None:
         """Copy what is there, and what comes meanwhile, until little is left. `go_on` is called now and then, and
@@ -391,6 +393,12 @@ class LiveCopy:
                     lease.hold = hold
             self._switched = True
             self._let_go()
+
+    def source_deleted(self) -> None:
+        """What the source held of it has been deleted since the switch. Where nothing had ever been written there, that
+        has removed nothing, and the destination may come back: then it is there as any other."""
+        for feed in self._feeds(self._state):
+            feed.purging.discard(self._mark)
 
     def _switch(self) -> dict[Lease, Lease]:
         copied = self._to.catalog.state(self._destination)

@@ -919,4 +919,5 @@ class Store:
         violations = list(self.backend.check())
         if self._engine.nonpersistent is not None:
             violations += self._engine.nonpersistent.check()
-        return violations + list(self.bodies.violations())
+        with self._engine.reading():
+            return violations + list(self.bodies.violations())

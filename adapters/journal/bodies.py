@@ -83,7 +83,7 @@ class Bodies:
 
     def _now(self, state: DestinationState, place: Place) -> Place | None:
         """Where a message is by now, if it lives."""
-        return self._engine.asked(lambda: self._engine.backend.row(state, None, place[SEQ]))
+        return self._engine.looked_up(lambda: self._engine.backend.row(state, None, place[SEQ]))
 
     def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """In order; None for what is known to have died since it was looked up."""
@@ -94,7 +94,7 @@ class Bodies:
                 found = bodies_of(data, start, segment.seed if segment is not None else 0, state.number, chunk)
                 for place, body in zip(chunk, found, strict=True):
                     if self._engine.behind:
-                        self._engine.asked(lambda: None)  # what has been acked is marked dead then
+                        self._engine.looked_up(lambda: None)  # what has been acked is marked dead then
                     if segment is not None and segment.dead is not None and segment.is_dead(place[OWN][0]):
                         alive = self._now(state, place)  # it may have been copied
                         yield self._one(state, alive) if alive is not None else None

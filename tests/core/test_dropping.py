@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from anabranch.adapters.core.dropping import DropLog, Oldest
 from anabranch.adapters.core.limits import Grant, Room
 from anabranch.policies.destination import Destination
+from anabranch.policies.errors import CorruptionError
+from anabranch.policies.limits import WhenFull
 
-from ..contract.disk import A, B, bodies, take
+from ..contract.disk import A, B, bodies, drain, take
+from ..journal.disk import segments_of
 from .made import journal
 
 
@@ -70,3 +74,25 @@ def test_what_is_dropped_is_told_at_once_and_then_each_minute(caplog: pytest.Log
     log.new([B])
     assert "1 of queue://b" in caplog.text
     assert log.count == 14
+
+
+def damage(path: Path, data: bytes) -> None:
+    """Change bytes of a file that holds them."""
+    before = path.read_bytes()
+    assert before.count(data) == 1
+    path.write_bytes(before.replace(data, data[::-1]))
+
+
+def test_a_damaged_message_stays_and_those_behind_it_go() -> None:
+    with journal() as disk:
+        store = disk.create(max_bytes=500, when_full=WhenFull.DROP_OLD)
+        store.send(A, b"0123456789" * 10)
+        store.send(A, b"b" * 100)
+        store.send(A, b"c" * 100)
+        (path,) = (path for path in segments_of(store) if b"0123456789" * 10 in path.read_bytes())
+        damage(path, b"0123456789" * 10)
+        for body in (b"d", b"e", b"f"):
+            store.send(A, body * 100)
+        with pytest.raises(CorruptionError):
+            store.receive(A, 0)
+        assert [body[:1] for body in drain(store)] == [b"e", b"f"]

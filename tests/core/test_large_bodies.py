@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.core import Store, copying
+from anabranch.adapters.core.engine import Engine
 from anabranch.adapters.core.large import CHUNK_BYTES, LargeBody
 from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.messages import Message, Outgoing
@@ -87,6 +88,33 @@ def test_a_message_that_cannot_be_read_keeps_what_nobody_names(
     take(again).ack()
     assert kept(again) == 2, "the next open tells which are nobody's"
     assert kept(disk.reopen(again)) == 0
+
+
+def test_a_damaged_message_holds_up_neither_the_open_nor_the_check(tmp_path: Path) -> None:
+    with JournalDisk(tmp_path, large_message_size=1024) as disk:
+        store = disk.create()
+        store.send(A, b"0123456789" * 10)
+        store.send(A, io.BytesIO(body(seed=1)))
+        store.send(A, b"another")
+        assert isinstance(store.keep(io.BytesIO(body(seed=2))), LargeBody)
+        store.checkpoint()
+        path = disk.copy(store)
+        for segment in (path / "journal").glob("*.seg"):
+            segment.write_bytes(segment.read_bytes().replace(b"0123456789" * 10, b"-" * 100))
+        again = disk.open(path)
+        assert any("does not read back" in violation for violation in again.check())
+        with pytest.raises(CorruptionError, match="message 1"):
+            again.receive(A, 0)
+        assert take(again).read() == body(seed=1)
+
+
+def test_a_check_goes_on_while_others_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with JournalDisk(tmp_path, large_message_size=1024) as disk:
+        store = disk.create()
+        for seed in range(2):
+            store.send(A, io.BytesIO(body(seed=seed)))
+        monkeypatch.setattr(Engine, "behind", True)  # as after a send of another thread
+        assert_whole(store)
 
 
 def test_check_reads_every_body(store: Store) -> None:

@@ -32,6 +32,7 @@ from anabranch.router.repartition_progress import NAME
 from ..contract.disk import eventually
 from ..contract.leasing import LONG, Lasting
 from ..crash.traffic import Traffic
+from .disk import drain
 from .test_repartition import JOURNAL, KINDS, XID, config, facts, fill, new, old, stores_of
 
 
@@ -59,6 +60,21 @@ def test_there_and_back(tmp_path: Path, source: str, target: str) -> None:
         router.repartition(before)
     assert facts(before) == expected
     assert stores_of(before) == ["all"]
+
+
+def test_an_empty_queue_goes_and_comes_again(tmp_path: Path) -> None:
+    """A store that never had anything written of it forgets the moves all the same."""
+    one, other = StoreConfig("one", ["x.*"], journal=JOURNAL), StoreConfig("other", [">"], journal=JOURNAL)
+    before = Config(tmp_path, [one, other])
+    after = Config(tmp_path, [StoreConfig("one", ["q", "x.*"], journal=JOURNAL), other])
+    with anabranch.open(before) as router:
+        queue = router.queue("q")
+        queue.send(b"1")
+        assert drain(router, "q") == [b"1"]
+        for to in (after, before, after):
+            router.repartition(to)
+        queue.send(b"2")
+        assert drain(router, "q") == [b"2"]
 
 
 long = pytest.mark.campaign
