@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from ..adapters.core import Store
@@ -114,9 +115,22 @@ class Map(Generic[V]):
         )
 
     def pop(self, key: str, default: T | None = None) -> V | T | None:
-        """Remove a key; returns the value that it had, `default` if it had none."""
+        """Remove a key; returns the value that it had, `default` if it had none. Raises DecodeError for one that the
+        codec does not take, which stays."""
+        if self._codec is not None:
+            return self._popped(key, default)
         body = self._held(lambda store: store.maps.pop(self.destination, key), None)
         return self._missing(key, default) if body is None else self._decoded(key, body)
+
+    def _popped(self, key: str, default: T | None) -> V | T | None:
+        """A value is decoded before it is removed, and removed if nobody has changed it meanwhile."""
+        while True:
+            body = self._held(lambda store: store.maps.get(self.destination, key), None)
+            if body is None:
+                return self._missing(key, default)
+            value = self._decoded(key, body)
+            if self._changed(partial(_removed, self.destination, key, body)):
+                return value
 
     def increment(self, key: str, by: int = 1, *, ttl: float | None = None) -> int:
         """Add to the whole number that a key has, in decimal digits, 0 if it has none; returns the sum. A `ttl` is for
@@ -178,6 +192,10 @@ class Map(Generic[V]):
                 None,
             ) from error
         return cast("V", value)
+
+
+def _removed(destination: Destination, key: str, body: bytes, store: Store) -> bool:
+    return store.maps.compare_and_set(destination, key, body, None, 0)
 
 
 def _expiry(ttl: float | None) -> int:

@@ -119,6 +119,21 @@ def test_values_of_a_codec(memory: anabranch.Router) -> None:
         plain.increment("a", 1.5)  # type: ignore[arg-type]
 
 
+def test_what_does_not_decode_is_not_taken_away(router: anabranch.Router) -> None:
+    plain, coded = router.map("m"), router.map("m", codec="json")
+    plain.put("bad", b"{bad")
+    plain.put("good", b"[1]")
+    with pytest.raises(DecodeError, match="the value of 'bad' in map://m does not decode"):
+        coded.pop("bad")
+    assert plain.get("bad") == b"{bad"
+    assert (coded.pop("good"), coded.pop("good"), coded.pop("good", 7), coded.count()) == ([1], None, 7, 1)
+    popped: list[Any] = []
+    coded.put("one", "one")
+    with Parallel(lambda: popped.append(coded.pop("one"))), Parallel(lambda: popped.append(coded.pop("one"))):
+        pass
+    assert sorted(map(str, popped)) == ["None", "one"]
+
+
 def test_nothing_is_sent_to_a_map_or_received_from_it(memory: anabranch.Router) -> None:
     for call in (
         lambda: memory.send("map://m", b"x"),
