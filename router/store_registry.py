@@ -565,7 +565,11 @@ class StoreRegistry:
             if row is not None:
                 self._stores.forget(destination, row, store)
             if destination not in self._gates:
-                time.sleep(PAUSE)  # it was deleted, and is there anew where a copy of it was being made
+                known = self.table.destinations.get(destination)
+                if known is not None and known.store_id == store.store_id and not error.gate.reserves:
+                    store.forget_gate(error.gate)  # it had left this store, was deleted, and is here anew
+                else:
+                    time.sleep(PAUSE)  # it was deleted, and is there anew where a copy of it was being made
             self.pass_gate(destination)
         else:
             self._stores.forget_closed(destination, row, store)

@@ -5,7 +5,8 @@
 
 K11  From when a gate is there no plan has anything for its destination but acks, counts of deliveries, and what the
      move itself writes. A ticket that has more is refused whole, with MovedError, and has done nothing.
-K12  A gate stays, open, in the store that the destination has left, as long as that is open: who had found the store
+K12  A gate stays, open, in the store that the destination has left, as long as that is open, or until the destination is
+     there anew: who had found the store
     before is sent on too.
 """
 
@@ -33,6 +34,8 @@ class Gate:
         self.destination = destination
         self.error: AnabranchError | None = None
         """Set before it opens, where nobody can tell in which of two stores the destination is: who waits raises it."""
+        self.reserves = False
+        """It is that of a store to which a copy is made, until that is done or given up."""
         self._opened = threading.Event()
         self._keeper = threading.get_ident()
         self._generation = locking.generation
@@ -41,6 +44,7 @@ class Gate:
     def passed(cls, destination: Destination) -> Gate:
         """One that is open: who comes there looks again at once."""
         gate = cls(destination)
+        gate.reserves = True
         gate.open()
         return gate
 

@@ -806,6 +806,12 @@ class Store:
         gate (gates.py), which the caller opens afterwards: nothing is lost that is sent at the same moment."""
         return self._removal.delete_if_idle(queue, gate)
 
+    def forget_gate(self, gate: Gate) -> None:
+        """A destination that left this store is here anew: a gate that stayed behind (rule K12) keeps nobody out."""
+        gates = self._engine.sequencer.gates
+        if gates.get(gate.destination) is gate:
+            gates.pop(gate.destination, None)
+
     def retire(self) -> bool:
         """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then
         be closed, and opened again later, without anyone noticing. A volatile store refuses as long as it holds

@@ -75,6 +75,11 @@ def test_an_empty_queue_goes_and_comes_again(tmp_path: Path) -> None:
             router.repartition(to)
         queue.send(b"2")
         assert drain(router, "q") == [b"2"]
+        router.repartition(before)
+        queue.delete()
+        router.repartition(after)
+        queue.send(b"3")
+        assert drain(router, "q") == [b"3"]
 
 
 long = pytest.mark.campaign
