@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,10 @@ from .power.worker import FORMAT
 
 MOST: Final = 3
 """Deliveries."""
+SOON: Final = 0.01
+"""Seconds that some messages wait: over, when another process looks."""
+LARGE: Final = 3000
+"""Bytes from which on a body is sent as a file."""
 NAMES: Final = ("a", "b")
 """The subscriptions of each common topic."""
 
@@ -145,7 +150,7 @@ class Hand:
 
     # Each on its own
 
-    def send(self, destination: str) -> None:
+    def send(self, destination: str, deliver_in: float | None = None) -> None:
         chance = self.chance
         priority = chance.choice((0, 4, 4, 300))
         expires = chance.choice((None, None, None, None, 0.02, 0.3))
@@ -155,42 +160,44 @@ class Hand:
         endpoint = self.endpoint(destination)
         if not persistent or identity.startswith("gone"):
             body = body_of("gone" + identity.removeprefix("gone"), size)
-            endpoint.send(body, priority=priority, expires_in=expires, persistent=persistent)
+            endpoint.send(body, priority=priority, expires_in=expires, persistent=persistent, deliver_in=deliver_in)
             return
         named = expires is None and chance.random() < 0.5
-        self.perform(_sent(destination, identity, size=size, named=named, priority=priority), expires)
+        self.perform(sent_to(destination, identity, size=size, named=named, priority=priority), expires, deliver_in)
 
-    def perform(self, operation: Operation, expires: float | None = None) -> None:
+    def perform(self, operation: Operation, expires: float | None = None, deliver_in: float | None = None) -> None:
         """A send as its mark says; once more, if need be."""
         identity = operation["id"]
+        body = body_of(identity, operation["size"])
         self.marks.trying(operation)
         self.endpoint(operation["to"]).send(
-            body_of(identity, operation["size"]),
+            BytesIO(body) if operation["size"] >= LARGE else body,
             message_id=identity if operation["named"] else None,
             priority=operation["priority"],
             expires_in=expires,
+            deliver_in=deliver_in,
         )
         self.marks.promised(operation)
 
     def ack(self, where: str) -> None:
         message = self.receive(where)
         if message is not None:
-            operation = {"op": "ack", "q": channel(message), "ids": [identity_of(message.body)]}
+            operation = {"op": "ack", "q": channel(message), "ids": [identity_of(message.read())]}
             self.marks.trying(operation)
             message.ack()
             self.marks.promised(operation)
 
-    def release(self, where: str) -> None:
+    def release(self, where: str, delay: float | None = None) -> None:
         message = self.receive(where)
         if message is not None:
             operation = self._back([message])
             self.marks.trying(operation)
-            message.release()
+            message.release(delay=delay)
             self.marks.promised(operation)
 
     def _back(self, messages: Iterable[anabranch.Message]) -> Operation:
         self.sent += 1
-        back = [[channel(message), identity_of(message.body)] for message in messages]
+        back = [[channel(message), identity_of(message.read())] for message in messages]
         return {"op": "back", "ids": back, "turn": f"{self.name}.{self.sent}"}
 
     def drain(self, store: str) -> None:
@@ -225,7 +232,7 @@ class Hand:
                 message = self.receive(self.somewhere([store]))
                 if message is None:
                     continue
-                identity = identity_of(message.body)
+                identity = identity_of(message.read())
                 if "e." in identity and message.subscription:
                     message.release(delivered=False)  # its fate is not told by one channel alone
                     continue
@@ -258,7 +265,7 @@ class Hand:
             message = self.receive(self.somewhere([store]))
             if message is None:
                 continue
-            identity = identity_of(message.body)
+            identity = identity_of(message.read())
             if not message.persistent or ("e." in identity and message.subscription):
                 message.release(delivered=False)
                 continue
@@ -268,6 +275,20 @@ class Hand:
             destination = self.somewhere([store])
             sends.append((destination, self.new(destination, 4)))
             operation["send"] += [[each, sends[-1][1]] for each in channels_of(destination)]
+        try:
+            self._commit_within(store, operation, messages, sends)
+        except (anabranch.AnabranchError, sqlalchemy.exc.DBAPIError):
+            self.marks.trying(self._back(messages))  # which counts, for those that it had taken
+            raise
+
+    def _commit_within(
+        self,
+        store: str,
+        operation: Operation,
+        messages: Sequence[anabranch.Message],
+        sends: Sequence[tuple[str, str]],
+    ) -> None:
+        chance = self.chance
         with self._connected(store) as connection:
             for message in messages:
                 message.ack(connection=connection)
@@ -343,7 +364,7 @@ class Hand:
         if chance.random() < 0.7:
             message = one.receive()
             assert message is not None
-            assert identity_of(message.body) == held[0]
+            assert identity_of(message.read()) == held[0]
             operation = {"op": "ack", "q": f"{topic}#one", "ids": [held.pop(0)]}
             self.marks.trying(operation)
             message.ack()
@@ -361,7 +382,7 @@ class Hand:
 
     def _to_topic(self, topic: str, names: Sequence[str]) -> str:
         identity = self.new(topic, 4)
-        operation = _sent(topic, identity, [f"{topic}#{each}" for each in names], size=20, named=False, priority=4)
+        operation = sent_to(topic, identity, [f"{topic}#{each}" for each in names], size=20, named=False, priority=4)
         self.perform(operation)
         return identity
 
@@ -376,11 +397,11 @@ class Hand:
     def step(self, waiting: list[Operation]) -> None:
         chance, what = self.chance, self.chance.random()
         if what < 0.34:
-            self.send(self.somewhere())
+            self.send(self.somewhere(), deliver_in=SOON if what < 0.04 else None)
         elif what < 0.62:
             self.ack(self.somewhere())
         elif what < 0.70:
-            self.release(self.somewhere())
+            self.release(self.somewhere(), delay=SOON if what < 0.66 else None)
         elif what < 0.79:
             self.transaction()
         elif what < 0.84:
@@ -408,7 +429,7 @@ class Hand:
                 self.end(held.prepares[xid.global_id], commit)
 
 
-def _sent(destination: str, identity: str, channels: Sequence[str] = (), **about: Any) -> Operation:
+def sent_to(destination: str, identity: str, channels: Sequence[str] = (), **about: Any) -> Operation:
     pairs = [[each, identity] for each in channels or channels_of(destination)]
     return {"op": "tx", "send": pairs, "ack": [], "to": destination, "id": identity, **about}
 
@@ -434,7 +455,7 @@ def retry(hand: Hand, promised: Iterable[Operation], maybe: Iterable[Operation])
 def buried(message: anabranch.Message) -> list[tuple[str, str]]:
     """The channels that a message of a dead-letter queue comes from."""
     source = str(message.headers["dead_letter_source"])
-    identity = identity_of(message.body)
+    identity = identity_of(message.read())
     if source.startswith("queue://"):
         return [(source.removeprefix("queue://"), identity)]
     of_one = message.headers.get("dead_letter_subscription")
@@ -474,7 +495,7 @@ class Found:
 
     def _add(self, where: str, source: anabranch.Queue | anabranch.Subscriber, ordered: bool) -> None:
         messages = list(source.browse())
-        ids = [identity_of(message.body) for message in messages]
+        ids = [identity_of(message.read()) for message in messages]
         if source.depth() != len(messages):
             self.wrong.append(f"{where}: depth says {source.depth()}, browse shows {len(messages)}")
         priorities = [message.priority for message in messages]
@@ -575,7 +596,7 @@ def _receivable(router: anabranch.Router, found: Found, claimed: set[tuple[str, 
         taken = []
         while (message := source.receive()) is not None:
             taken.append(message)
-        got = [identity_of(message.body) for message in taken]
+        got = [identity_of(message.read()) for message in taken]
         wanted = [identity for identity in ids if (where, identity) not in claimed | found.overdue]
         if [each for each in got if "e." not in each] != [each for each in wanted if "e." not in each]:
             wrong.append(f"{where} gives {got}, not {wanted}")

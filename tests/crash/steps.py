@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import sqlalchemy
 from sqlalchemy.engine.default import DefaultDialect
 
 import anabranch
@@ -136,6 +137,8 @@ class Script:
             if self.tried and not self.tried.get("xid"):
                 self.refused.append(self.tried)
             return False
+        except sqlalchemy.exc.DBAPIError:
+            return False  # a caller's own connection: its outcome is what its database says
         except AssertionError as error:
             self.wrong.append(f"{error}")
             return False
@@ -153,6 +156,8 @@ class Script:
                 hand.transaction,
                 partial(self._external, hand),
                 partial(hand.release, "s.q"),
+                hand.within,
+                partial(self._large, hand),
                 router.sweep,
                 partial(hand.ack, "s.q"),
             ]
@@ -183,6 +188,10 @@ class Script:
                     raise
         assert router is not None
         return router
+
+    def _large(self, hand: mixed.Hand) -> None:
+        """A body that is kept apart."""
+        hand.perform(mixed.sent_to("s.q", hand.new("s.q", 4), size=mixed.LARGE, named=True, priority=4))
 
     def _external(self, hand: mixed.Hand) -> None:
         prepared = hand.prepare()

@@ -29,6 +29,7 @@ def config(directory: Path, options: dict[str, Any]) -> anabranch.Config:
     for name in names:
         letters = dead[name] if dead[name][0] in names else f"{name}.dead"
         common: dict[str, Any] = {"priorities": name in "js", "dead_letter": letters, "max_deliveries": MOST}
+        common["large_message_size"] = 2048
         if name in "jk":
             chosen = anabranch.JournalOptions(**{"segment_size": SEGMENT} | journal | common)
             found.append(anabranch.StoreConfig(name, [f"{name}.>"], journal=chosen))
