@@ -5,9 +5,8 @@
 
 K11  From when a gate is there no plan has anything for its destination but acks, counts of deliveries, and what the
      move itself writes. A ticket that has more is refused whole, with MovedError, and has done nothing.
-K12  A gate stays, open, in the store that the destination has left, as long as that is open, or until the destination is
-     there anew: who had found the store
-    before is sent on too.
+K12  A gate stays, open, in the store that the destination has left, as long as that is open, or until the destination
+     is there anew: who had found the store before is sent on too.
 """
 
 from __future__ import annotations
