@@ -276,6 +276,7 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copi
             )  # fmt: skip
         for letter in letters:  # last: what is given back by a transaction counts as delivered
             transaction.ack(letter.message)
+        transaction.commit()  # not at the end of the block: Ctrl-C just before that would leave it open
 
 
 def requeue_all(registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
