@@ -72,6 +72,12 @@ def doubts(stores: Sequence[Outline]) -> Iterator[Located]:
                 f"{store.dead_letter!r} is the name of a queue with braces in it; only {{name}} stands for the "
                 "destination that a message comes from",
             )
+        elif isinstance(store.dead_letter, str) and store.dead_letter.rpartition("://")[2] == "{name}":
+            yield Located(
+                ("stores", store.place, store.kind, "dead_letter"),
+                f"{store.dead_letter!r} is the queue itself that a message comes from: there it stays, and is "
+                "delivered again and again; give another name, such as `dlq.{name}`",
+            )
 
 
 def _dead_letters(stores: Sequence[Outline]) -> Iterator[Located]:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -103,6 +103,16 @@ def _explain_one(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Loca
         yield Located(path, f"{text}; found {describe_value(value)}{quotes}")
 
 
+_WORDS: Final = (
+    ("Input should be", "expected"),
+    ("Value should", "expected to"),
+    ("greater than or equal to", "at least"),
+    ("less than or equal to", "at most"),
+    ("a valid number", "a number"),
+)
+"""Pydantic's, and what Size and Duration say of the same."""
+
+
 def _expectation(kind: str, message: str, context: Mapping[str, Any]) -> str:
     if kind in {"value_error", "assertion_error"}:
         return str(context["error"])
@@ -118,7 +128,9 @@ def _expectation(kind: str, message: str, context: Mapping[str, Any]) -> str:
         return "expected true or false"
     if kind in {"int_type", "int_parsing", "int_from_float"}:
         return "expected a whole number"
-    return message.replace("Input should be", "expected").replace("Value should", "expected to")
+    for theirs, ours in _WORDS:
+        message = message.replace(theirs, ours)
+    return message
 
 
 def _unknown_key(key: str, model: type[BaseModel]) -> str:

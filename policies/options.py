@@ -318,13 +318,23 @@ class SqlOptions(StoreOptions):
 
     @model_validator(mode="after")
     def _users_are_of_servers(self) -> Self:
-        scheme = _SCHEME.match(self.url.get_secret_value()) if self.url is not None else None
-        if self.url is None or (scheme is not None and scheme[1] in ("sqlite", "sqlite+pysqlite")):
+        if self._is_sqlite():
             for name in ("username", "password"):
                 if getattr(self, name) is not None:
                     text = "SQLite has no users; leave it out, or give the `url` of a server"
                     raise fold([Located((name,), text)])
         return self
+
+    @model_validator(mode="after")
+    def _prepares(self) -> Self:
+        if self.native_two_phase and self._is_sqlite():
+            text = "SQLite is not PostgreSQL, which alone has it; leave the option out"
+            raise fold([Located(("native_two_phase",), text)])
+        return self
+
+    def _is_sqlite(self) -> bool:
+        scheme = _SCHEME.match(self.url.get_secret_value()) if self.url is not None else None
+        return self.url is None or (scheme is not None and scheme[1] in ("sqlite", "sqlite+pysqlite"))
 
     @model_validator(mode="after")
     def _is_tested(self) -> Self:

@@ -259,5 +259,7 @@ def expiry(expires_in: float, name: str = "expires_in") -> int:
         raise TypeError(f"{name} is a number of seconds, not {type(expires_in).__name__}: {expires_in!r}")
     now = now_ms()
     if not 0 < expires_in <= (EXPIRES_MAX_MS - now) / 1000 - 1:  # not so of nan either
-        raise ValueError(f"{name} is a number of seconds above 0, not {expires_in!r}; None is for ever")
+        raise ValueError(
+            f"{name} is a number of seconds above 0, up to 2**63 ms from now, not {expires_in!r}; None is for ever"
+        )
     return now + max(1, int(expires_in * 1000))

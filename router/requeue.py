@@ -251,9 +251,15 @@ def _subscription_of(letter: Message) -> SubscriptionKey | None:
 
 def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message]) -> int:
     """Put these leased dead letters back, all of them in one transaction; returns how many. Raises what _Checker.letter
-    and a commit raise."""
+    and a commit raise, and ValueError for a message that is given twice."""
     checker = _Checker(registry)
-    letters = [checker.letter(message) for message in messages]
+    letters: list[_Letter] = []
+    given: set[int] = set()
+    for message in messages:
+        letters.append(checker.letter(message))
+        if id(message) in given:
+            raise ValueError(f"{message!r} is given twice; give it once. Nothing was put back")
+        given.add(id(message))
     _put_back(begin, letters, Copies())
     return len(letters)
 

@@ -157,6 +157,18 @@ def test_check_warns_of_braces_that_stand_for_nothing() -> None:
     assert "journal.dead_letter: 'dlq.{nme}' is the name of a queue with braces in it; only {name} stands" in lines[0]
 
 
+def test_check_warns_of_dead_letters_that_stay_where_they_are() -> None:
+    Path("s.yaml").write_text(
+        "directory: d\nstores:\n- {name: a, match: ['>'], journal: {dead_letter: '{name}'}}\n"
+        "- {name: b, match: ['b.>'], journal: {dead_letter: 'queue://{name}'}}\n"
+    )
+    lines = run("check", "s.yaml").stderr.splitlines()
+    assert [line.partition(" is the queue itself that a message comes from")[0] for line in lines] == [
+        "s.yaml:3: warning: store 'a': journal.dead_letter: '{name}'",
+        "s.yaml:4: warning: store 'b': journal.dead_letter: 'queue://{name}'",
+    ]
+
+
 def test_check_warns_of_directories_that_are_missing_and_must_not_be_made() -> None:
     text = "directory: {}\ncreate_directory: false\nstores: [{{name: a, match: ['>'], directory: {}}}]\n"
     Path("s.yaml").write_text(text.format("data", "disk"))

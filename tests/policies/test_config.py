@@ -309,13 +309,13 @@ def test_all_errors_of_a_file_at_once() -> None:
         (journal("file_mode: 644"), 6, "writes, nobody executes (this number is 01204 in octal); found the number 644"),
         (journal("file_mode: 0777"), 6, "writes, nobody executes (this number is 0777 in octal); found the number 511"),
         (journal("file_mode: rw-"), 6, "writes, nobody executes; found 'rw-'"),
-        (journal("max_messages: 0"), 6, "expected greater than or equal to 1; found the number 0"),
+        (journal("max_messages: 0"), 6, "expected at least 1; found the number 0"),
         (journal("max_leases: 1.5"), 6, "expected a whole number; found the number 1.5"),
         (journal("archive_directory: []"), 6, "expected a path; found an empty list"),
         (journal("archive_max_bytes: 1GiB"), 5, "archive_max_bytes limits nothing without archive_directory"),
-        (journal("pool_files: -2"), 6, "expected greater than or equal to -1; found the number -2"),
-        (journal("compact_live_percent: 96"), 6, "expected less than or equal to 95; found the number 96"),
-        (journal("compact_min_segments: 0"), 6, "expected greater than or equal to 1; found the number 0"),
+        (journal("pool_files: -2"), 6, "expected at least -1; found the number -2"),
+        (journal("compact_live_percent: 96"), 6, "expected at most 95; found the number 96"),
+        (journal("compact_min_segments: 0"), 6, "expected at least 1; found the number 0"),
     ],
 )
 def test_one_error(text: str, line: int, says: str) -> None:

@@ -39,8 +39,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda r: r.queue("q").send_nowait(b"x", persistent=0), TypeError, "persistent is True or False, not int: 0"),
     (lambda r: r.queue("q").send_many([OUTGOING._replace(persistent=0)]), TypeError, "persistent is True or False"),
     (in_transaction(lambda tx: tx.send("q", b"x", persistent=None)), TypeError, "persistent is True or False"),
-    (lambda r: r.queue("q").send(b"x", expires_in=math.inf), ValueError, "expires_in is .* above 0, not inf"),
-    (lambda r: r.queue("q").send(b"x", expires_in=1e18), ValueError, "expires_in is .* above 0, not 1e[+]18"),
+    (lambda r: r.queue("q").send(b"x", expires_in=math.inf), ValueError, "expires_in is .* above 0, .*not inf"),
+    (lambda r: r.queue("q").send(b"x", expires_in=1e18), ValueError, "expires_in is .* above 0, .*not 1e[+]18"),
     (lambda r: r.queue("q").send(b"x", expires_in=True), TypeError, "expires_in is a number of seconds, not bool"),
     (lambda r: r.queue("q").send_many(5), TypeError, "send_many takes a list of messages, .* not int; one message is"),
     (lambda r: r.queue("q").send_many(b"text"), TypeError, "send_many takes a list of messages, .* not bytes"),
@@ -65,7 +65,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda r: r.map("m").put("k", 5), TypeError, "a value of a map is bytes, not int; encode it first, or give the"),
     (lambda r: r.map("m").put("k", io.BytesIO(b"1")), TypeError, "a value of a map is bytes, not BytesIO"),
     (in_transaction(lambda tx: tx.put("m", "k", "text")), TypeError, "a value of a map is bytes, not str"),
-    (lambda r: r.map("m").put("k", b"1", ttl=math.inf), ValueError, "ttl is a number of seconds above 0, not inf"),
+    (lambda r: r.map("m").put("k", b"1", ttl=math.inf), ValueError, "ttl is a number of seconds above 0, .*not inf"),
     (lambda r: r.map("m").increment("k", True), TypeError, "a number is incremented by an int, not bool: True"),
 ]
 
@@ -137,8 +137,8 @@ def test_a_file_may_be_longer_than_the_largest_message(tmp_path: Path, kind: str
     ("options", "says"),
     [
         ("{delay: 2h}", "delay, 7200 s, is longer than max_delay, 3600 s: no message would wait so long"),
-        ("{delay: 1s, multiplier: '2'}", "redelivery.multiplier: expected a valid number; found '2'"),
-        ("{delay: 1s, jitter: true}", "redelivery.jitter: expected a valid number; found true"),
+        ("{delay: 1s, multiplier: '2'}", "redelivery.multiplier: expected a number; found '2'"),
+        ("{delay: 1s, jitter: true}", "redelivery.jitter: expected a number; found true"),
     ],
 )
 def test_waits_that_contradict_each_other(tmp_path: Path, options: str, says: str) -> None:

@@ -317,6 +317,8 @@ def test_what_is_no_message_is_refused(tmp_path: Path) -> None:
             router.requeue(dead, -1)
         with pytest.raises(ValueError, match="limit"):
             router.requeue([letter], 1)
+        with pytest.raises(ValueError, match=r"^<Message .*> is given twice; give it once. Nothing was put back$"):
+            router.requeue([letter, letter])
         assert router.requeue(letter) == 1
         with pytest.raises(anabranch.UnknownMessageError):
             router.requeue(letter)
