@@ -38,8 +38,7 @@ class Branch:
         self.leases: Sequence[Lease] = ()
         """Of what it acks."""
         self.victims: Sequence[Lease] = ()
-        """Of what goes to make room for what it sends, and is acked by it too (reserving.py). After a restart these are
-        among those that it acks."""
+        """Of what goes to make room for what it sends, and is acked by it too (`Ack.drops`, reserving.py)."""
         self.dropped: Sequence[tuple[int, Destination]] = ()
         """Places among its sends, and destinations, of messages that are not stored for want of room."""
         self.payload = b""
@@ -174,10 +173,17 @@ class _DelayedPayload(_Payload, frozen=True, array_like=True):
     """Which of `sends`, and until when (ms)."""
 
 
+class _DroppingPayload(_DelayedPayload, frozen=True, array_like=True):
+    """That of a branch that drops messages to make room."""
+
+    drops: list[int] = []
+    """Which of `acks`."""
+
+
 _KINDS = {kind: kind.value for kind in Kind}
 """`Kind.value` takes its time."""
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_DelayedPayload).decode
+_decode = msgspec.msgpack.Decoder(_DroppingPayload).decode
 
 
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
@@ -188,6 +194,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
     acks: list[tuple[int, int, int]] = []
     others: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
     delays: list[tuple[int, int]] = []
+    drops: list[int] = []
 
     def number_of(state: DestinationState) -> int:
         number = numbers.setdefault(state.number, len(destinations))
@@ -201,6 +208,8 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
                 delays.append((len(sends), change.deliver_at_ms))
             sends.append((number_of(change.state), change.record, change.record_bytes))
         elif isinstance(change, Ack):
+            if change.drops:
+                drops.append(len(acks))
             acks.append((number_of(change.state), change.seq, change.number))
         elif isinstance(change, Subscribe):
             _, name, client, selector, no_local = change.subscription
@@ -209,6 +218,8 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
             others.append((number_of(change.state), False, *change.key, None, False, False))
         elif not isinstance(change, VolatileChange):  # that is gone after a crash
             raise AssertionError(f"a branch cannot do {change}")
+    if drops:
+        return _encode(_DroppingPayload(list(participants), destinations, sends, acks, others, delays, drops))
     if delays:
         return _encode(_DelayedPayload(list(participants), destinations, sends, acks, others, delays))
     return _encode(_Payload(list(participants), destinations, sends, acks, others))
@@ -232,7 +243,11 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
         send.record_bytes = length
         send.wait_until(delays.get(at, 0))
         changes.append(send)
-    changes += [Ack(states[number], seq, subscription) for number, seq, subscription in content.acks]
+    drops = set(content.drops)
+    changes += [
+        Ack(states[number], seq, subscriber, drops=at in drops)
+        for at, (number, seq, subscriber) in enumerate(content.acks)
+    ]
     branch = Branch(transaction, tuple(content.participants), changes)
     branch.payload = payload
     return branch

@@ -185,14 +185,18 @@ class SendMany(Change, Sequence[Send]):
 class Ack(Change):
     """A message is done with."""
 
-    __slots__ = ("number", "place", "seq", "state")
+    __slots__ = ("drops", "number", "place", "seq", "state")
 
     settles = True
 
-    def __init__(self, state: DestinationState, seq: int, number: int, place: Place | None = None) -> None:
+    def __init__(
+        self, state: DestinationState, seq: int, number: int, place: Place | None = None, drops: bool = False
+    ) -> None:
         self.state, self.seq, self.place = state, seq, place
         self.number = number
         """The subscription's; 0: for all."""
+        self.drops = drops
+        """It makes room, and nobody has received the message: a branch that is rolled back gives it back as it was."""
 
     def apply(self, table: Table) -> None:
         table.ack(self.state, self.seq, self.number, self.place)
@@ -302,14 +306,14 @@ def sent(change: Change) -> Send | None:
     return inner if type(inner) is Send else None
 
 
-def acks_of(leases: Iterable[Lease]) -> list[Change]:
+def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
     """What is held, as acks. What was leased for a topic as a whole is dead for all. Nonpersistent.takes finds those of
-    messages that are not persistent."""
+    messages that are not persistent. `drops`: as Ack.drops."""
     acks: list[Change] = []
     for lease in leases:
         feed, place = lease.feeds[0], lease.place
         number = 0 if lease.whole or feed.subscription is None else feed.subscription.number
-        acks.append(Ack(feed.state, place[SEQ], number, place))
+        acks.append(Ack(feed.state, place[SEQ], number, place, drops))
     return acks
 
 

@@ -102,7 +102,7 @@ def _translated(source: Store, target: Store, branch: Branch, destination: Desti
         elif isinstance(change, Ack):
             number = _number(source, target, destination, change.number)
             if change.seq in seqs and number is not None:  # else what it acks was removed in spite of it
-                yield Ack(state, seqs[change.seq], number)
+                yield Ack(state, seqs[change.seq], number, drops=change.drops)
         else:
             raise AssertionError(f"a branch cannot do {change}")
 

@@ -206,12 +206,14 @@ class Transactions:
         if self._sending.limited:
             whole = [ack for ack in branch.acks if not ack.state.is_topic or not ack.number]
             branch.reservation = self._sending.limits.hold(branch.sends, whole)
+            branch.reservation.victims = [*branch.victims]  # counted as dropped once they go
         branch.promise = self._promise(branch)
         return branch
 
     def _claim_again(self, branch: Branch) -> None:
         """What it acks is claimed before anybody can receive (rule T10)."""
-        leases = []
+        leases: list[Lease] = []
+        victims: list[Lease] = []
         for ack in branch.acks:
             feeds = [
                 feed for feed in ack.state.feeds(ack.number)
@@ -222,10 +224,11 @@ class Transactions:
                 assert place is not None
                 ack.place = place
                 whole = ack.state.is_topic and not ack.number
-                if self._backend.settings.count_on_receive and place[DELIVERIES] and not whole:
+                if self._backend.settings.count_on_receive and place[DELIVERIES] and not whole and not ack.drops:
                     place = (*place[:DELIVERIES], place[DELIVERIES] - 1, place[OWN])  # this delivery is counted
-                leases.append(self._engine.delivery.claim_again(feeds, place, whole))
-        branch.leases = leases
+                lease = self._engine.delivery.claim_again(feeds, place, whole)
+                (victims if ack.drops else leases).append(lease)
+        branch.leases, branch.victims = leases, victims
 
     def prepare(
         self,
@@ -267,7 +270,7 @@ class Transactions:
         if victims:
             for lease in victims:
                 engine.delivery.move(lease, LEAVING, CLAIMED)
-            first += acks_of(victims)
+            first += acks_of(victims, drops=True)
         volatile = engine.nonpersistent
         alone = volatile is not None and volatile.takes(first)
         branch = Branch(transaction, tuple(participants), first)

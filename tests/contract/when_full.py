@@ -12,7 +12,7 @@ import pytest
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.limits import no_waiting
 from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.store_types import Counts, Subscription
 from anabranch.policies.errors import ClosedError, StoreFullError
 from anabranch.policies.limits import LimitOptions
 
@@ -383,6 +383,35 @@ class WhenFullContract:
             else:
                 store.rollback_prepared(name).wait()
                 assert (drain(store), drain(store, B)) == ([b"1", b"2"], [])
+        assert_whole(store)
+
+    @pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
+    @pytest.mark.parametrize("count_deliveries", ["on_return", "on_receive"])
+    def test_what_a_branch_drops_was_not_delivered(
+        self, disk: Disk, count_deliveries: str, commit: bool, place: str
+    ) -> None:
+        """Committed it counts as dropped, not as acked; rolled back it neither waits nor counts as a delivery."""
+        store = disk.create(
+            max_messages=3, when_full="drop_old", redelivery={"delay": LONG}, count_deliveries=count_deliveries
+        )  # fmt: skip
+        store.send_many(A, [b"1", b"2", b"3"])
+        acked = take(store)
+        take(store).release(delay=0)
+        store.claim(acked)
+        name, sends = b"t" * 32, [(B, Outgoing(b"x"))] * 3
+        store.prepare(name, [store.store_id], sends, [acked], True, store.reserve(sends, [acked])).wait()
+        before = store.stats()
+        store = disk.later(store, place)
+        before = before if place == "here" or disk.volatile else store.stats()
+        if commit:
+            store.commit_prepared(name).wait()
+            after = store.stats()
+            assert bodies(store) == []
+            assert (after.sends - before.sends, after.acks - before.acks, after.dropped - before.dropped) == (3, 1, 2)
+        else:
+            store.rollback_prepared(name).wait()
+            assert store.counts(A) == Counts(2, 0, 1)
+            assert [(one.body, one.deliveries) for one in (take(store), take(store))] == [(b"2", 2), (b"3", 1)]
         assert_whole(store)
 
     def test_a_topics_message_is_dropped_for_all(self, disk: Disk) -> None:

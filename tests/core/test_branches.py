@@ -32,21 +32,24 @@ def test_it_comes_back_as_it_was() -> None:
         send_to(t, b"two"),
         Ack(a, 5, 0),
         Ack(t, 6, 3),
+        Ack(a, 7, 0, drops=True),
     ]
     payload = payload_of([b"1" * 16, b"2" * 16], changes)
     other = Catalog()
     other.state(Destination.parse("elsewhere"))
     branch = branch_of(b"t" * 32, payload, other, priorities=False)
     assert branch.participants == (b"1" * 16, b"2" * 16)
-    begun, ended, one, two, acked, acked_for = branch.changes
+    begun, ended, one, two, acked, acked_for, dropped = branch.changes
     assert isinstance(begun, Subscribe) and isinstance(ended, Unsubscribe)
     assert (begun.subscription, begun.retroactive, ended.key) == (desk, True, ("c2", "other"))
     assert isinstance(one, Send) and isinstance(two, Send)
     assert (one.state.destination, one.name, two.state.destination) == (A, b"id", T)
     assert one.record == sent.record
-    assert isinstance(acked, Ack) and isinstance(acked_for, Ack)
+    assert isinstance(acked, Ack) and isinstance(acked_for, Ack) and isinstance(dropped, Ack)
     assert (acked.state.destination, acked.seq, acked_for.seq, acked_for.number) == (A, 5, 6, 3)
-    assert (branch.summary.sends, branch.summary.acks) == (2, 2)
+    assert (dropped.seq, [ack.drops for ack in branch.acks]) == (7, [False, False, True])
+    assert (branch.summary.sends, branch.summary.acks) == (2, 3)
+    assert payload_of(branch.participants, branch.changes) == payload
 
 
 def test_one_that_does_not_read_is_damage() -> None:

@@ -96,6 +96,19 @@ def test_rolled_back_it_gives_back_what_it_acks(both: Both) -> None:
     assert [message.body for message in iter(lambda: both.target.receive(A), None)] == [b"0", b"1", b"2"]
 
 
+def test_rolled_back_it_gives_back_what_it_would_have_dropped_as_it_was(both: Both) -> None:
+    both.source = source = both.source_disk.reopen(both.source, max_messages=2, when_full="drop_old")
+    for body in b"1", b"2":
+        source.send(A, body)
+    sends = [(A, Outgoing(b"3"))]
+    source.prepare(ID, [source.store_id], sends, [], True, source.reserve(sends)).wait()
+    move(both, A)
+    if not both.target.volatile:
+        both.later()
+    both.target.rollback_prepared(ID).wait()
+    assert [(one.body, one.deliveries) for one in iter(lambda: both.target.receive(A), None)] == [(b"1", 1), (b"2", 1)]
+
+
 def test_put_again_it_changes_nothing(both: Both) -> None:
     fill(both.source)
     (branch,) = moved_branches.concerning(both.source, A)
