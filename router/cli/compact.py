@@ -16,7 +16,7 @@ from .output import config_option, echo_json, json_option, opened, warnings_show
               help="Only this store; may be given more than once. Else all that are recorded.")  # fmt: skip
 @json_option
 def command(config_path: Path, names: tuple[str, ...], as_json: bool) -> None:
-    """Give back the disk of a data directory that holds no messages.
+    """Give back disk that holds no messages.
 
     What lives in mostly dead segments of a journal is copied together, and they are released; its index, and the file
     of an SQLite store, become as small as what is in them. There must be room for the copies. The stores are opened for

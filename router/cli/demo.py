@@ -69,7 +69,7 @@ class Row(NamedTuple):
               help=f"The journal to work on. Default: {ARCHIVE} of the source tree.")  # fmt: skip
 @json_option
 def command(out: Path, archive: Path | None, as_json: bool) -> None:
-    """Explain a real broker's journal, recommend what to split, and measure it.
+    """Explain a real broker's journal, split it, and measure that.
 
     The journal is that of an ActiveMQ broker in a toy factory: 46,771 operations on six queues. What is recommended is
     put to the test: the same operations go through Anabranch's own router, all in one store and as recommended. At last

@@ -32,11 +32,12 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Convert ActiveMQ's <kahaDB> or <mKahaDB> to stores.yaml, or stores.yaml to an <mKahaDB>.
+    """Convert ActiveMQ's <mKahaDB> to stores.yaml, or back.
 
-    ACTIVEMQ_XML is a broker's configuration, XBean or plain Spring beans. Only its persistence adapter is read. ${...}
-    stands for what --property gives, else --properties, else the environment. With --from-config the result goes into
-    <broker> in place of its <persistenceAdapter>: what `anabranch recommend` wrote becomes a split for ActiveMQ.
+    ACTIVEMQ_XML is a broker's configuration, XBean or plain Spring beans. Only its persistence adapter, a <kahaDB> or
+    an <mKahaDB>, is read. ${...} stands for what --property gives, else --properties, else the environment. With
+    --from-config the result goes into <broker> in place of its <persistenceAdapter>: what `anabranch recommend` wrote
+    becomes a split for ActiveMQ.
 
     What has no counterpart stands in comments at the head of the result, and on stderr where it goes to a file. It is
     about configuration alone: no message moves.

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 def command(
     directory: Path, config_path: Path, old_path: Path | None, dry_run: bool, restart: bool, as_json: bool
 ) -> None:
-    """Move what the data directory DIR holds to where the configuration NEW routes it.
+    """Move what a data directory holds to where NEW routes it.
 
-    Messages keep their order, ids, headers, priorities, times and counts of deliveries; durable subscriptions and
-    duplicate windows come along. Each destination is copied, both copies are compared by count and digest, and only
-    then the old one goes. A store that is empty then and not in NEW is removed. No other process may have DIR open.
+    NEW is a configuration of the data directory DIR, which no other process may have open. Messages keep their order,
+    ids, headers, priorities, times and counts of deliveries; durable subscriptions and duplicate windows come along.
+    Each destination is copied, both copies are compared by count and digest, and only then the old one goes. A store
+    that is empty then and not in NEW is removed.
 
     After a crash, or an error, run it again with the same NEW: it goes on where it was. Until it is done no router
     opens DIR. There must be room on the disk for a second copy of the largest destination.

@@ -30,11 +30,12 @@ SHOWN = 20
 )
 @json_option
 def command(directory: Path, target: Path, config_path: Path | None, as_json: bool) -> None:
-    """Make NEW of all that can be read of DIR, a data directory or one journal store's, and say what is lost.
+    """Make NEW of all that can be read of the damaged DIR.
 
-    Nothing is written to DIR, which no process may have open. NEW takes as much room as DIR; it is there once it is
-    whole. A damaged message costs that message alone. NEW/salvage.json, and the loss-*.json of each store, name what is
-    lost: destination, seq and id. Look at them, then put NEW where DIR was, and open it as always.
+    DIR is a data directory, or that of one journal store. Nothing is written to it, and no process may have it open.
+    NEW takes as much room as DIR; it is there once it is whole. A damaged message costs that message alone.
+    NEW/salvage.json, and the loss-*.json of each store, name what is lost: destination, seq and id. Look at them, then
+    put NEW where DIR was, and open it as always.
 
     Exit code 0 also where something is lost: the output says so.
 

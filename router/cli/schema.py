@@ -27,7 +27,7 @@ DIALECTS = ("postgresql", "sqlite")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Print the configuration file's JSON Schema, or see to the tables of SQL stores.
+    """Print the JSON Schema of stores.yaml, or make SQL tables.
 
     Without a command: the JSON Schema, for editors: completion, descriptions, most mistakes while typing. It is JSON
     with or without --json.
@@ -57,7 +57,7 @@ def config_schema(as_json: bool) -> None:
 @command.command("recommendation")
 @json_option
 def recommendation(as_json: bool) -> None:
-    """Print the JSON Schema of the recommendation.json that `anabranch recommend` writes.
+    """Print the JSON Schema of recommendation.json.
 
     \b
     Example:

@@ -63,7 +63,7 @@ def command(
     engine: str,
     as_json: bool,
 ) -> None:
-    """Write what usage logs recorded, or what a workload describes, as a usage trace.
+    """Write a usage trace of usage logs, or of a workload.
 
     A router records with `usage: {}` in its configuration, or once its program calls start_usage_log(). The logs are
     only read, also while they are written. What the trace's columns mean: docs/advisor.md. `anabranch recommend`

@@ -30,7 +30,7 @@ def command(
     forget: str | None,
     as_json: bool,
 ) -> None:
-    """List the transactions that wait for an outcome, or give one by hand.
+    """List transactions that wait for an outcome, or give one.
 
     ID is a transaction's id or its xid, as they are listed. What is decided, and what nobody can have committed, is
     settled by looking: the stores are opened for it, so no other process may have them open. What is left belongs to a

@@ -34,6 +34,15 @@ def test_help_shows_an_example_and_json(name: str) -> None:
     assert "--json" in result.stdout
 
 
+@pytest.mark.parametrize("group", [(), ("schema",)])
+def test_the_list_of_commands_fits_a_terminal(group: tuple[str, ...]) -> None:
+    """No sentence is cut short at 80 columns."""
+    page = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": "80"}, terminal_width=80).stdout
+    commands = page.split("Commands:\n")[1].splitlines()
+    assert len(commands) >= 5
+    assert [line for line in commands if not line.endswith(".") or line.endswith("...")] == []
+
+
 def test_init_writes_a_file_that_check_and_route_like() -> None:
     assert run("init").exit_code == 0
     assert Path("stores.yaml").read_text() == TEMPLATE

@@ -43,6 +43,14 @@ class OrderingContract:
         assert [message.body for message in received] == [str(n).encode() for n in range(6)]
         assert [message.priority for message in received] == expected
 
+    def test_a_group_is_a_header_as_others(self, ordered: Store) -> None:
+        """There are no message groups: several receivers have messages of one at a time, by priority."""
+        group = {"JMSXGroupID": "g"}
+        ordered.send_many(A, [Outgoing(b"1", group), Outgoing(b"2", group, priority=9), Outgoing(b"3", priority=7)])
+        received = [take(ordered) for _ in range(3)]
+        assert [message.body for message in received] == [b"2", b"3", b"1"]
+        assert [message.headers for message in received] == [group, {}, group]
+
     @pytest.mark.parametrize("priority", [-1, 65_536, 2**31, 2**64])
     def test_what_is_no_priority_is_refused(self, store: Store, priority: int) -> None:
         self.refused(store, priority, ValueError)
