@@ -173,6 +173,7 @@ def _beside(store: StoreExplanation) -> str:
         *said(store.pool, "pool, to become segments again:"),
         *said(store.reserve, "reserve, for acks on a full disk:"),
         *said(store.index, "index:"),
+        *said(store.large, "large bodies:"),
         *said(store.leftovers, "left by a crash, removed by the next opening:"),
         *said(store.archive, "archive, history:"),
     ]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
+from ..core import large_files
 from ..core.branches import Branch, branch_of
 from ..core.place import EXPIRES, OWN, SEQ, Place
 from ..core.records import sent_at_ms
@@ -168,6 +169,8 @@ class StoreExplanation:
     leftovers: Files
     """What a crash left: segments that nothing accounts for, unfinished files. The next opening removes them."""
     index: Files
+    large: Files
+    """Large bodies, which lie beside the journal until their messages are gone."""
     archive: Files | None
     """Segments that were released into `archive_directory`; None where that is not known. They are history."""
     damages: tuple[str, ...]
@@ -223,8 +226,15 @@ def explain_store(
             index_rebuilt=opened.rebuilt,
             pool=_sizes(where.journal.glob(f"*{POOL_SUFFIX}")),
             reserve=_sizes(where.journal.glob(f"*{SPARE_SUFFIX}")),
-            leftovers=_sizes([*opened.survey.void, *where.journal.glob(f"*{UNFINISHED_SUFFIX}")]),
+            leftovers=_sizes(
+                [
+                    *opened.survey.void,
+                    *where.journal.glob(f"*{UNFINISHED_SUFFIX}"),
+                    *(directory / large_files.DIRECTORY).glob(f"*{large_files.PART}"),
+                ]
+            ),
             index=_sizes([where.index, path_of(where.index)]),
+            large=_sizes((directory / large_files.DIRECTORY).glob(f"*{large_files.BODY}")),
             archive=archive,
             damages=tuple(found.damages),
         )

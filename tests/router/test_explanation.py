@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import time
 from pathlib import Path
@@ -209,6 +210,18 @@ def test_after_a_kill(tmp_path: Path) -> None:
     store = only(copy)
     assert store.pinning[0].messages == 100
     assert store.leftovers.count == 1
+
+
+def test_large_bodies_are_told_of(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path)) as router:
+        router.queue("films").send(io.BytesIO(bytes(3_000_000)))
+    store = only(tmp_path)
+    large = tmp_path / "stores" / "all" / "large"
+    assert (store.large.count, store.leftovers.count) == (1, 0)
+    assert store.large.bytes >= 3_000_000
+    assert "large bodies: 1 file of 3.0 MB" in " ".join(render_text(explain(tmp_path)).split())
+    (large / f"{'0' * 32}.part").write_bytes(b"half")
+    assert only(tmp_path).leftovers.count == 1
 
 
 def test_a_damaged_message_is_told_and_the_rest_explained(tmp_path: Path) -> None:
