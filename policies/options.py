@@ -23,9 +23,8 @@ from .config_options import Directory, Duration, FileMode, Model, Options, Posit
 from .config_problems import Located, fold
 from .destination import Destination, Kind
 from .durability import OnCorruption, Sync
-from .limits import LimitOptions, WhenFull
+from .limits import LimitOptions, Patterns, WhenFull
 from .units import GIB, KIB, MIB
-from .wildcard import Pattern
 
 
 def _dead_letter(pattern: str) -> str:
@@ -383,28 +382,13 @@ class MemoryOptions(StoreOptions):
 # Usage log -----------------------------------------------------------------------------------------------------------
 
 
-def _pattern(text: str) -> str:
-    Pattern.parse(text)
-    return text
-
-
-def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    if not patterns:
-        raise ValueError("expected at least one pattern; `>` is all destinations")
-    return patterns
-
-
-_PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
-_AT_LEAST_ONE = Field(json_schema_extra={"minItems": 1})
-
-
 class UsageOptions(Options):
     """The usage log, which records who is sent what and when it is acked, for `anabranch recommend`. It holds no
     bodies."""
 
     directory: Directory | None = None
     """Where it keeps its files, if not in usage/ in the data directory."""
-    destinations: Annotated[tuple[_PatternText, ...], AfterValidator(_some), _AT_LEAST_ONE] = (">",)
+    destinations: Patterns = (">",)
     """Patterns of the destinations that are recorded."""
     sample: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 1.0
     """The part of the messages that is recorded: each with its send and all its acks, or not at all."""

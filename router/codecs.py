@@ -113,6 +113,24 @@ def codec_of(codec: str | Codec) -> Codec:
     return codec
 
 
+def encoded(codec: Codec, value: Any, what: str, destination: Destination) -> bytes:
+    """The bytes of a value, which is `what` for that destination. Raises TypeError and ValueError, which name what is
+    wrong with it."""
+    try:
+        body = codec.encode(value)
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"{what} for {destination} cannot be encoded as {codec.content_type}: {error or type(error).__name__}; "
+            f"it is {_shown(value)}"
+        ) from error
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise TypeError(
+            f"the codec of {codec.content_type} has encoded {_shown(value)} as {type(body).__name__}, not bytes"
+        )
+    return body
+
+
 class Coder:
     """A codec at work for one destination. Threads: all."""
 
@@ -125,18 +143,7 @@ class Coder:
         """The body, and the headers with the content type. Raises TypeError and ValueError, which name what is wrong
         with the value; and ValueError for headers that say another content type."""
         content_type = self._codec.content_type
-        try:
-            body = self._codec.encode(value)
-        except Exception as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(
-                f"a body for {self._destination} cannot be encoded as {content_type}: {error or type(error).__name__}; "
-                f"it is {_shown(value)}"
-            ) from error
-        if not isinstance(body, bytes | bytearray | memoryview):
-            raise TypeError(
-                f"the codec of {content_type} has encoded {_shown(value)} as {type(body).__name__}, not bytes"
-            )
+        body = encoded(self._codec, value, "a body", self._destination)
         if not headers:
             return body, {CONTENT_TYPE: content_type}
         given = (

@@ -19,7 +19,7 @@ from ..adapters.core.maps import key_bytes, require_value
 from ..adapters.messages import plain_body
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError, DecodeError
-from .codecs import Codec
+from .codecs import Codec, encoded
 from .consumer import require_timeout
 from .endpoint import expiry
 
@@ -167,18 +167,7 @@ class Map(Generic[V]):
         if self._codec is None:
             require_value(value)
             return plain_body(value)
-        try:
-            body = self._codec.encode(value)
-        except Exception as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(
-                f"a value for {self.destination} cannot be encoded as {self._codec.content_type}: "
-                f"{error or type(error).__name__}"
-            ) from error
-        if not isinstance(body, bytes | bytearray | memoryview):
-            kind_of = type(body).__name__
-            raise TypeError(f"the codec of {self._codec.content_type} has encoded a value as {kind_of}, not bytes")
-        return plain_body(body)
+        return plain_body(encoded(self._codec, value, "a value", self.destination))
 
     def _decoded(self, key: str, body: bytes) -> V:
         if self._codec is None:

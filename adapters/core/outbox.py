@@ -373,8 +373,7 @@ class Outbox:
 
     def _look(self) -> None:
         """Now and then (rule Q7)."""
-        engine = self._engine
-        if self._closed or engine.closed or engine.failed is not None or engine.forked:
+        if not self._works():
             return
         try:
             self._drain_now(everything=True)
@@ -384,8 +383,7 @@ class Outbox:
 
     def _watch(self) -> None:
         """While transactions are open: one may end without a word, or with one that Ctrl-C cut off."""
-        engine = self._engine
-        if self._closed or engine.closed or engine.failed is not None or engine.forked:
+        if not self._works():
             return
         try:
             self._drain_now(everything=True)
@@ -393,12 +391,14 @@ class Outbox:
             if self._open:
                 self._watch_job.schedule(WATCH_SECONDS)
 
+    def _works(self) -> bool:
+        """Whether this process has the store open, and it has not failed."""
+        engine = self._engine
+        return not (self._closed or engine.closed or engine.failed is not None or engine.forked)
+
     def _drain_soon(self) -> None:
         """Once somebody has committed."""
-        engine = self._engine
-        if self._closed or engine.closed or engine.failed is not None:
-            return
-        if self._drain_now(everything=False):
+        if self._works() and self._drain_now(everything=False):
             self._pause = min(2 * self._pause, PAUSE_MAX)
             self._job.schedule(self._pause)
 
