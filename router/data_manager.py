@@ -130,9 +130,10 @@ class DataManager:
         self._require_own(transaction)
 
     def tpc_vote(self, transaction: Any) -> None:
-        """Prepare all stores. Raises what Transaction.commit raises; it is rolled back then."""
+        """Prepare all stores. Raises what Transaction.commit raises; it is rolled back then. One that has done nothing
+        waits for no outcome, whatever becomes of the process, and writes nothing."""
         self._require_own(transaction)
-        if self.xid is not None:
+        if self.xid is not None and not self._transaction.is_empty:
             self._transaction.prepare()
         else:
             self._transaction.vote()

@@ -154,8 +154,6 @@ class Connection:
         if transaction.state == "prepared":
             self._say(known, commit=True)  # where that fails it is prepared still, and can be tried again
             self._end()
-        elif transaction.state == "committed":  # there was nothing to prepare
-            self._end()
         else:
             self._end()
             transaction.commit()

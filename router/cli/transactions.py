@@ -103,7 +103,7 @@ def _print(router: Router, waiting: list[InDoubt], by_hand: list[Heuristic]) -> 
         click.echo(one.transaction)
         if one.xid is not None:
             click.echo(f"  xid      {one.xid}")
-        click.echo(f"  stores   {', '.join(one.stores) or 'none that can be opened'}")
+        click.echo(f"  stores   {', '.join(one.stores) or 'none of those that can be opened'}")
         click.echo(f"  holds    sends: {one.sends:,}, acks: {one.acks:,}")
         click.echo(f"  outcome  {one.outcome or 'none yet'}")
         click.echo(f"  waits    {one.reason}")

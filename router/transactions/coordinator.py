@@ -208,10 +208,14 @@ class Coordinator:
         """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
         error it is rolled back. Raises StoreFailedError if the decision log has failed."""
         transaction.move(PREPARING)
-        participants = sorted(transaction.participants.values(), key=_by_store_name)
-        if not participants:
+        if transaction.participants:
+            self._prepare_all(transaction)
+        else:
             transaction.move(PREPARED)
-            return
+
+    def _prepare_all(self, transaction: GlobalTransaction) -> None:
+        """In all its stores, of which there may be none."""
+        participants = sorted(transaction.participants.values(), key=_by_store_name)
         try:
             self._require_open()
             for participant in participants:
@@ -227,13 +231,10 @@ class Coordinator:
         self._prepare(transaction, participants)
 
     def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
-        """The first phase of an external transaction: prepared until its outcome is said. Errors as those of
-        `commit`."""
-        self.prepare(transaction)
-        if not transaction.participants:
-            transaction.decide(True)
-            transaction.move(DONE)
-            return
+        """The first phase of an external transaction: prepared until its outcome is said. One that has done nothing is
+        held too: its manager, which knows nothing of that, says its outcome. Errors as those of `commit`."""
+        transaction.move(PREPARING)
+        self._prepare_all(transaction)
         transaction.external = True
         held = External(transaction.id, list(transaction.remembering), xid)
         self._hand_over(transaction, partial(self.log.hold, held, partial(self.table.has, transaction)))

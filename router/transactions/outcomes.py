@@ -110,7 +110,8 @@ class Outcomes:
     # By an operator
 
     def in_doubt(self) -> list[InDoubt]:
-        """What is prepared in any store that can be opened, and what is decided and not carried out everywhere."""
+        """What is prepared in any store that can be opened, what waits for its manager, and what is decided and not
+        carried out everywhere."""
         waiting: dict[bytes, tuple[GlobalTransaction, set[str], list[Prepared]]] = {}
         for store, branch in prepared_in(self._registry.all_stores()):
             transaction = self._table.of(branch)
@@ -119,9 +120,9 @@ class Outcomes:
                 stores.add(store.name)
                 branches.append(branch)
         for transaction in self._table.all():
-            if transaction.waiting and not transaction.running:
+            if (transaction.waiting or transaction.held) and not transaction.running:
                 _, stores, _ = waiting.setdefault(transaction.id, (transaction, set(), []))
-                stores.update(self._registry.name_of(store_id) for store_id in transaction.waiting)
+                stores.update(map(self._registry.name_of, transaction.waiting))
         return [self._described(*waiting[transaction]) for transaction in sorted(waiting)]
 
     def _described(self, transaction: GlobalTransaction, stores: set[str], branches: list[Prepared]) -> InDoubt:

@@ -140,6 +140,11 @@ class Transaction:
         manager knows."""
         return self._global.shown
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is done in it, or all of it was undone."""
+        return not self._order
+
     @overload
     def send(
         self,
@@ -575,8 +580,8 @@ class Transaction:
 
     def prepare(self) -> None:
         """The first phase of an external transaction: durable, unseen, held until its manager says
-        `Router.commit(xid)` or `Router.rollback(xid)`, over restarts too. Errors are as those of `commit`; a
-        transaction without any operations has nothing to prepare and is committed.
+        `Router.commit(xid)` or `Router.rollback(xid)`, over restarts too, also of a transaction without any
+        operations. Errors are as those of `commit`.
 
         Raises TransactionError for one that was begun without an xid.
         """
@@ -593,8 +598,7 @@ class Transaction:
         self._pass()
         mark_requeued(self._participants.values())
         self._coordinator.hold(self._global, xid)
-        if self._participants:
-            self._global.told = "prepared"
+        self._global.told = "prepared"
 
     def vote(self) -> None:
         """The first phase alone, for who has to ask other resources before it commits: prepared, durable and unseen in

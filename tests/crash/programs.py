@@ -502,8 +502,7 @@ class Script:
         xid = self._xids[step.name] = anabranch.Xid(1, step.name, str(next(self._numbers)))
         entry, tx = self._filled(step, f"xa {step.name}", xid)
         if tx is not None:
-            held = HELD if entry.sends or entry.acks else DONE  # with nothing to do it is over at once
-            self._call(entry, tx.prepare, {UNDONE, held}, {held}, {UNDONE, held})
+            self._call(entry, tx.prepare, {UNDONE, HELD}, {HELD}, {UNDONE, HELD})
 
     def _tell(self, step: Tell) -> None:
         """Only of those that were prepared: of others it is an error."""

@@ -113,10 +113,12 @@ class TestTwoPhases:
 
     def test_what_did_nothing(self, connection: Connection) -> None:
         for end in (connection.tpc_commit, connection.tpc_rollback):
-            connection.tpc_begin(connection.xid(1, "nothing"))
+            xid = connection.xid(1, end.__name__)
+            connection.tpc_begin(xid)
             connection.tpc_prepare()
-            assert connection.tpc_recover() == []
+            assert connection.tpc_recover() == [xid]
             end()
+            assert connection.tpc_recover() == []
 
     def test_a_prepare_that_fails_is_ended_by_rollback(self, router: anabranch.Router, connection: Connection) -> None:
         router.queue("few").send(b"full")

@@ -118,11 +118,34 @@ class TestOutcomes:
         assert tx.state == "rolled back"
         assert take(cross, "a.in").body == b"1"
 
-    def test_an_empty_one_has_nothing_to_prepare(self, cross: anabranch.Router) -> None:
-        tx = cross.transaction(XID)
-        tx.prepare()
-        assert (tx.state, cross.recover()) == ("committed", [])
-        cross.transaction(XID).rollback()
+    @pytest.mark.parametrize("outcome", ["commit", "rollback"])
+    def test_an_empty_one_waits_for_its_outcome_too(self, tmp_path: Path, outcome: str) -> None:
+        """Its manager does not know that there is nothing to be done, and must not take it for lost."""
+        with anabranch.open(config(tmp_path)) as router:
+            tx = router.transaction(XID)
+            tx.prepare()
+            assert (tx.state, router.recover()) == ("prepared", [XID])
+        for last in (False, True):
+            with anabranch.open(config(tmp_path)) as router:
+                (waiting,) = router.in_doubt()
+                assert (waiting.xid, waiting.outcome, waiting.stores) == (XID, None, ())
+                assert (waiting.sends, waiting.acks, router.recover()) == (0, 0, [XID])
+                with pytest.raises(TransactionError, match="is in use"):
+                    router.transaction(XID)
+                if last:
+                    getattr(router, outcome)(XID)
+                    assert (router.recover(), router.in_doubt(), router.heuristics()) == ([], [], [])
+        with anabranch.open(config(tmp_path)) as router:
+            assert router.recover() == []
+            router.transaction(XID).rollback()
+
+    def test_an_empty_one_by_hand(self, cross: anabranch.Router) -> None:
+        cross.transaction(XID).prepare()
+        (waiting,) = cross.in_doubt()
+        cross.resolve(waiting.transaction, "rollback")
+        assert [one.outcome for one in cross.heuristics()] == ["rollback"]
+        cross.forget(waiting.transaction)
+        assert (cross.in_doubt(), cross.heuristics()) == ([], [])
 
     def test_a_prepared_one_is_its_managers(self, cross: anabranch.Router) -> None:
         tx = prepare(cross)

@@ -93,6 +93,25 @@ def test_there_and_back(tmp_path: Path) -> None:
         assert [m.body for m in router.queue("a.x").browse()][-1] == b"sent"
 
 
+def test_an_empty_one_waits_for_its_outcome_too(tmp_path: Path) -> None:
+    """Also one whose operations were undone."""
+    before, after = old(tmp_path), new(tmp_path)
+    fill(before)
+    with anabranch.open(before) as router:
+        router.transaction(XID).prepare()
+        undone = router.transaction(ELSEWHERE)
+        savepoint = undone.savepoint()
+        undone.send("queue://a.x,queue://b", b"never")
+        savepoint.rollback()
+        undone.prepare()
+    repartition(after, before)
+    with anabranch.open(after) as router:
+        assert router.recover() == [XID, ELSEWHERE]
+        router.commit(XID)
+        router.rollback(ELSEWHERE)
+        assert (router.recover(), router.in_doubt()) == ([], [])
+
+
 def test_some_of_it_stays(tmp_path: Path) -> None:
     """One branch becomes two, and two become one."""
     before = config(tmp_path, ("a", ["queue://a.x"]), ("rest", [">"]))
