@@ -179,7 +179,6 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
 Directory = Annotated[Path, BeforeValidator(_written), AfterValidator(_absolute)]
 """A path made absolute: a file's start from where the file is, others from the working directory. `~` is the home."""
 
-Count = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1)]
 
 

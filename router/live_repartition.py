@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREPARED_SECONDS: Final = 30.0
-"""So long a destination waits for the outcome of transactions that are prepared and would change it."""
 PASSING_SECONDS: Final = 10.0
 """At the gate, transactions that are on their way into stores have so long to get there."""
 LOOK_SECONDS: Final = 0.005

@@ -40,11 +40,6 @@ RETRY_SECONDS: Final = 0.25
 DUE_MAX_MS: Final = (1 << 63) - 1
 
 
-def due_in(seconds: float, what: str = "delay") -> int:
-    """The time (ms) that lies so far ahead. Raises TypeError, and ValueError for what is no time to wait."""
-    return min(wall_ms(), DUE_MAX_MS) + delay_ms(seconds, what)
-
-
 def delay_ms(seconds: float, what: str = "delay") -> int:
     """Seconds as milliseconds, rounded up. Raises TypeError, and ValueError for what is no time to wait."""
     if not isinstance(seconds, int | float) or isinstance(seconds, bool):

@@ -302,7 +302,7 @@ class _Found:
     """What the index holds, by segment and destination."""
 
     def __init__(self, index: Index, opened: Opened, now_ms: int) -> None:
-        self._index, self._table, self._now_ms = index, opened.survey.table(), now_ms
+        self._index, self._table = index, opened.survey.table()
         self._writing, self._end = self._table.segments[-1].number, opened.survey.end.offset
         self.damages: list[str] = []
         branches = _branches(index, opened)
