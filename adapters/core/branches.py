@@ -226,7 +226,8 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
 
 
 def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: bool) -> Branch:
-    """The branch that a payload tells. Raises msgspec.DecodeError."""
+    """The branch that a payload tells. Raises ValueError, IndexError, struct.error or DestinationError for one that
+    tells none."""
     content = _decode(payload)
     states = [catalog.state(Destination(Kind(kind), name)) for kind, name in content.destinations]
     changes: list[Change] = []
@@ -239,6 +240,8 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
             changes.append(Unsubscribe(state, (client, name)))
     delays = dict(content.delays)
     for at, (number, record, length) in enumerate(content.sends):
+        if length < len(record):
+            raise ValueError(f"a message of {len(record)} bytes is said to have {length}")
         send = send_of(states[number], record, priorities)
         send.record_bytes = length
         send.wait_until(delays.get(at, 0))

@@ -158,7 +158,7 @@ def decode(store: Store, destination: Destination, place: Place, record: bytes, 
     are none, though their checksum was right."""
     try:
         return _decode(store, destination, place, record, lease)
-    except (struct.error, ValueError, msgspec.MsgspecError) as error:
+    except (struct.error, ValueError, msgspec.MsgspecError, RecursionError) as error:
         reason = f"message {place[SEQ]} of {destination} does not parse: {error}"
         raise CorruptionError(str(store.directory), 0, reason, "reject it, or restore a backup") from error
 

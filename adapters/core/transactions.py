@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import msgspec
-
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, CorruptionError, DestinationError, OutcomeUnknownError
 from .. import store_types
@@ -177,7 +175,7 @@ class Transactions:
         for transaction, payload in prepared:
             try:
                 branch = self._restored(transaction, payload)
-            except (msgspec.DecodeError, ValueError, struct.error, DestinationError) as error:
+            except (ValueError, IndexError, struct.error, DestinationError) as error:  # DecodeError is a ValueError
                 reason = f"the prepared transaction {transaction.hex()} does not read: {error}"
                 where = f"store {self._engine.name!r}"
                 raise CorruptionError(where, 0, reason, "restore it from a backup") from None

@@ -15,10 +15,13 @@ from ...policies.errors import CorruptionError
 from ..core.branches import Branch, Commit, Forget, Prepare, Rollback
 from ..core.changes import Ack, AckRange, Change, Postponed, Returned, Send
 from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
+from ..core.maps import KEY_BYTES_MAX
 from ..core.place import order_of
 from ..core.records import HEAD
 from ..core.states import DestinationState, SubscriptionState
 from ..core.table import SEQ_MAX
+from ..core.waiting import DUE_MAX_MS
+from ..messages import EXPIRES_MAX_MS
 from ..store_types import TRANSACTION_BYTES, Subscription
 from ..wal import format as w
 from ..wal.reader import BatchReader, Record, records_of
@@ -72,6 +75,8 @@ assert POSTPONED_PAYLOAD.size == 24
 COMPACTED_PAYLOAD = struct.Struct("<QQQI")
 """Number of a file of copies, its nonce, where its records end, how many there are."""
 DELIVERIES_MAX: Final = (1 << 32) - 1
+NUMBER_MAX: Final = (1 << 31) - 1
+"""The highest number of a destination or a subscription."""
 
 SEND_OVERHEAD: Final = w.RECORD_HEADER.size + SEND_START.size
 """Bytes of a send in the journal beside the message's record."""
@@ -115,13 +120,25 @@ def decode_send(record: Record, numbers: Numbers) -> Send:
     number, seq = SEND_START.unpack_from(payload)
     if not 0 < seq < SEQ_MAX >> 1:
         raise ValueError(f"seq {seq} is none")
-    priority, _, id_bytes, _, _, expires_at_ms = HEAD.unpack_from(payload, SEND_START.size)
+    priority, _, id_bytes, headers_bytes, _, expires_at_ms = HEAD.unpack_from(payload, SEND_START.size)
     name_at = SEND_START.size + HEAD.size
+    if name_at + id_bytes + headers_bytes > len(payload):
+        raise ValueError("its id and its headers are longer than it is")
+    if expires_at_ms > EXPIRES_MAX_MS:
+        raise ValueError(f"it expires at {expires_at_ms}")
     name = payload[name_at : name_at + id_bytes] if id_bytes else None
-    order = order_of(priority, numbers.priorities)
-    change = Send(numbers.states[number], payload[SEND_START.size :], name, order, expires_at_ms)
+    state, order = numbers.states[number], order_of(priority, numbers.priorities)
+    if state.is_map and not 0 < id_bytes <= KEY_BYTES_MAX:
+        raise ValueError(f"the key of a map's value takes {id_bytes} bytes")
+    change = Send(state, payload[SEND_START.size :], name, order, expires_at_ms)
     change.seq, change.own = seq, own_of(record)
     return change
+
+
+def require_number(number: int) -> None:
+    """Raise ValueError for what is no number of a destination or a subscription."""
+    if not 0 < number <= NUMBER_MAX:
+        raise ValueError(f"{number} is no number of a destination, nor of a subscription")
 
 
 def own_of(record: Record) -> Own:
@@ -170,6 +187,8 @@ def _encode_postponed(change: Postponed) -> bytes:
 def _decode_postponed(record: Record, numbers: Numbers) -> Postponed | None:
     state = _state(record, numbers)
     _, number, seq, due = POSTPONED_PAYLOAD.unpack(record.payload)
+    if due > DUE_MAX_MS:
+        raise ValueError(f"it waits until {due}")
     return Postponed(state, seq, number, due) if state is not None else None
 
 
@@ -180,6 +199,7 @@ def _encode_declare(change: Declare) -> bytes:
 
 def _decode_declare(record: Record, numbers: Numbers) -> Declare:
     number, kind = DECLARE_START.unpack_from(record.payload)
+    require_number(number)
     state = numbers.states.get(number)
     if state is None:
         name = record.payload[DECLARE_START.size :].decode()
@@ -211,7 +231,10 @@ def _decode_subscribe(record: Record, numbers: Numbers) -> Subscribe | None:
     state, payload = _state(record, numbers), record.payload
     if state is None:
         return None
+    if not state.is_topic:
+        raise ValueError(f"{state.destination} is no topic")
     _, number, start, flags, client_bytes, name_bytes, _ = SUBSCRIBE_START.unpack_from(payload)
+    require_number(number)
     begun = numbers.subscriptions.get(number)
     if begun is None:
         name_at = SUBSCRIBE_START.size + client_bytes
@@ -239,12 +262,18 @@ def _decode_unsubscribe(record: Record, numbers: Numbers) -> Unsubscribe | None:
     return change
 
 
+def _branch(transaction: bytes) -> Branch:
+    if len(transaction) != TRANSACTION_BYTES:
+        raise ValueError(f"a transaction's id takes {len(transaction)} bytes, not {TRANSACTION_BYTES}")
+    return Branch(transaction, (), ())
+
+
 def _encode_prepare(change: Prepare) -> bytes:
     return change.branch.transaction + change.branch.payload
 
 
 def decode_prepare(record: Record, numbers: Numbers) -> Prepare:
-    branch = Branch(record.payload[:TRANSACTION_BYTES], (), ())
+    branch = _branch(record.payload[:TRANSACTION_BYTES])
     branch.payload, branch.own = record.payload[TRANSACTION_BYTES:], own_of(record)
     return Prepare(branch)
 
@@ -254,11 +283,11 @@ def _encode_outcome(change: Commit | Rollback) -> bytes:
 
 
 def _decode_commit(record: Record, numbers: Numbers) -> Commit:
-    return Commit(Branch(record.payload, (), ()))
+    return Commit(_branch(record.payload))
 
 
 def _decode_rollback(record: Record, numbers: Numbers) -> Rollback:
-    return Rollback(Branch(record.payload, (), ()))
+    return Rollback(_branch(record.payload))
 
 
 def _encode_forget(change: Forget) -> bytes:
@@ -267,6 +296,8 @@ def _encode_forget(change: Forget) -> bytes:
 
 def _decode_forget(record: Record, numbers: Numbers) -> Forget:
     payload = record.payload
+    if len(payload) % TRANSACTION_BYTES:
+        raise ValueError(f"transactions' ids take {len(payload)} bytes, not {TRANSACTION_BYTES} each")
     return Forget([payload[at : at + TRANSACTION_BYTES] for at in range(0, len(payload), TRANSACTION_BYTES)])
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
+import lmdb
+
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, DestinationError
 from ..core.changes import Change, Send
@@ -31,6 +33,7 @@ from .encoding import (
     SEND_START,
     decode_prepare,
     decode_send,
+    require_number,
 )
 from .index import Checkpoint, Index
 
@@ -41,6 +44,8 @@ file counts for nothing."""
 
 MALFORMED: Final = (struct.error, ValueError, KeyError, DestinationError)
 """What decoding raises for bytes that are no record."""
+IMPOSSIBLE: Final = (*MALFORMED, IndexError, OverflowError, TypeError, lmdb.BadValsizeError)
+"""What applying raises for records that never were written one after another."""
 UNNAMED: Final = "salvaged"
 """Messages of a destination whose name is lost are in the queue of this name, a dot and the destination's number."""
 
@@ -60,6 +65,8 @@ class Replay:
         index.find_copies = self._find_copies
         self.seq = 0
         """The highest that was met."""
+        self._sent = 0
+        """That of the message before: one that is not above it may be there already."""
         self._after: Callable[[Tail], None] = lambda position: None
         self.is_mended = False
         """There was a record in the place of which there is none any more: it may have declared a destination."""
@@ -94,7 +101,7 @@ class Replay:
         """The whole journal, into an empty index. Raises CorruptionError, OSError."""
         try:
             self._everything(survey, progress)
-        except MALFORMED as error:
+        except IMPOSSIBLE as error:
             reason = f"the latest snapshot does not parse: {error}"
             number, offset = survey.snapshot_at
             path = next((str(s.path) for s in self._table.all if s.number == number), f"segment {number}")
@@ -120,7 +127,9 @@ class Replay:
         for link, segment in enumerate(survey.chain):
             end = survey.end.offset if link == survey.end.link else segment.end
             if latest is not None and segment.number == latest.first_needed:
-                self._old_segment(segment, latest.first_dead_bits(), end, partial(self._restore_rest, latest))
+                self._old_segment(
+                    segment, latest.first_dead_bits(segment.allocated), end, partial(self._restore_rest, latest)
+                )
             else:
                 self._segment(segment, w.HEADER_BYTES, segment.base_lsn - 1, end)
             done = _report(progress, done, end or 0, total)
@@ -131,6 +140,7 @@ class Replay:
         self._reflected_lsn = latest.lsn
         index.last_number = max(index.last_number, latest.last_number)
         for number, kind, name in latest.destinations:
+            require_number(number)
             index.declare(DestinationState(number, Destination(Kind(kind), name)))
         for number, seq, message_id in latest.duplicates:
             index.remember((number, message_id), seq)
@@ -138,6 +148,9 @@ class Replay:
             index.transactions.remember_committed(transaction)
         for number, topic, client, name, selector, no_local, start in latest.subscriptions:
             state = index.states[topic]
+            require_number(number)
+            if not state.is_topic:
+                raise ValueError(f"{state.destination} is no topic")
             subscription = Subscription(state.destination, name, client, selector, no_local)
             index.subscribe(SubscriptionState(number, state, subscription, start))
 
@@ -196,7 +209,7 @@ class Replay:
                 reflected()
                 dead = reflected = None
             # Each record is read once what comes before it is applied: it may speak of what begins there.
-            apply_all(self._changes(batch) if dead is None else self._live(batch, dead), index)
+            self._apply(batch, self._changes(batch) if dead is None else self._live(batch, dead))
             index.operations += batch.header.count
             self._after(Tail(segment, reader.offset, reader.lsn, self.seq))
             if index.operations >= PARTIAL_OPERATIONS and index.checkpointed is None:
@@ -204,6 +217,17 @@ class Replay:
         require_end(reader, segment, end)
         if reflected is not None:
             reflected()
+
+    def _apply(self, batch: Batch, changes: Iterator[Change]) -> None:
+        """What a batch says. Where the index is filled from the beginning, it is not the index that is wrong."""
+        try:
+            apply_all(changes, self._index)
+        except IMPOSSIBLE as error:
+            if self._index.checkpointed is not None:
+                raise
+            first, last = batch.header.base_lsn, batch.last_lsn
+            reason = f"records {first} to {last} contradict what is before them: {error!r}"
+            raise CorruptionError(str(batch.segment.path), batch.offset, reason, w.RESTORE) from error
 
     def _changes(self, batch: Batch) -> Iterator[Change]:
         """What a batch says."""
@@ -267,8 +291,16 @@ class Replay:
             raise CorruptionError(str(record.segment.path), record.offset, reason) from None
         except MALFORMED as error:
             raise _malformed(record, error) from error
+        if send.seq <= self._sent and not self.is_mended:  # what was mended may have it twice (_is_there)
+            self._require_new(send, record)
+        self._sent = send.seq
         self._meet(send.seq)
         return send
+
+    def _require_new(self, send: Send, record: Record) -> None:
+        """No other message has its seq. Raises CorruptionError."""
+        if send.seq == self._sent or self._index.rows.row(send.state, None, send.seq) is not None:
+            raise _malformed(record, ValueError(f"there is another message {send.seq} of {send.state.destination}"))
 
     def _meet(self, seq: int) -> None:
         if seq > self.seq:

@@ -36,7 +36,7 @@ from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import SEQ_MAX
 from ..wal.segment import Segment, SegmentTable
-from .encoding import SEND_OVERHEAD
+from .encoding import NUMBER_MAX, SEND_OVERHEAD
 from .indexed import IndexedDestination
 from .pending_before import PendingBefore
 
@@ -63,7 +63,7 @@ _pack_key = KEY.pack
 _unpack_where = WHERE.unpack_from
 WAIT = struct.Struct("<QI")
 DUE_KEY = struct.Struct(">QQI")
-WAITING: Final = 1 << 31
+WAITING: Final = NUMBER_MAX + 1
 """Added to the number of a destination where its messages wait. Numbers are given out one by one, and do not come to
 it."""
 PAGE: Final = 512

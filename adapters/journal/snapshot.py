@@ -19,7 +19,8 @@ from ..core.delivery import Feed
 from ..core.plan import Plan, Sequencer
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import Table
-from ..wal.segment import Segment
+from ..wal.format import RECORD_HEADER
+from ..wal.segment import DEAD_BYTES_MORE, Segment
 from ..wal.survey import Kept, Needed
 from ..wal.ticket import Tail
 from .pending_before import PendingBefore
@@ -38,20 +39,43 @@ ID_BYTES: Final = 64
 WAIT_BYTES: Final = 16
 """What a message that waits takes, deflated."""
 INFLATED_MAX: Final = 1 << 30
+"""Of rows, more than any snapshot has."""
+PIECE_ROWS: Final = 4096
+"""So many are inflated at once."""
 WORTH: Final = 4
 """A snapshot is written when it frees at least so many times its own size."""
 
 
-def inflated(data: bytes) -> bytes:
-    """Raises ValueError for what was not deflated, or is larger than any snapshot's."""
+def inflated(data: bytes, most: int) -> bytes:
+    """Raises ValueError for what was not deflated, or is more than `most` bytes."""
     work = zlib.decompressobj()
     try:
-        plain = work.decompress(data, INFLATED_MAX)
+        plain = work.decompress(data, most + 1)  # of 0 there would be no limit
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    if not work.eof:
-        raise ValueError(f"{len(data)} deflated bytes have no end")
+    if not work.eof or len(plain) > most:
+        raise ValueError(f"{len(data)} deflated bytes have no end, or hold more than {most}")
     return plain
+
+
+def inflated_rows(data: bytes, row: struct.Struct) -> Iterator[tuple[int, ...]]:
+    """Rows one after another, deflated, of which only a piece is in memory. Raises ValueError as `inflated`,
+    struct.error for half a row."""
+    work, rest, total = zlib.decompressobj(), data, 0
+    while not work.eof:
+        try:
+            plain = work.decompress(rest, PIECE_ROWS * row.size)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+        rest, total = work.unconsumed_tail, total + len(plain)
+        if total > INFLATED_MAX or not (plain or work.eof):
+            raise ValueError(f"{len(data)} deflated bytes have no end, or hold more than {INFLATED_MAX}")
+        yield from row.iter_unpack(plain)
+
+
+def _dead_bytes_max(size: int) -> int:
+    """What says which records are dead in a file of so many bytes takes at most so many."""
+    return min(size, INFLATED_MAX) // (8 * RECORD_HEADER.size) + 2 * DEAD_BYTES_MORE
 
 
 class KeptSegment(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +90,8 @@ class KeptSegment(msgspec.Struct, frozen=True, array_like=True):
     """The bits of Segment.dead, deflated."""
 
     def dead_bits(self) -> bytes:
-        return inflated(self.dead) if self.dead else b""
+        """Raises ValueError."""
+        return inflated(self.dead, _dead_bytes_max(self.end)) if self.dead else b""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -106,8 +131,9 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """What waits for its time: seq, until when (ms), subscription (0: a queue, or all of a topic's), destination;
     deflated."""
 
-    def first_dead_bits(self) -> bytes:
-        return inflated(self.first_dead)
+    def first_dead_bits(self, size: int) -> bytes:
+        """`size`: of that segment's file. Raises ValueError."""
+        return inflated(self.first_dead, _dead_bytes_max(size))
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -245,12 +271,12 @@ def _waits(rows: Iterable[tuple[int, int, int, int]], last_seq: int) -> bytes:
 
 def waits_of(waits: bytes) -> Iterator[tuple[int, int, int, int]]:
     """What `Snapshot.waits` holds: seq, until when, subscription, destination."""
-    return WAIT.iter_unpack(inflated(waits)) if waits else iter(())
+    return inflated_rows(waits, WAIT) if waits else iter(())  # type: ignore[return-value]
 
 
 def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:
     """What `Snapshot.acked` holds of one subscription."""
-    return RANGE.iter_unpack(inflated(acked))
+    return inflated_rows(acked, RANGE)  # type: ignore[return-value]
 
 
 def size_expected(kept: Iterable[Segment], states: int, ids: int) -> int:

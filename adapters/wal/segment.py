@@ -6,11 +6,15 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from ..descriptors import read_files
 from ..files import is_out_of_files
 from .file import File
 from .format import COPIES, HEADER_BYTES, SegmentHeader
+
+DEAD_BYTES_MORE: Final = 63
+"""What says which records are dead grows by so many bytes more than it has to."""
 
 
 class Segment:
@@ -96,7 +100,7 @@ class Segment:
             dead = self.dead = bytearray()
         missing = (lsns[-1] - base >> 3) + 1 - len(dead)
         if missing > 0:
-            dead.extend(bytes(missing + 63))
+            dead.extend(bytes(missing + DEAD_BYTES_MORE))
         for lsn in lsns:
             ordinal = lsn - base
             dead[ordinal >> 3] |= 1 << (ordinal & 7)

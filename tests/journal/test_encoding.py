@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import struct
+import tracemalloc
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -286,3 +289,21 @@ class TestSnapshot:
 
     def test_no_bits_are_none(self) -> None:
         assert snapshot.KeptSegment(1, 2, 3, 4, 5, b"").dead_bits() == b""
+
+    def test_no_more_is_inflated_than_there_can_be(self) -> None:
+        """A few deflated bytes may stand for gigabytes."""
+        bomb = zlib.compress(bytes(10_000_000))
+        with pytest.raises(ValueError, match="hold more than"):
+            snapshot.KeptSegment(1, 2, 3, 4, 64 * 1024, bomb).dead_bits()
+        rows = snapshot.ranges_of(bomb)
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in rows) == 10_000_000 // 16
+            assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.parametrize("data", [b"", b"no zlib", zlib.compress(bytes(64))[:-2], zlib.compress(bytes(17))])
+    def test_what_is_no_table_of_rows(self, data: bytes) -> None:
+        with pytest.raises((ValueError, struct.error)):
+            list(snapshot.ranges_of(data))

@@ -11,18 +11,23 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from google_crc32c import extend as crc32c
 
+from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.journal import encoding as e
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.files import read_header
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
+from anabranch.adapters.wal.records import encode_records
 from anabranch.adapters.wal.segment import Segment
+from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.config import JournalOptions
-from anabranch.policies.destination import Destination
+from anabranch.policies.destination import Destination, Kind
 from anabranch.policies.errors import AnabranchError, CorruptionError
 
 from ..contract.disk import take
@@ -129,3 +134,81 @@ def test_nothing_but_corruption(made: Made, tmp_path: Path, share: Share) -> Non
             store.close()
             shutil.rmtree(path)
     share.counts.append(f"{sum(counts)} malformed records: {counts[1]} refused, {counts[0]} of no consequence")
+
+
+ID, TIME = bytes(range(32)), 1 << 63
+QUEUE, MAP, TOPIC = (
+    (e.DECLARE, e.DECLARE_START.pack(number, kind.value) + b"n")
+    for number, kind in enumerate((Kind.QUEUE, Kind.MAP, Kind.TOPIC), 1)
+)
+
+
+def message(
+    number: int, seq: int, name: bytes = b"", id_bytes: int | None = None, expires: int = 0
+) -> tuple[int, bytes]:
+    """A SEND of an empty body, whose id takes `id_bytes`, as it says."""
+    head = HEAD.pack(4, 0, len(name) if id_bytes is None else id_bytes, 0, 1, expires)
+    return e.SEND, e.SEND_START.pack(number, seq) + head + name
+
+
+def prepared(sends: list[Any], acks: list[Any]) -> tuple[int, bytes]:
+    return e.PREPARE, ID + msgspec.msgpack.encode(([bytes(16)], [(Kind.QUEUE.value, "n")], sends, acks, []))
+
+
+def subscription(topic: int, number: int) -> tuple[int, bytes]:
+    return e.SUBSCRIBE, e.SUBSCRIBE_START.pack(topic, number, 0, 0, 0, 1, 0) + b"s"
+
+
+def journal_of(path: Path, *records: tuple[int, bytes]) -> JournalStore:
+    """A store whose journal holds these records, and which has no index."""
+    JournalStore.create("s", path, JournalOptions(**OPTIONS))
+    (file,) = (path / "journal").glob("*.seg")
+    header = read_header(file)
+    tail = Tail(Segment(header, file), w.HEADER_BYTES, 0, 0)
+    batches = b""
+    for kind, payload in records:  # a batch for each: it is applied before the next is read
+        batch, tail = encode_records(tail, [(kind, payload, None)], 0)
+        batches += batch
+    with file.open("r+b") as segment:
+        segment.seek(w.HEADER_BYTES)
+        segment.write(batches)
+    return JournalStore("s", path, JournalOptions(**OPTIONS))
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([MAP, message(2, 1)], "the key of a map's value takes 0 bytes"),
+        ([MAP, message(2, 1, b"k" * 600)], "the key of a map's value takes 600 bytes"),
+        ([QUEUE, message(1, 1, id_bytes=9)], "its id and its headers are longer than it is"),
+        ([QUEUE, message(1, 1, expires=TIME)], f"it expires at {TIME}"),
+        ([QUEUE, message(1, 1), message(1, 1)], "there is another message 1 of queue://n"),
+        ([QUEUE, message(1, 1), message(1, 2), message(1, 1)], "there is another message 1 of queue://n"),
+        ([QUEUE, message(1, 1), (e.POSTPONED, e.POSTPONED_PAYLOAD.pack(1, 0, 1, TIME))], f"it waits until {TIME}"),
+        ([(e.DECLARE, e.DECLARE_START.pack(1 << 31, 1) + b"n")], "is no number of a destination"),
+        ([(e.DECLARE, e.DECLARE_START.pack(0, 1) + b"n")], "is no number of a destination"),
+        ([QUEUE, subscription(1, 4)], "queue://n is no topic"),
+        ([TOPIC, subscription(3, 1 << 31)], "is no number of a destination, nor of a subscription"),
+        ([(e.COMMIT, b"")], "a transaction's id takes 0 bytes, not 32"),
+        ([(e.ROLLBACK, ID * 20)], "a transaction's id takes 640 bytes, not 32"),
+        ([(e.PREPARE, b"short")], "a transaction's id takes 5 bytes, not 32"),
+        ([(e.FORGET, ID + b"x")], "transactions' ids take 33 bytes, not 32 each"),
+        ([prepared([], [(3, 1, 0)])], "the prepared transaction 0001.* does not read: list index out of range"),
+        ([prepared([(0, message(1, 1)[1][12:], -1)], [])], "is said to have -1"),
+    ],
+)  # fmt: skip
+def test_what_no_store_has_written(tmp_path: Path, records: list[tuple[int, bytes]], says: str) -> None:
+    store = journal_of(tmp_path / "s", *records)
+    with pytest.raises(CorruptionError, match=says):
+        store.open()
+
+
+def test_headers_within_headers_without_end(tmp_path: Path) -> None:
+    headers = b"\x81\xa1h" + b"\x91" * 100_000 + b"\xc0"
+    record = HEAD.pack(4, 0, 0, len(headers), 1, 0) + headers
+    store = journal_of(tmp_path / "s", QUEUE, (e.SEND, e.SEND_START.pack(1, 1) + record), message(1, 2))
+    store.open()
+    with pytest.raises(CorruptionError, match="message 1 of queue://n does not parse"):
+        store.receive(Destination.queue("n"))
+    assert take(store, Destination.queue("n")).seq == 2
+    store.close()
