@@ -42,18 +42,17 @@ def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return patterns
 
 
-Patterns = Annotated[
-    tuple[Annotated[str, Field(strict=True), AfterValidator(_pattern)], ...],
-    AfterValidator(_some),
-    Field(json_schema_extra={"minItems": 1}),
-]
-"""One or more, of destinations."""
+PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
+"""One of destinations."""
+SOME: Final = AfterValidator(_some)
+AT_LEAST_ONE: Final[Any] = Field(json_schema_extra={"minItems": 1})
+"""Of a tuple of patterns, with SOME."""
 
 
 class LimitOptions(Options):
     """A limit of each destination that matches: every one of them may hold so much."""
 
-    match: Patterns
+    match: Annotated[tuple[PatternText, ...], SOME, AT_LEAST_ONE]
     """Patterns of destinations. Where several limits match a destination the one holds that would win as a store."""
     max_messages: Positive | None = None
     """The most messages that one of them holds. None: no limit."""

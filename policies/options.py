@@ -23,7 +23,7 @@ from .config_options import Directory, Duration, FileMode, Model, Options, Posit
 from .config_problems import Located, fold
 from .destination import Destination, Kind
 from .durability import OnCorruption, Sync
-from .limits import LimitOptions, Patterns, WhenFull
+from .limits import AT_LEAST_ONE, SOME, LimitOptions, PatternText, WhenFull
 from .units import GIB, KIB, MIB
 
 
@@ -388,7 +388,7 @@ class UsageOptions(Options):
 
     directory: Directory | None = None
     """Where it keeps its files, if not in usage/ in the data directory."""
-    destinations: Patterns = (">",)
+    destinations: Annotated[tuple[PatternText, ...], SOME, AT_LEAST_ONE] = (">",)
     """Patterns of the destinations that are recorded."""
     sample: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 1.0
     """The part of the messages that is recorded: each with its send and all its acks, or not at all."""
