@@ -43,7 +43,8 @@ from .directory import StoreDirectory, first_segment
 from .index import Index, is_of_index
 from .index_file import remove_file
 from .opening import bring_up, log_recovered
-from .rows import FIRST_KEY, expiry_key
+from .row_format import expiry_key
+from .rows import FIRST_KEY
 from .snapshot import WriteSnapshot
 from .writing import JournalEncoder, JournalWriter
 

@@ -30,7 +30,7 @@ from ..wal.ticket import Tail
 from .bodies import body_of
 from .encoding import PREPARE, SEND_OVERHEAD
 from .index import Index
-from .rows import WAITING
+from .row_format import WAITING
 
 
 class _Counted:

@@ -42,7 +42,8 @@ from .checksums import Files, IndexBrokenError
 from .copied import Copied
 from .index_file import IndexFile
 from .indexed import IndexedSubscription, indexed
-from .rows import ID, TABLES, Ask, MessageRows, at_once
+from .row_format import ID
+from .rows import TABLES, Ask, MessageRows, at_once
 from .transaction_rows import TransactionRows
 
 log = logging.getLogger(__name__)

@@ -20,15 +20,13 @@ a row in `waits` that says so, and else its rows where they were.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final
 
 import lmdb
 
-from ..acceleration import inner_loop
 from ..core.changes import Ack, Change, Send, SendMany
 from ..core.delivery import Feed
 from ..core.place import ALSO_WAITING, ORDER, OWN, SEQ, Place
@@ -36,36 +34,39 @@ from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import SEQ_MAX
 from ..wal.segment import Segment, SegmentTable
-from .encoding import NUMBER_MAX, SEND_OVERHEAD
+from .encoding import SEND_OVERHEAD
 from .indexed import IndexedDestination
 from .pending_before import PendingBefore
+from .row_format import (
+    DELIVERIES,
+    DELIVERIES_KEY,
+    DUE_KEY,
+    EXPIRY_KEY,
+    ID,
+    KEY,
+    KEY_SEQ,
+    KEYED_SEQ,
+    LANE_KEY,
+    LANE_PREFIX_BYTES,
+    MORE_AT,
+    PREFIX_BYTES,
+    WAIT,
+    WAITING,
+    WHERE,
+    Packed,
+    Row,
+    is_waiting,
+    more_of,
+    pack_rows,
+    places_of,
+    read_row,
+    rows_of_many,
+    with_pending,
+)
 
-KEY = struct.Struct(">IQ")
-KEY_SEQ = struct.Struct(">4xQ")
-PREFIX_BYTES: Final = 4
-"""What the keys of one destination's messages share."""
-WHERE = struct.Struct("<QII")
-"""An Own (encoding.py)."""
-MORE = struct.Struct("<QH")
-"""Expires at (ms, 0: never) and order. Then, of a topic's message, the bits of those that have yet to ack it, in as
-many bytes as that takes; of a map's, its key."""
-MORE_AT: Final = WHERE.size + MORE.size
-LANE_KEY = struct.Struct(">IHQ")
-LANE_PREFIX_BYTES: Final = 6
-"""What the keys of one order of a destination share."""
-EXPIRY_KEY = struct.Struct(">QQ")
-DELIVERIES_KEY = struct.Struct(">QI")
-DELIVERIES = struct.Struct("<II")
-ID = struct.Struct(">I")
-"""A destination's number; what the keys of one map share."""
-KEYED_SEQ = struct.Struct("<Q")
 _pack_key = KEY.pack
 _unpack_where = WHERE.unpack_from
-WAIT = struct.Struct("<QI")
-DUE_KEY = struct.Struct(">QQI")
-WAITING: Final = NUMBER_MAX + 1
-"""Added to the number of a destination where its messages wait. Numbers are given out one by one, and do not come to
-it."""
+
 PAGE: Final = 512
 """Rows that are looked at in one go where only some of them are wanted."""
 
@@ -77,62 +78,10 @@ TABLES: Final = 7
 Ask = Callable[[Callable[[], Any]], Any]
 """What calls a question under the store's lock, if who asks has not got it."""
 
-Row = tuple[Place, int]
-"""A message's place, and the bits of those that have yet to ack it."""
-
 
 def at_once(question: Callable[[], Any]) -> Any:
     """The Ask of who has the lock."""
     return question()
-
-
-def read_row(seq: int, value: bytes) -> Row:
-    own = WHERE.unpack_from(value)
-    if len(value) == WHERE.size:
-        return (0, seq, 0, 0, own), 0
-    expires, order = MORE.unpack_from(value, WHERE.size)
-    return (order, seq, expires, 0, own), int.from_bytes(value[MORE_AT:], "little")
-
-
-Packed = tuple[list[tuple[bytes, bytes]], int]
-"""Rows of messages, and how many bytes their records take together."""
-
-
-@inner_loop
-def pack_rows(number: int, sends: Sequence[Send]) -> Packed | None:
-    """The rows of a queue's messages in a store without priorities; None if one of them expires."""
-    puts, size = [], 0
-    pack_key, pack_where = KEY.pack, WHERE.pack
-    for send in sends:
-        if send.expires_at_ms:
-            return None
-        own = send.own
-        puts.append((pack_key(number, send.seq), pack_where(*own)))
-        size += own[2]
-    return puts, size
-
-
-@inner_loop
-def rows_of_many(number: int, sends: SendMany) -> Iterable[tuple[bytes, bytes]]:
-    """Likewise, of messages that follow each other in the journal; each row once it is asked for."""
-    lsn, offset = sends.own
-    head = SEND_OVERHEAD + len(sends.head)
-    for at, body in enumerate(sends.bodies):
-        length = head + len(body)
-        yield KEY.pack(number, sends.seq + at), WHERE.pack(lsn + at, offset, length)
-        offset += length
-
-
-@inner_loop
-def places_of(rows: list[tuple[bytes, bytes]]) -> list[Place]:
-    """What the rows of a queue's messages say."""
-    unpack_seq, unpack_where, plain = KEY_SEQ.unpack, WHERE.unpack, WHERE.size
-    return [
-        (0, *unpack_seq(key), 0, 0, unpack_where(value))
-        if len(value) == plain
-        else read_row(unpack_seq(key)[0], value)[0]
-        for key, value in rows
-    ]
 
 
 def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[Send]]:
@@ -154,27 +103,8 @@ def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[S
     return [c for c in changes if (type(c) is not Send and type(c) is not Ack) or c.seq not in gone], dead
 
 
-def expiry_key(since: int) -> bytes:
-    """In `expiries`, all that expires later (ms) comes behind it."""
-    return EXPIRY_KEY.pack(since + 1, 0)
-
-
-def _is_waiting(key: bytes) -> bool:
-    """Whether it is the key of a message that waits as a whole: the number's highest bit."""
-    return key[0] >= 0x80
-
-
 def _seq_of(row: Row) -> int:
     return row[0][SEQ]
-
-
-def _more(order: int, expires: int, pending: int) -> bytes:
-    return MORE.pack(expires, order) + pending.to_bytes((pending.bit_length() + 7) // 8, "little")
-
-
-def with_pending(value: bytes, pending: int) -> bytes:
-    """The same row of a topic's message with other bits."""
-    return value[:MORE_AT] + pending.to_bytes((pending.bit_length() + 7) // 8, "little")
 
 
 class MessageRows:
@@ -321,7 +251,7 @@ class MessageRows:
             self._txn.put(LANE_KEY.pack(state.number, send.order, send.seq), b"", db=self._lanes_db)
         if send.expires_at_ms:
             self._txn.put(EXPIRY_KEY.pack(send.expires_at_ms, send.seq), ID.pack(state.number), db=self._expiries_db)
-        return _more(send.order, send.expires_at_ms, pending)
+        return more_of(send.order, send.expires_at_ms, pending)
 
     def put_dead(self, sends: Sequence[Send], table: SegmentTable) -> bool:
         """New messages of queues that are acked already: no row tells of them. Returns whether a segment that takes no
@@ -458,7 +388,7 @@ class MessageRows:
             self._txn.put(key, with_pending(value, pending & ~bit), db=self._messages_db)
             kept += 1
             if self.waits:
-                if _is_waiting(key):
+                if is_waiting(key):
                     subscriber.delayed -= 1
                 self._wait_no_longer(subscriber, seq)
             if self.counted and self._txn.delete(DELIVERIES_KEY.pack(seq, subscriber.number), db=self._deliveries_db):
@@ -505,7 +435,7 @@ class MessageRows:
         key, value = self._find(state, seq)
         if value is None:
             return
-        waiting = key if _is_waiting(key) else None
+        waiting = key if is_waiting(key) else None
         if not state.is_topic or not number:
             self._postpone_whole(state, seq, key, value, due)
             return
@@ -524,7 +454,7 @@ class MessageRows:
             self.changed_subscriptions[subscriber] = None
 
     def _postpone_whole(self, state: DestinationState, seq: int, key: bytes, value: bytes, due: int) -> None:
-        was = WAITING if _is_waiting(key) else 0
+        was = WAITING if is_waiting(key) else 0
         if was:
             self._delete_wait(seq, 0)
         if due:

@@ -13,7 +13,7 @@ from ..core.branches import Branch
 from ..core.engine import COMMITTED_MAX
 from ..wal.segment import SegmentTable
 from .encoding import Own
-from .rows import WHERE
+from .row_format import WHERE
 
 
 class TransactionRows:

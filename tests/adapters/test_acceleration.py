@@ -27,7 +27,7 @@ from anabranch.adapters.core.changes import Ack, AckRange, Returned, Send, SendM
 from anabranch.adapters.core.delivery import Feed, Lease
 from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.files import write_small, write_synced
-from anabranch.adapters.journal import bodies, rows, writing
+from anabranch.adapters.journal import bodies, row_format, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal import reader
@@ -158,9 +158,9 @@ def test_messages_are_written_and_read_without_their_twins(
             is_alone(name, patches)
         data, end = writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [*sends], 1, 2)
         assert end == (SEGMENT, offset + len(data), lsn + len(sends), 1)
-        packed = rows.pack_rows(7, sends)
+        packed = row_format.pack_rows(7, sends)
         assert packed is not None
-        places = rows.places_of(packed[0])
+        places = row_format.places_of(packed[0])
         assert places == [(0, send.seq, 0, 0, send.own) for send in sends]
         assert packed[1] == sum(length for *_, (_, _, length) in places) == len(data) - w.BATCH_HEADER.size
         read = bodies.bodies_of(data, offset, SEGMENT.seed, 7, places)
@@ -181,9 +181,9 @@ def test_many_are_written_as_one_by_one_without_their_twins(
         for name in ("encode_batch", "rows_of_many"):
             is_alone(name, patches)
         assert writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [many], 1, 2) == expected
-        packed = rows.pack_rows(7, each)
+        packed = row_format.pack_rows(7, each)
         assert packed is not None
-        assert list(rows.rows_of_many(7, many)) == packed[0]
+        assert list(row_format.rows_of_many(7, many)) == packed[0]
     assert packed[1] == many.record_bytes + len(many) * SEND_OVERHEAD
 
 
@@ -193,7 +193,9 @@ def test_the_rows_of_many_are_the_same(
 ) -> None:
     many = many_of(messages)
     many.own, many.seq = own, seq
-    found = [outcome(lambda loop=loop: list(loop(number, many))) for loop in (rows.rows_of_many, PURE["rows_of_many"])]
+    found = [
+        outcome(lambda loop=loop: list(loop(number, many))) for loop in (row_format.rows_of_many, PURE["rows_of_many"])
+    ]
     assert found[0] == found[1]
 
 
@@ -390,17 +392,17 @@ def test_rows_are_the_same(made: list[tuple[int, tuple[int, int, int], int]], nu
         send = Send(state_of(7), b"", None, 0, expires)
         send.seq, send.own = seq, own
         sends.append(send)
-    found = both(rows, "pack_rows", number, sends)
-    both(rows, "pack_rows", number, [*sends, Send(state_of(7), b"", None)])
+    found = both(row_format, "pack_rows", number, sends)
+    both(row_format, "pack_rows", number, [*sends, Send(state_of(7), b"", None)])
     if found[0] == "returned" and found[1] is not None:
-        both(rows, "places_of", found[1][0])
+        both(row_format, "places_of", found[1][0])
 
 
 @given(st.lists(st.tuples(st.binary(min_size=12, max_size=12), st.binary(min_size=14, max_size=30)), max_size=9))
 def test_whatever_rows_hold_is_read_the_same(page: list[tuple[bytes, bytes]]) -> None:
-    both(rows, "places_of", page)
-    both(rows, "places_of", [(key[:-1], value) for key, value in page])
-    both(rows, "places_of", [*page, (None, None)])
+    both(row_format, "places_of", page)
+    both(row_format, "places_of", [(key[:-1], value) for key, value in page])
+    both(row_format, "places_of", [*page, (None, None)])
 
 
 @given(
