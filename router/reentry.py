@@ -12,7 +12,7 @@ import threading
 from types import FrameType
 from typing import Final
 
-from ..adapters.core.delivery import Taker
+from ..adapters.core.leases import Taker
 
 _ROOT: Final = __name__.partition(".")[0]
 _OURS: Final = (f"{_ROOT}.router.", f"{_ROOT}.adapters.")

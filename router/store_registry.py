@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 from ..adapters import locking
 from ..adapters.background import shared
 from ..adapters.core import Store
-from ..adapters.core.delivery import Lease
 from ..adapters.core.forwarding import follow
 from ..adapters.core.gates import Gate, MovedError
+from ..adapters.core.leases import Lease
 from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors, remove_directory, sweep_unfinished
 from ..adapters.messages import Message, Receipt

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .delivery import LEASED, LEAVING, MOVED, MOVING, Lease
+from .leases import LEASED, LEAVING, MOVED, MOVING, Lease
 
 if TYPE_CHECKING:
     from ..messages import Message

@@ -11,8 +11,8 @@ import msgspec
 from ...policies.destination import Destination, Kind
 from ..store_types import Prepared, Subscription
 from .changes import SMALL_BYTES, Ack, Change, Send, VolatileChange
-from .delivery import Lease
 from .destination_changes import Subscribe, Unsubscribe
+from .leases import Lease
 from .limits import Grant
 from .place import order_of
 from .records import name_of, order_and_expiry

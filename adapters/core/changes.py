@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from .delivery import Lease
+from .leases import Lease
 from .place import DELIVERIES, SEQ, Place, is_volatile
 from .records import is_requeued
 from .states import DestinationState, SubscriptionState

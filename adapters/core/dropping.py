@@ -20,7 +20,7 @@ from ...policies.errors import CorruptionError
 from ..background import CoalescedJob
 from ..messages import DROPPED
 from .changes import Change
-from .delivery import LEAVING, Lease
+from .leases import LEAVING, Lease
 from .limits import NOTHING, Amount, Grant, Room
 from .place import SEQ, Place, is_volatile
 from .states import DestinationState

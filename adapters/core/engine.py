@@ -24,10 +24,11 @@ from . import arrivals
 from .backend import Backend, Host
 from .branches import Commit, Forget, Prepare, Rollback
 from .changes import Ack, Change, Postponed, Send, SendMany
-from .delivery import CLAIMED, LEAVING, Delivery, Feed, Taker
+from .delivery import Delivery
 from .gates import MovedError
 from .keyed import FreshKeys
 from .large_bodies import LargeBodies
+from .leases import CLAIMED, LEAVING, Feed, Taker
 from .mixed_rows import MixedRows
 from .nonpersistent import Nonpersistent
 from .pending_counts import Counted, PendingCounts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...policies.errors import AnabranchError, ClosedError
 from ..messages import Message
-from .delivery import MOVED, MOVING, Lease
+from .leases import MOVED, MOVING, Lease
 
 if TYPE_CHECKING:
     from .store import Store

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .delivery import MOVING, Lease
 from .gates import MovedError
 from .lease_times import LeaseTimes, require_seconds
+from .leases import MOVING, Lease
 
 if TYPE_CHECKING:
     from .backend import Settings

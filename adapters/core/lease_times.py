@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...policies.errors import AnabranchError
 from ..background import shared
-from .delivery import CLAIMED, LEASED, MOVED, Lease, LeaseTime
+from .leases import CLAIMED, LEASED, MOVED, Lease, LeaseTime
 
 if TYPE_CHECKING:
     from ..messages import Message

@@ -20,7 +20,7 @@ from ..background import shared
 from ..volumes import Volume
 
 if TYPE_CHECKING:
-    from .delivery import Lease
+    from .leases import Lease
     from .states import DestinationState
 
 Amount = tuple[int, int]

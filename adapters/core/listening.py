@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from ...policies.errors import AnabranchError
 from ..background import shared
 from ..messages import Message, ReceivedMessage
-from .delivery import Feed, Lease, Taker
 from .forwarding import give_back
 from .gates import MovedError
+from .leases import Feed, Lease, Taker
 from .subscriptions import unknown
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ from ...policies.destination import Destination
 from ...policies.errors import CorruptionError, PlacementError
 from .changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
 from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove
-from .delivery import MOVED, MOVING, Feed, Lease, Taker
 from .destination_changes import CloseGate, Declare
 from .gates import Gate
+from .leases import MOVED, MOVING, Feed, Lease, Taker
 from .listening import Listener
 from .place import DELIVERIES, OWN, SEQ
 from .records import name_of

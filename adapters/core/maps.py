@@ -20,9 +20,9 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import DestinationError
 from ..messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_text
 from .changes import Ack, Change, Send, acks_of
-from .delivery import Taker
 from .engine import Engine
 from .keyed import KeyChangedError, Unchanged
+from .leases import Taker
 from .place import EXPIRES, OWN, SEQ, Place, order_of
 from .records import REMOVAL, body_of, encode
 from .sending import Sending

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from .delivery import Feed, Rows
+from .delivery import Rows
+from .leases import Feed
 from .place import ALSO_WAITING, SEQ, Place, VolatileSpot, is_volatile
 from .states import Catalog, DestinationState, SubscriptionState
 

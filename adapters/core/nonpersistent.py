@@ -28,9 +28,9 @@ from .branches import Branch
 from .changes import Ack, AckRange, Change, Postponed, Returned, Send, sent
 from .changes import SendMany as Many
 from .changes import VolatileChange as Volatile
-from .delivery import Feed
 from .destination_changes import Remove, Subscribe, Unsubscribe
 from .gates import require_passage
+from .leases import Feed
 from .limits import Grant, Reservation, release
 from .mixed_rows import AT_ONCE, PLANNED, MixedRows, shadow_of
 from .place import is_volatile

@@ -35,10 +35,10 @@ from ..background import CoalescedJob, shared
 from ..messages import Message, Outgoing, Readable, Receipt, require_leased
 from .branches import send_of
 from .changes import Ack, Change, Send, acks_of
-from .delivery import CLAIMED, LEASED, LEAVING, Lease
 from .engine import Engine
 from .gates import MovedError
 from .large import LargeBody
+from .leases import CLAIMED, LEASED, LEAVING, Lease
 from .limits import Grant, release
 from .place import is_volatile
 from .sending import Sending

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 from .place import ORDER_MAX, SEQ, Place
 
 if TYPE_CHECKING:
-    from .delivery import Feed, Rows
+    from .delivery import Rows
+    from .leases import Feed
 
 FETCH: Final = 64
 """How many messages a receive looks up ahead."""

@@ -15,10 +15,10 @@ from ...policies.errors import AnabranchError
 from ..background import CoalescedJob
 from ..store_types import SubscriptionKey
 from .changes import AckRange, Change
-from .delivery import Feed, claimed
 from .destination_changes import CloseGate, Remove, Unsubscribe
 from .engine import Engine
 from .gates import Gate
+from .leases import Feed, claimed
 from .place import SEQ, Place
 from .receiving import Receiving
 from .sending import Sending

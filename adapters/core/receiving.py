@@ -14,11 +14,12 @@ from ..messages import Message, ReceivedMessage, Undelivered
 from ..store_types import SubscriptionKey
 from .backend import ReadError
 from .changes import acks_of
-from .delivery import CLOCK_SECONDS, Feed, Lease, Taker
+from .delivery import CLOCK_SECONDS
 from .engine import Engine
 from .forwarding import give_back
 from .gates import MovedError
 from .handing_out import HandingOut
+from .leases import Feed, Lease, Taker
 from .listening import Listener, require_credit
 from .place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
 from .records import decode

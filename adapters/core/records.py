@@ -17,9 +17,9 @@ from ...policies.errors import CorruptionError, MessageTooLargeError
 from ..acceleration import inner_loop
 from ..clock import before_1970
 from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, plain_body, require_order
-from .delivery import Lease
 from .headers import pack_headers, pack_id, unpack_headers
 from .large import REFERENCE, LargeBody
+from .leases import Lease
 from .place import DELIVERIES, EXPIRES, SEQ, Place
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from ...policies.limits import WhenFull
 from ..background import CoalescedJob
 from ..messages import Message
 from .changes import Change
-from .delivery import Lease
 from .dropping import DropLog, Oldest
 from .gates import require_passage
+from .leases import Lease
 from .limits import NOTHING, Amount, Grant, NoRoomYetError, Room, may_wait
 from .rooms import Request, Rooms
 from .states import DestinationState

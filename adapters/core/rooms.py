@@ -12,7 +12,7 @@ from ...policies.wildcard import RouteTable
 from ..messages import Message
 from ..volumes import volume_of
 from .changes import Change, SendMany, VolatileChange, sent
-from .delivery import Lease
+from .leases import Lease
 from .limits import NOTHING, Amount, DiskRoom, Room
 from .states import DestinationState
 

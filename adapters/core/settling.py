@@ -24,9 +24,9 @@ from ..background import shared
 from ..messages import Message, note_settled
 from ..store_types import Settlement
 from .changes import Ack, Change, acks_of, returned_of, uncounted_of
-from .delivery import CLAIMED, LEASED, LEAVING, MOVING, Lease
 from .engine import APPLY_AT, Engine
 from .gates import LeaseMovedError
+from .leases import CLAIMED, LEASED, LEAVING, MOVING, Lease
 from .limits import Grant
 from .nonpersistent import give_back_room
 from .tickets import Ticket

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...policies.destination import Destination, Kind
 from ..store_types import Subscription, SubscriptionKey
-from .delivery import Feed, Taker
+from .leases import Feed, Taker
 
 if TYPE_CHECKING:
     from .limits import Room

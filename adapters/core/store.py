@@ -53,7 +53,6 @@ from ..store_types import (
 )
 from .abandoned import Abandoned
 from .backend import Backend, Found
-from .delivery import CLAIMED, LEASED, Lease
 from .engine import Engine
 from .forwarding import after_move, follow, is_moving
 from .gates import Gate
@@ -62,6 +61,7 @@ from .headers import pack_id
 from .large import LargeBody
 from .large_bodies import LargeBodies
 from .lease_times import LeaseTimes
+from .leases import CLAIMED, LEASED, Lease
 from .limits import Grant
 from .maps import Maps
 from .nonpersistent import sweep

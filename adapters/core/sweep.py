@@ -20,7 +20,8 @@ from ..messages import DELIVERY_LIMIT, EXPIRED
 from .place import EXPIRES, ORDER, SEQ, Place
 
 if TYPE_CHECKING:
-    from .delivery import Feed, Rows
+    from .delivery import Rows
+    from .leases import Feed
     from .states import DestinationState
 
 LOOKED_MAX: Final = 512

@@ -16,10 +16,10 @@ from ..messages import DROPPED, Message, Outgoing, Receipt
 from ..store_types import Done, Pending, Prepared
 from .branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
 from .changes import Change, Send, acks_of, returned_of, sent
-from .delivery import CLAIMED, LEAVING, Lease
 from .dropping import Dropped
 from .engine import Engine
 from .large import body_size
+from .leases import CLAIMED, LEAVING, Lease
 from .limits import Grant, NoRoomYetError, cancel
 from .nonpersistent import Nonpersistent, give_back_room
 from .place import DELIVERIES, OWN

@@ -26,8 +26,8 @@ from .sweep import wall_ms
 
 if TYPE_CHECKING:
     from .backend import Settings
-    from .delivery import Lease
     from .engine import Engine
+    from .leases import Lease
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..messages import Message, ReceivedMessage
-from .delivery import Feed, Taker
+from .leases import Feed, Taker
 
 if TYPE_CHECKING:
     from ...policies.destination import Destination

@@ -19,8 +19,8 @@ from ...policies.durability import OnCorruption
 from ...policies.errors import CorruptionError, StoreFailedError
 from ..core.backend import Backend, BackendStats, Found, Host, Settings
 from ..core.changes import Change
-from ..core.delivery import Feed
 from ..core.engine import Engine
+from ..core.leases import Feed
 from ..core.place import Place
 from ..core.plan import Plan
 from ..core.states import Catalog, DestinationState, SubscriptionState

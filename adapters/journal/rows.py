@@ -28,7 +28,7 @@ from typing import Any, Final
 import lmdb
 
 from ..core.changes import Ack, Change, Send, SendMany
-from ..core.delivery import Feed
+from ..core.leases import Feed
 from ..core.place import ALSO_WAITING, ORDER, OWN, SEQ, Place
 from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ..core.changes import Change
-from ..core.delivery import Feed
+from ..core.leases import Feed
 from ..core.plan import Plan, Sequencer
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.table import Table

@@ -9,8 +9,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from ..core.delivery import Feed
 from ..core.key_index import KeyIndex
+from ..core.leases import Feed
 from ..core.place import ALSO_WAITING, SEQ, Place
 from ..core.priorities import Orders
 from ..core.states import DestinationState, SubscriptionState

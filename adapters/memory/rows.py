@@ -17,9 +17,9 @@ from ...policies.errors import StoreFailedError, StoreFullError
 from ...policies.options import MemoryOptions
 from ..core.branches import Prepare
 from ..core.changes import Change, Postponed, Send
-from ..core.delivery import Feed
 from ..core.destination_changes import Declare, Subscribe
 from ..core.key_index import KEY_COST
+from ..core.leases import Feed
 from ..core.place import ALSO_WAITING, OWN, Place
 from ..core.records import REMOVAL
 from ..core.states import Catalog, DestinationState, SubscriptionState

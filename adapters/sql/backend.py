@@ -27,8 +27,8 @@ from ...policies.options import SqlOptions
 from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
 from ..core.branches import Branch, Prepare
 from ..core.changes import Change
-from ..core.delivery import Feed
 from ..core.large import LargeStorage
+from ..core.leases import Feed
 from ..core.place import Place
 from ..core.plan import Plan
 from ..core.states import DestinationState, SubscriptionState

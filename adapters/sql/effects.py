@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.changes import Send
-from ..core.delivery import Feed
 from ..core.duplicates import Key
+from ..core.leases import Feed
 from ..core.pending_counts import Counted
 from ..core.place import order_of
 from ..core.priorities import Orders

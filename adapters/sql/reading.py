@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from ..core.delivery import Feed
+from ..core.leases import Feed
 from ..core.place import ALSO_WAITING, SEQ, Place, priority_of
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from .columns import CONTENT, ID, PARTS, place_of, record_of

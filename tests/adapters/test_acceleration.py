@@ -24,7 +24,7 @@ from anabranch.adapters.acceleration import PURE
 from anabranch.adapters.core import records, sending
 from anabranch.adapters.core.branches import Forget
 from anabranch.adapters.core.changes import Ack, AckRange, Returned, Send, SendMany
-from anabranch.adapters.core.delivery import Feed, Lease
+from anabranch.adapters.core.leases import Feed, Lease
 from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.files import write_small, write_synced
 from anabranch.adapters.journal import bodies, row_format, writing

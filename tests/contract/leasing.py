@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store, delivery, lease_times
+from anabranch.adapters.core.leases import CLAIMED
 from anabranch.adapters.messages import DELIVERY_LIMIT, Message, Outgoing
 from anabranch.adapters.store_types import Settlement, Subscription
 from anabranch.policies.errors import AnabranchError, StoreFullError, UnknownMessageError
@@ -403,7 +404,7 @@ class LeasingContract:
         store.take_undelivered()
         assert (store.receive(A), store.counts(A)) == (None, (0, 2, 0))
         assert store.settle([token], Settlement.ACK) == [None]
-        assert lease.hold == delivery.CLAIMED
+        assert lease.hold == CLAIMED
 
     def test_many_that_nobody_holds(self, disk: Disk, store: Store) -> None:
         store.subscribe(DESK)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.core.delivery import LEASED, LEAVING, Delivery, Taker
+from anabranch.adapters.core.delivery import Delivery
+from anabranch.adapters.core.leases import LEASED, LEAVING, Taker
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from ..contract.disk import A
@@ -25,21 +26,6 @@ def test_who_came_first_is_served_first() -> None:
             engine.delivery.hand_over(feed, store.backend)
         seqs = [taker.lease.seq if taker.lease is not None else None for taker in takers]
         assert (seqs, list(feed.takers)) == ([1, 2, None], takers[2:])
-
-
-def test_a_lease_that_ended_is_no_ticket_to_the_next() -> None:
-    """Who gave a message back cannot ack it for who holds it now."""
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        first = store.receive(A)
-        assert first is not None
-        first.release()
-        second = store.receive(A)
-        assert second is not None
-        with pytest.raises(UnknownMessageError):
-            first.ack()
-        second.ack()
 
 
 def test_moves_are_all_or_none() -> None:

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from anabranch.adapters.core.delivery import Feed
+from anabranch.adapters.core.leases import Feed
 from anabranch.adapters.messages import Message
 
 from ..contract.disk import A, Parallel, drain, eventually

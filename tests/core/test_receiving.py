@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core.backend import ReadError
-from anabranch.adapters.core.delivery import Taker
+from anabranch.adapters.core.leases import Taker
 from anabranch.adapters.core.receiving import PAGE
 from anabranch.policies.errors import CorruptionError, StoreFailedError
 

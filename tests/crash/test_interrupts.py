@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.core.delivery import Taker
+from anabranch.adapters.core.leases import Taker
 from anabranch.adapters.journal import JournalStore
 
 from ..garbage import set_aside

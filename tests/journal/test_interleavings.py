@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from anabranch.adapters.core.branches import Branch
-from anabranch.adapters.core.delivery import LEASED, LEAVING
+from anabranch.adapters.core.leases import LEASED, LEAVING
 from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.journal.encoding import NUMBER, SEND_OVERHEAD
 from anabranch.adapters.messages import Outgoing

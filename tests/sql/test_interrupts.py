@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from anabranch.adapters.core.delivery import LEASED
+from anabranch.adapters.core.leases import LEASED
 from anabranch.adapters.messages import Message
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.store_types import Subscription

@@ -12,7 +12,7 @@ import pytest
 
 from anabranch.adapters.core import purging
 from anabranch.adapters.core.changes import acks_of
-from anabranch.adapters.core.delivery import LEASED, LEAVING
+from anabranch.adapters.core.leases import LEASED, LEAVING
 from anabranch.adapters.core.tickets import Ticket
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Change, Subscription

@@ -16,7 +16,7 @@ from pydantic import Field
 from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
 from anabranch.adapters.core.branches import Branch
 from anabranch.adapters.core.changes import Change, Send
-from anabranch.adapters.core.delivery import Feed
+from anabranch.adapters.core.leases import Feed
 from anabranch.adapters.core.place import ALSO_WAITING, DELIVERIES, Place, order_of
 from anabranch.adapters.core.plan import Plan
 from anabranch.adapters.core.records import REMOVAL, name_of, order_and_expiry

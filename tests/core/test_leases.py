@@ -1,0 +1,59 @@
+"""Who holds what, and who waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.adapters.core.leases import CLAIMED, LEAVING, Taker, claimed
+from anabranch.policies.errors import UnknownMessageError
+
+from ..contract.disk import A
+from .made import onefile
+
+
+def test_a_lease_that_ended_is_no_ticket_to_the_next() -> None:
+    """Who gave a message back cannot ack it for who holds it now."""
+    with onefile() as disk:
+        store = disk.create()
+        store.send(A, b"1")
+        first = store.receive(A)
+        assert first is not None
+        first.release()
+        second = store.receive(A)
+        assert second is not None
+        with pytest.raises(UnknownMessageError):
+            first.ack()
+        second.ack()
+
+
+def test_a_lease_says_what_became_of_it() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.send_many(A, [b"1", b"2"])
+        one, two = store.receive(A), store.receive(A)
+        assert one is not None and two is not None
+        feed = store._engine.catalog.state(A).feed
+        assert [lease.is_held for lease in feed.held.values()] == [True, True]
+        lease = one._note
+        assert (lease.is_settled, lease.is_kept, lease.time_limit, claimed(feed)) == (False, False, None, 0)
+        store.claim(one)
+        assert (lease.hold, lease.is_settled, claimed(feed)) == (CLAIMED, True, 1)
+        store.unclaim([one])
+        two.ack()
+        store.stats()  # what was acked is applied
+        assert (two._note.hold, two._note.is_held, claimed(feed)) == (LEAVING, False, 0)
+
+
+def test_who_waits_is_told_once_for_each_time() -> None:
+    """And who is awake already does not mind."""
+    with onefile() as disk:
+        feed = disk.create()._engine.catalog.state(A).feed
+        takers = [Taker(), Taker()]
+        for taker in takers:
+            taker.prepare()
+            feed.takers[taker] = None
+        feed.wake()
+        feed.wake()
+        assert [taker.wait(0) for taker in takers] == [True, False]
+        feed.wake_all()
+        assert [taker.wait(0) for taker in takers] == [True, True]
