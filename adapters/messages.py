@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -84,7 +85,8 @@ def plain_body(body: object) -> bytes:
         return body
     if isinstance(body, (bytearray, memoryview)):
         return bytes(body)
-    raise TypeError(f"a message body is bytes, or a file to read them from, not {type(body).__name__}; encode it first")
+    step = "open it for reading bytes" if isinstance(body, os.PathLike) else "encode it first"
+    raise TypeError(f"a message body is bytes, or a file to read them from, not {type(body).__name__}; {step}")
 
 
 def _is_kept_apart(body: object) -> TypeGuard[Readable | LargeBody]:

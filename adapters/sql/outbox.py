@@ -125,7 +125,7 @@ class Outbox:
                 "AsyncConnection": "; await connection.run_sync(...) gives one to a function",
                 "Engine": "; engine.begin() makes one with its transaction",
             }.get(given.__name__, "")
-            raise TypeError(f"connection is a sqlalchemy.Connection, not a {given.__name__}{advice}")
+            raise TypeError(f"connection is a sqlalchemy.Connection, not {given.__name__}{advice}")
         if connection.closed:
             raise TransactionError("the connection is closed; open one, and use it before it is closed")
         ours, theirs = self._database.engine.dialect.name, connection.dialect.name

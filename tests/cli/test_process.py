@@ -63,7 +63,10 @@ def test_interrupted_it_says_so_and_exits_with_130(tmp_path: Path, number: int, 
     """And terminated or hung up likewise, with their own codes."""
     path = tmp_path / "stores.yaml"
     os.mkfifo(path)
-    process = subprocess.Popen([*ANABRANCH, "check", str(path)], stdout=-1, stderr=-1, text=True)
+    process = subprocess.Popen(
+        [*ANABRANCH, "check", str(path)], stdout=-1, stderr=-1, text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup it would be ignored
+    )  # fmt: skip
     with path.open("w"):  # opens once the command reads, and then it waits for what never comes
         process.send_signal(number)
     # The end of the file comes after the signal: a command that the signal met between two looks at the flag and its

@@ -39,6 +39,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda r: r.queue("q").send_nowait(b"x", persistent=0), TypeError, "persistent is True or False, not int: 0"),
     (lambda r: r.queue("q").send_many([OUTGOING._replace(persistent=0)]), TypeError, "persistent is True or False"),
     (in_transaction(lambda tx: tx.send("q", b"x", persistent=None)), TypeError, "persistent is True or False"),
+    (lambda r: r.queue("q").send(Path("film")), TypeError, "a message body is .* not PosixPath; open it for reading"),
+    (lambda r: r.queue("q").send("film"), TypeError, "a message body is .* not str; encode it first"),
     (lambda r: r.queue("q").send(b"x", expires_in=math.inf), ValueError, "expires_in is .* above 0, .*not inf"),
     (lambda r: r.queue("q").send(b"x", expires_in=1e18), ValueError, "expires_in is .* above 0, .*not 1e[+]18"),
     (lambda r: r.queue("q").send(b"x", expires_in=True), TypeError, "expires_in is a number of seconds, not bool"),
