@@ -23,10 +23,10 @@ class Sync(enum.Enum):
 
 
 class OnCorruption(enum.Enum):
-    """What a store does that finds its data damaged when it is opened (invariant 9). Likewise."""
+    """What a store does that finds its data damaged (invariant 9). Likewise."""
 
     REFUSE = "refuse"
-    """It is not opened, and nothing is changed."""
+    """It is not opened, and nothing is changed. One that is open raises for a damaged message, which stays."""
 
     SALVAGE = "salvage"
-    """All that can be read counts; what is lost is written down in a report, with the damaged files beside it."""
+    """All that can be read counts; what is lost is written down in a report, with what was damaged beside it."""

@@ -169,8 +169,8 @@ class JournalOptions(StoreOptions):
     compact_min_segments: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 4
     """So many such segments are compacted together; fewer wait for more."""
     on_corruption: OnCorruption = OnCorruption.REFUSE
-    """What opening does where the journal is damaged: `refuse` changes nothing and raises CorruptionError, `salvage`
-    goes on with all that can be read and writes a report of what is lost."""
+    """What happens where the journal is damaged: `refuse` changes nothing and raises CorruptionError, `salvage` goes on
+    with all that can be read and writes a report of what is lost."""
     archive_directory: Directory | None = None
     """Released segments are moved here instead of being used again or deleted."""
     archive_max_bytes: Annotated[int, Size(1)] | None = None

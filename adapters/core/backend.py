@@ -167,6 +167,8 @@ class Backend(Rows, Protocol):
     keeps_maps: bool = False
     """True: it has `keyed` and `keys`, and what is put into a map takes the place of what its key had before
     (Table.put). False: maps are refused."""
+    salvages: bool = False
+    """True: a message whose bytes are damaged is lost: it is told to `lose`, and is acked."""
     outbox: OutboxRows | None = None
     """Set by `open`, by a backend that callers can write to in database transactions of their own (outbox.py)."""
     guard: Callable[[], None] | None = None
@@ -231,6 +233,11 @@ class Backend(Rows, Protocol):
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """The records of these messages; None for one that has died meanwhile. Raises CorruptionError where one is
         damaged, and ReadError where the disk does not give it now. Any thread."""
+
+    def lose(self, state: DestinationState, place: Place, error: CorruptionError) -> None:
+        """Of one that `salvages`: write down, durably, that this message is lost; it is acked behind that. Any thread,
+        without the lock. Raises AnabranchError."""
+        raise AssertionError(f"{self.kind} does not salvage")
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
         """Where the value of a map's key is, expired or not; None if there is none."""

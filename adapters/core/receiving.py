@@ -257,7 +257,19 @@ class Receiving:
             feed.wake()  # who was struck may have been about to hand over to another
 
     def read(self, lease: Lease) -> Message | None:
-        """The message; None if it has died meanwhile."""
+        """The message; None if it has died meanwhile, or is damaged where the store salvages: that is written down, and
+        it is dead."""
+        try:
+            return self._read(lease)
+        except CorruptionError as error:
+            backend = self.engine.backend
+            if not backend.salvages or not self.is_damage(error):
+                raise
+            backend.lose(lease.feeds[0].state, lease.place, error)
+        self._store._sending.write(acks_of([lease]))
+        return None
+
+    def _read(self, lease: Lease) -> Message | None:
         state = lease.feeds[0].state
         record = self.engine.delivery.records.pop(lease.place[SEQ], None)
         if record is not None:
@@ -437,13 +449,30 @@ class Receiving:
                 places, after = self._page(state, subscriber, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 continue
-            for place, record in zip(places, engine.rows.bodies(state, places), strict=True):
+            for place, record in zip(places, self._readable(state, places), strict=True):
                 if record is None or (subscriber is not None and not self._lives(state, subscriber, place)):
                     continue
                 message = decode(self._store, destination, place, record, None)
                 message.subscription = key
                 yield message
                 left -= 1
+
+    def _readable(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        """The records of these messages, in order; None for one that has died meanwhile, or is damaged where the store
+        salvages: that is written down, and it is dead once somebody would receive it."""
+        rows, backend = self.engine.rows, self.engine.backend
+        done = 0
+        while done < len(places):
+            try:
+                for record in rows.bodies(state, places[done:]):
+                    yield record
+                    done += 1
+            except CorruptionError as error:
+                if not backend.salvages or not self.is_damage(error):
+                    raise
+                backend.lose(state, places[done], error)
+                yield None
+                done += 1
 
     def _page(
         self, state: DestinationState, subscriber: SubscriptionState | None, after: Position, count: int

@@ -21,11 +21,12 @@ from ..core.backend import Backend, BackendStats, Found, Host, Settings
 from ..core.changes import Change
 from ..core.engine import Engine
 from ..core.leases import Feed
-from ..core.place import Place
+from ..core.place import SEQ, Place
 from ..core.plan import Plan
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.writers import Writer
 from ..descriptors import STORE
+from ..files import disk_errors
 from ..store_types import Progress
 from ..wal import format as w
 from ..wal import recovery
@@ -42,6 +43,7 @@ from .compaction import Compactor
 from .directory import StoreDirectory, first_segment
 from .index import Index, is_of_index
 from .index_file import remove_file
+from .lost_messages import LostMessages
 from .opening import bring_up, log_recovered
 from .row_format import expiry_key
 from .rows import FIRST_KEY
@@ -73,6 +75,8 @@ class JournalBackend(Backend):
             options, max_bytes=options.max_bytes, ticket_bytes_max=min(options.batch_bytes_max, room), promise_max=room
         )
         self._directory = StoreDirectory(name, directory, index_directory, options.file_mode, self._lose)
+        self.salvages = options.on_corruption is OnCorruption.SALVAGE
+        self._lost: LostMessages
         self._report: salvage.LossReport | None = None
         """Of what is lost, until it is complete."""
         self._is_made = False
@@ -177,6 +181,7 @@ class JournalBackend(Backend):
         )
         self._applier = applier = Applier(engine, self._log, self._index, options, self._directory.require_lock)
         self._bodies = Bodies(engine, self._log)
+        self._lost = LostMessages(self.name, self._directory.path, self._directory.file_mode)
         archive = None
         if options.archive_directory is not None:  # stores may share it
             place = options.archive_directory / f"{self._directory.path.name}-{store_id.hex()[:8]}"
@@ -287,6 +292,18 @@ class JournalBackend(Backend):
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         return self._bodies.read(state, places)
+
+    def lose(self, state: DestinationState, place: Place, error: CorruptionError) -> None:
+        what = f"message {place[SEQ]} of {state.destination} is damaged, and that cannot be written down"
+        with disk_errors(f"store {self.name!r}: {what}"):
+            self._lost.add(str(state.destination), place, self._id_of(state.number, place[SEQ]), error)
+
+    def _id_of(self, number: int, seq: int) -> str | None:
+        """A message's id, if it is in the duplicate window."""
+        key = self._engine.asked(
+            lambda: next((key for key, one in self._index.duplicates() if one == seq and key[0] == number), None)
+        )
+        return key[1].decode(errors="replace") if key is not None else None
 
     # Upkeep
 

@@ -165,7 +165,7 @@ def salvage(
         return None
     aside = directory / f"damaged-{report.at}" if keep else None
     report.damaged_files = aside.name if aside is not None else None
-    _write(directory / f"loss-{report.at}.json{UNFINISHED}", report, file_mode)
+    write_report(directory / f"loss-{report.at}.json{UNFINISHED}", report, file_mode)
     mender.write(aside)
     return report
 
@@ -193,7 +193,7 @@ def finish(
     for lost in report.lost:
         if isinstance(lost.destination, int) and lost.destination in index.states:
             lost.destination = str(index.states[lost.destination].destination)
-    _write(path, report, file_mode)  # once the index has forgotten them nobody can name them
+    write_report(path, report, file_mode)  # once the index has forgotten them nobody can name them
     for number, seq in rows:
         index.rows.remove(index.states[number], seq)
     return report
@@ -211,7 +211,7 @@ def is_unfinished(directory: Path) -> bool:
 def complete(directory: Path, report: LossReport, file_mode: int = FILE_MODE) -> Path:
     """Give the report its name. What it tells of is forgotten durably."""
     path = directory / f"loss-{report.at}.json"
-    _write(path, report, file_mode)
+    write_report(path, report, file_mode)
     path.with_name(path.name + UNFINISHED).unlink(missing_ok=True)
     return path
 
@@ -240,7 +240,8 @@ def summary(report: LossReport) -> str:
     return f"lost: {', '.join(parts)}" if parts else "nothing is lost but what could be made anew"
 
 
-def _write(path: Path, report: LossReport, file_mode: int) -> None:
+def write_report(path: Path, report: LossReport, file_mode: int) -> None:
+    """Durable on return. Raises OSError."""
     replace_file(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n", file_mode)
 
 

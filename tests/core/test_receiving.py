@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.adapters.core.backend import ReadError
 from anabranch.adapters.core.leases import Taker
+from anabranch.adapters.core.place import SEQ
 from anabranch.adapters.core.receiving import PAGE
 from anabranch.policies.errors import CorruptionError, StoreFailedError
 
@@ -47,6 +48,19 @@ def test_what_is_damaged_stays_leased_and_others_go_on() -> None:
         with pytest.raises(CorruptionError):
             store.receive(A)
         assert (drain(store), store.stats().leased) == ([b"2"], 1)
+
+
+def test_what_is_damaged_is_told_and_acked_where_the_store_salvages() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.send_many(A, [b"1", b"2"])
+        told: list[tuple[str, int]] = []
+        backend: Any = store.backend
+        backend.salvages = True
+        backend.lose = lambda state, place, error: told.append((str(state.destination), place[SEQ]))
+        Unreadable(store, CorruptionError("file", 0, "its checksum is wrong"))
+        assert (drain(store), store.depth(A), store.stats().leased) == ([b"2"], 0, 0)
+        assert told == [("queue://a", 1)]
 
 
 def test_browse_goes_on_behind_what_dies_meanwhile() -> None:
