@@ -195,11 +195,10 @@ class RouterMachine(RuleBasedStateMachine):
             self.committed(begun)
         elif how == "prepare":
             tx.prepare()
-            if begun.sends or begun.acks:
-                self.prepared[tx.xid] = begun
-                begun.tx = None
-                for name, seq in begun.acks:
-                    self.find(name, seq).state = PREPARED
+            self.prepared[tx.xid] = begun
+            begun.tx = None
+            for name, seq in begun.acks:
+                self.find(name, seq).state = PREPARED
         else:
             self.router.rollback(tx.xid) if how == "by name" else tx.rollback()
             self.rolled_back(begun)
@@ -271,18 +270,20 @@ class RouterMachine(RuleBasedStateMachine):
         that somebody has prepared to send included."""
         self.router.close()
         self.ended()
-        waiting = {self.homes[name] for begun in self.prepared.values() for name, _ in (*begun.sends, *begun.acks)}
-        hidden = [
-            name
-            for name, where in self.homes.items()
-            if (self.queue_of(name) or where in waiting) and home(layout, name) != where
-        ]
-        if hidden:
-            with pytest.raises(PlacementError) as caught:
-                anabranch.open(self.config(layout))
-            text = str(caught.value)
-            assert {name for name in NAMES if f"queue://{name}:" in text} == set(hidden)
+        concerned = {name for begun in self.prepared.values() for name, _ in (*begun.sends, *begun.acks)}
+        waiting = {self.homes[name] for name in concerned}
+        elsewhere = {name: where for name, where in self.homes.items() if home(layout, name) != where}
+        hidden = {name for name in elsewhere if self.queue_of(name) or name in concerned}
+        # What was deleted before is given up at a time of the router's own, but while something is prepared there.
+        perhaps = {name for name, where in elsewhere.items() if where in waiting}
+        try:
+            anabranch.open(self.config(layout)).close()
+        except PlacementError as error:
+            found = {name for name in NAMES if f"queue://{name}:" in str(error)}
+            assert found and hidden <= found <= hidden | perhaps
+            hidden = found
         else:
+            assert not hidden
             self.layout = layout
             self.homes = {name: where for name, where in self.homes.items() if home(layout, name) == where}
         self.router = anabranch.open(self.config(self.layout))
