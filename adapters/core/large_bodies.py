@@ -41,7 +41,7 @@ from ...policies.errors import (
 from ..background import CoalescedJob
 from ..messages import Outgoing, Readable, plain_body
 from .branches import Branch
-from .changes import Ack, AckRange, Change, Returned, Send, SendMany, VolatileChange
+from .changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany, VolatileChange
 from .large import (
     CHUNK_BYTES,
     NEVER,
@@ -96,6 +96,10 @@ class LargeBodies:
         """Bytes of those, by destination's number: a body that several messages share counts for each."""
         self.bytes = 0
         """Of all of them."""
+        self._apart: dict[int, dict[int, None]] = {}
+        """Which of those in `_live` are not persistent, likewise by number and seq."""
+        self.nonpersistent_bytes = 0
+        """Of these."""
         self._suspects: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
         self._to_note: deque[tuple[LargeBody, int, int]] = deque()
@@ -226,8 +230,7 @@ class LargeBodies:
         the backend still open: what no message names, nor a prepared branch, is removed, whoever holds it."""
         try:
             if clean and self.used:
-                while self._find_dead():
-                    pass
+                self.forget_dead()
                 needed = {name for name in self._needed() if name not in self._passing}
                 for ref in [*self._by_name.values(), *self.garbage]:
                     if ref.owned and ref.name not in needed:
@@ -422,24 +425,29 @@ class LargeBodies:
                 body.describe(reference)
             return body
 
-    def named(self, send: Send) -> None:
-        """A message that names one takes effect. By who writes, in order; may be done again."""
+    def named(self, send: Send, apart: bool = False) -> None:
+        """A message that names one takes effect; `apart`: it is not persistent, beside such as are. By who writes, in
+        order; may be done again."""
         body = send.large
         if body is None or (send.state.is_topic and not send.entitled):
             return
-        self._add(send.state.number, send.seq, body)
+        self._add(send.state.number, send.seq, body, apart)
         self._to_note.append((body, send.state.number, send.seq))
         self._soon.schedule(SOON_SECONDS)
 
-    def _add(self, number: int, seq: int, body: LargeBody) -> None:
+    def _add(self, number: int, seq: int, body: LargeBody, apart: bool = False) -> None:
         with self._lock:
             those = self._live.setdefault(number, {})
+            others = self._apart.setdefault(number, {}) if apart else None
             before = self._sizes.get(number, 0)
             if seq not in those:
                 size = body.size
                 those[seq] = body  # no call between these: Ctrl-C comes before or after
                 self._sizes[number] = before + size
                 self.bytes += size
+                if others is not None:
+                    others[seq] = None
+                    self.nonpersistent_bytes += size
                 body.names += 1
         self.used = self._engine.large = True
 
@@ -458,7 +466,7 @@ class LargeBodies:
                 for seq in list(self._live.get(change.state.number, ())):
                     if change.first <= seq <= change.last:
                         self._suspects[change.state.number, seq] = None
-            elif type(change) is not Returned:
+            elif type(change) is not Returned and type(change) is not Postponed:
                 for state in _concerned(change):
                     self.suspect(state)
         if self._suspects:
@@ -512,6 +520,12 @@ class LargeBodies:
             if seq in self._live.get(number, ()) and not body.shared:
                 self.storage.note(body.name, named_by(number, seq), sync=False)
 
+    def forget_dead(self) -> None:
+        """What is acked does not count any more, though its body may be there for a little while. With the store's lock
+        held and all that has returned applied."""
+        while self._suspects:
+            self._find_dead()
+
     def _find_dead(self) -> bool:
         """Some of the suspects, with the store's lock held. Returns whether there were any."""
         catalog, rows = self._engine.catalog, self._engine.rows
@@ -530,12 +544,18 @@ class LargeBodies:
         with self._lock:
             those = self._live.get(number, {})
             body, before = those.get(seq), self._sizes.get(number, 0)
+            others = self._apart.get(number, {})
             if body is not None:
                 size = body.size
                 del those[seq]  # as in `_add`
                 self._sizes[number] = before - size
                 self.bytes -= size
+                if seq in others:
+                    del others[seq]
+                    self.nonpersistent_bytes -= size
                 body.names -= 1
+            if not others:
+                self._apart.pop(number, None)
             if not those:
                 self._live.pop(number, None)
                 self._sizes.pop(number, None)

@@ -231,7 +231,7 @@ class Nonpersistent:
         bodies = self._engine.bodies
         for change in changes:
             if type(change) is Send and change.large is not None:
-                bodies.named(change)
+                bodies.named(change, apart=True)
         if self._engine.large:
             bodies.look(changes)
         self._window.add(written.ids)

@@ -180,6 +180,7 @@ class Limits:
         grant = Grant()
 
         def take() -> None:
+            self.engine.bodies.forget_dead()
             for room, need in needs.items():
                 if room.lacking(need) != NOTHING:
                     raise room.error(need)
@@ -226,6 +227,7 @@ class Limits:
         grant.parts.clear()
         self._oldest.give_back(grant)
         require_passage(self.engine.sequencer.gates, request.sends)
+        self.engine.bodies.forget_dead()
         grant.dropped = self._new_ones(request)
         needs = {room: need for room, need in request.needs(grant.dropped).items() if need != NOTHING}
         lacking = {room: lack for room, need in needs.items() if (lack := room.lacking(need)) != NOTHING}

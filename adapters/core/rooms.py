@@ -64,7 +64,9 @@ class Rooms:
 
     def _held_nonpersistent(self) -> Amount:
         volatile = self.engine.nonpersistent
-        return (volatile.messages, volatile.bytes) if volatile is not None else NOTHING
+        if volatile is None:
+            return NOTHING
+        return volatile.messages, volatile.bytes + self.engine.bodies.nonpersistent_bytes
 
     def of(self, change: Change) -> list[Room]:
         """All that a message needs room in, the narrowest first. Under `_lock`."""

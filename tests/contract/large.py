@@ -384,6 +384,52 @@ class LargeContract:
         assert kept(store) == 1
         store.send(A, io.BytesIO(body()))
 
+    def test_its_bytes_count_among_those_that_are_not_persistent(self, disk: Disk) -> None:
+        if disk.volatile:
+            return  # there all messages are alike
+        store = disk.create(large_message_size=1024, nonpersistent_max_bytes=5000)
+        store.send(A, io.BytesIO(body()))  # a persistent one does not count for that
+        for number in range(10):
+            for _ in range(2):
+                store.send(A, io.BytesIO(body()), persistent=False)
+            with pytest.raises(StoreFullError, match="nonpersistent_max_bytes is 5000"):
+                store.send(A, io.BytesIO(body()), persistent=False)
+            store.send(A, io.BytesIO(body()))
+            if number % 3 == 0:
+                store.purge(A)
+            elif number % 3 == 1:
+                store.delete(A)
+            else:
+                assert contents(store) == [body()] * 3
+                while message := store.receive(A, 0):
+                    message.ack()
+        assert_whole(store)
+
+    @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "not-persistent"])
+    def test_its_bytes_are_free_with_its_ack(self, disk: Disk, persistent: bool) -> None:
+        """Not only once the body is removed, a little later: else the next send would be refused."""
+        store = disk.create(large_message_size=1024, max_bytes=5000)
+        for _ in range(2):
+            store.send(A, io.BytesIO(body()), persistent=persistent)
+        for _ in range(20):
+            message = take(store)
+            message.ack()
+            store.send(A, io.BytesIO(body()), persistent=persistent)
+        assert store.depth(A) == 2
+        assert_whole(store)
+
+    def test_a_ring_of_large_ones_drops_no_more_than_it_must(self, disk: Disk) -> None:
+        store = disk.create(large_message_size=1024, max_bytes=8000, when_full="drop_old")
+        for number in range(3):
+            store.send(A, io.BytesIO(body(seed=number)))
+        take(store).ack()
+        store.send(A, io.BytesIO(body(seed=3)))
+        assert contents(store) == [body(seed=number) for number in (1, 2, 3)]
+        assert store.stats().dropped == 0
+        for number in range(4, 10):
+            store.send(A, io.BytesIO(body(seed=number)))
+        assert contents(store) == [body(seed=number) for number in (7, 8, 9)]
+
     def test_a_store_that_fails_keeps_what_is_whole(self, disk: Disk, large: Store) -> None:
         large.send(A, io.BytesIO(body()))
         message = take(large)
