@@ -250,12 +250,14 @@ class Message:
     """
 
     __slots__ = (
-        "_codec", "_decoded", "_large", "_note", "_store", "body", "deliveries", "destination", "expires_at_ms",
+        "_codec", "_decoded", "_note", "_store", "body", "deliveries", "destination", "expires_at_ms",
         "headers", "leased", "message_id", "persistent", "priority", "seq", "subscription", "timestamp_ms",
     )  # fmt: skip
 
     _plain: ClassVar[type[Message]]
     """What it is once it is settled: its class, or that which its class is one of."""
+    _received: ClassVar[type[Message]]
+    """What it is while its receiver holds it (ReceivedMessage)."""
     _codec: Callable[[Message, bytes], Any]
     _decoded: Any
 
@@ -282,7 +284,8 @@ class Message:
         if isinstance(body, bytes):
             self.body = body
         else:
-            self._large: LargeBody | None = body  # and no `body`: see `_unset`
+            _stored_body.__set__(self, body)
+            self.__class__ = LargeMessage
         self.headers = headers
         self.message_id = message_id
         self.timestamp_ms = timestamp_ms
@@ -299,19 +302,10 @@ class Message:
         self.persistent = persistent
         """As its sender said; whatever that was, nothing of a memory store survives."""
 
-    def _unset(self, name: str) -> Any:
-        """Asked for what was not set: of most messages `_large`, of one with a large body `body`."""
-        if name == "_large":
-            return None
-        if name in ("body", "raw_body") and self._large is not None:
-            raise LargeMessageError(
-                f"{self!r} has a large body, which is not in memory: read it from `message.open()`, or whole into "
-                "memory with `message.read()`"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    if not TYPE_CHECKING:
-        __getattr__ = _unset
+    @property
+    def _large(self) -> LargeBody | None:
+        """Its body, if that is kept apart."""
+        return None
 
     @property
     def is_large(self) -> bool:
@@ -448,9 +442,6 @@ class Message:
         return f"<Message {self.seq} of {self.destination}, {self.size} bytes>"
 
 
-Message._plain = Message
-
-
 class ReceivedMessage(Message):
     """One that was handed to its receiver and is not settled: what becomes of it if nobody has it any more is seen to.
     Once it is settled it is a Message as any other (`note_settled`): that costs less than to ask each at its end."""
@@ -468,13 +459,53 @@ class ReceivedMessage(Message):
             raise
 
 
+Message._plain, Message._received = Message, ReceivedMessage
+_stored_body: Final = cast(MemberDescriptorType, vars(Message)["body"])
+
+
+class LargeMessage(Message):
+    """One whose body is kept apart. A class of its own, so that no other message is asked whether it is one."""
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> bytes:  # type: ignore[override]  # nobody sets it
+        """Raises LargeMessageError."""
+        raise _not_in_memory(self)
+
+    @property
+    def _large(self) -> LargeBody:
+        body: LargeBody = _stored_body.__get__(self)
+        return body
+
+
+class ReceivedLargeMessage(LargeMessage):
+    """As ReceivedMessage."""
+
+    __slots__ = ()
+
+    __del__ = ReceivedMessage.__del__
+
+
+LargeMessage._plain, LargeMessage._received = LargeMessage, ReceivedLargeMessage
+
+
+def _not_in_memory(message: Message) -> LargeMessageError:
+    return LargeMessageError(
+        f"{message!r} has a large body, which is not in memory: read it from `message.open()`, or whole into memory "
+        "with `message.read()`"
+    )
+
+
+def note_received(message: Message) -> None:
+    """It is handed to its receiver: see ReceivedMessage."""
+    message.__class__ = message._received
+
+
 def note_settled(messages: Iterable[Message]) -> None:
     """Nobody need see to them any more. May be said again, and of any."""
     for message in messages:
         message.__class__ = message._plain
-
-
-_stored_body: Final = cast(MemberDescriptorType, vars(Message)["body"])
 
 
 class CodedMessage(Message):
@@ -496,11 +527,15 @@ class CodedMessage(Message):
     @property
     def raw_body(self) -> bytes:
         """The body as it is stored."""
-        raw: bytes = _stored_body.__get__(self)
-        return raw
+        raw: bytes | LargeBody = _stored_body.__get__(self)
+        if isinstance(raw, bytes):
+            return raw
+        raise _not_in_memory(self)
 
-
-CodedMessage._plain = CodedMessage
+    @property
+    def _large(self) -> LargeBody | None:
+        stored: bytes | LargeBody = _stored_body.__get__(self)
+        return None if isinstance(stored, bytes) else stored
 
 
 class ReceivedCodedMessage(CodedMessage):
@@ -511,11 +546,14 @@ class ReceivedCodedMessage(CodedMessage):
     __del__ = ReceivedMessage.__del__
 
 
+CodedMessage._plain, CodedMessage._received = CodedMessage, ReceivedCodedMessage
+
+
 def coded(message: Message, decode: Callable[[Message, bytes], Any]) -> CodedMessage:
     """The same object, whose `body` is from now on what `decode` makes of it and its bytes."""
     message._codec = decode
     # Not a copy: whoever watches over its lease watches this object.
-    message.__class__ = ReceivedCodedMessage if type(message) is ReceivedMessage else CodedMessage
+    message.__class__ = ReceivedCodedMessage if type(message) is message._received else CodedMessage
     return cast(CodedMessage, message)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...policies.errors import AnabranchError
 from ..background import shared
-from ..messages import Message, ReceivedMessage
+from ..messages import Message, note_received
 from .forwarding import give_back
 from .gates import MovedError
 from .leases import Feed, Lease, Taker
@@ -212,7 +212,7 @@ class Listener(Taker):
             if self._ended:
                 return
             self._calling = True
-            message.__class__ = ReceivedMessage
+            note_received(message)
             self.lease = None
         try:
             self._on_message(message)

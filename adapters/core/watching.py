@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..messages import Message, ReceivedMessage
+from ..messages import Message, note_received
 from .leases import Feed, Taker
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def receive_or_watch(
                 if message is not None:
                     if hand_out.needed or seconds is not None:
                         hand_out((taker.lease,), seconds)
-                    message.__class__ = ReceivedMessage
+                    note_received(message)
                     return message
         except BaseException as error:
             if not receiving.is_damage(error):
