@@ -96,35 +96,42 @@ class Endpoint:
         Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
         the same `message_id`), TransactionError for a connection to another database.
         """
-        if persistent is not True:
-            require_persistent(persistent)
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        deliver_at_ms = 0
-        if deliver_in is not None or deliver_at is not None:
-            deliver_at_ms = due(deliver_in, deliver_at)
-        registry, destination = self._registry, self.destination
-        if connection is not None:
-            if size is not None and size != len(plain_body(body)):
-                raise ValueError(f"the body has {len(plain_body(body))} bytes, and size says {size}; nothing was sent")
+        if (
+            type(body) is not bytes or persistent is not True or deliver_in is not None or deliver_at is not None
+            or size is not None or connection is not None
+        ):  # fmt: skip
+            require_persistent(persistent)
+            deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
             message = Outgoing(
                 body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
             )
-            return self._send_within(connection, [message])[0]
-        if type(body) is not bytes or size is not None:
-            body = kept(registry, destination, body, size, persistent)
+            return self._send(message, sync, size, connection)
+        registry, destination = self._registry, self.destination
         while True:  # as for_store, whose call would take a send half a microsecond more
             removals = registry.removals
-            store = registry.store_for(destination)
+            store = registry.by_destination.get(destination) or registry.store_for(destination)
             try:
-                receipt = store.send(
-                    destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
-                )
+                receipt = store.send_plain(destination, body, headers, message_id, sync, priority, expires_at_ms)
             except ClosedError as error:
                 registry.forget_closed(destination, store, error)
                 continue
             if registry.removals != removals:
                 registry.record_again(destination)
             return receipt
+
+    def _send(self, message: Outgoing, sync: bool | None, size: int | None, connection: Any) -> Receipt:
+        """`send` of what is not a body in memory alone, for now, in a transaction of ours."""
+        if connection is not None:
+            if size is not None and size != len(plain_body(message.body)):
+                raise ValueError(
+                    f"the body has {len(plain_body(message.body))} bytes, and size says {size}; nothing was sent"
+                )
+            return self._send_within(connection, [message])[0]
+        registry, destination = self._registry, self.destination
+        if type(message.body) is not bytes or size is not None:
+            message = message._replace(body=kept(registry, destination, message.body, size, message.persistent))
+        return registry.for_store(destination, partial(_send, destination, message, sync))
 
     def _send_within(self, connection: Any, messages: Sequence[Outgoing | bytes]) -> list[Receipt]:
         return self._registry.for_store(
@@ -219,6 +226,11 @@ def kept(
     if size is None and not isinstance(body, Readable):
         return body if isinstance(body, LargeBody) else plain_body(body)
     return registry.for_store(destination, lambda store: store.keep(given, persistent))
+
+
+def _send(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Receipt:
+    body, headers, message_id, priority, expires_at_ms, persistent, _, deliver_at_ms = message
+    return store.send(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms)
 
 
 def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Future[Receipt]:

@@ -120,7 +120,7 @@ class Map(Generic[V]):
         if self._codec is not None:
             return self._popped(key, default)
         body = self._held(lambda store: store.maps.pop(self.destination, key), None)
-        return self._missing(key, default) if body is None else self._decoded(key, body)
+        return self._missing(key, default) if body is None else cast("V", body)
 
     def _popped(self, key: str, default: T | None) -> V | T | None:
         """A value is decoded before it is removed, and removed if nobody has changed it meanwhile."""
@@ -165,7 +165,8 @@ class Map(Generic[V]):
 
     def _encoded(self, value: V) -> bytes:
         if self._codec is None:
-            require_value(value)
+            if type(value) is not bytes:
+                require_value(value)
             return plain_body(value)
         return plain_body(encoded(self._codec, value, "a value", self.destination))
 

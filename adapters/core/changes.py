@@ -96,24 +96,26 @@ class Send(Change):
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
-        if plan.removed or not self.state.declared:  # it may be there anew since its sender looked it up
-            self.state = plan.current(self.state)
+        state = self.state
+        unsure = plan.removed or not state.declared
+        if unsure:  # it may be there anew since its sender looked it up
+            self.state = state = plan.current(state)
         key = None
         if self.name is not None:
-            key = (self.state.number, self.name)
-            first = plan.seq_of(key) if not self.state.is_map else None
+            key = (state.number, self.name)
+            first = plan.seq_of(key) if not state.is_map else None
             if first is not None and not is_requeued(self.record):
                 return first, True
-        if plan.removed or not self.state.declared:
-            plan.declare(self.state)
+        if unsure:
+            plan.declare(state)
         self.seq = plan.last_seq = seq = plan.last_seq + 1
         if key is not None:
-            if self.state.is_map:
-                plan.touch(key)
+            if state.is_map:
+                plan.touch(key, self)
             else:
                 plan.remember(key, seq)
-        if self.state.is_topic:
-            self.entitled = list(plan.subscriptions(self.state).values())
+        if state.is_topic:
+            self.entitled = list(plan.subscriptions(state).values())
             if not self.entitled:
                 plan.drop()
         if self.expires_at_ms:
@@ -122,7 +124,7 @@ class Send(Change):
             plan.name_body(self)
         plan.changes.append(self)
         if self.deliver_at_ms:
-            plan.changes.append(Postponed(self.state, seq, 0, self.deliver_at_ms))
+            plan.changes.append(Postponed(state, seq, 0, self.deliver_at_ms))
         return seq, False
 
     def apply(self, table: Table) -> None:

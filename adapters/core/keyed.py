@@ -44,10 +44,14 @@ class Unchanged(Change):
     def plan(self, plan: Plan) -> None:
         """Raises KeyChangedError."""
         state = self.state
-        if state.removed or plan.removed or any(plan.version((state.number, n)) > self.number for n in self.names):
+        changed = state.removed or bool(plan.removed)
+        keys = [(state.number, name) for name in self.names]
+        for key in keys:
+            changed = changed or plan.version(key) > self.number
+        if changed:
             raise KeyChangedError(f"{state.destination} has changed")
-        for name in self.names:
-            plan.touch((state.number, name))
+        for key in keys:
+            plan.touch(key, None)
 
 
 class KeyVersions:
@@ -114,9 +118,5 @@ class FreshKeys:
             self._most = 2 * len(written) + FRESH_MAX
         if plan.writes_any_key:
             self.whole_at = number
-        sends: dict[Key, Send | None] = dict.fromkeys(plan.keys)
-        for change in plan.changes:
-            if type(change) is Send and change.state.is_map and change.name is not None:
-                sends[change.state.number, change.name] = change
-        for key, send in sends.items():
+        for key, send in plan.keys.items():
             written[key] = Written(number, send)

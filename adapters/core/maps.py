@@ -337,7 +337,7 @@ def removal_of(key: str) -> Outgoing:
 
 def key_bytes(key: str) -> bytes:
     """A key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid unicode."""
-    name = text_bytes(key, "key")
+    name = key.encode() if type(key) is str and key.isascii() else text_bytes(key, "key")  # most take no other call
     if not name or len(name) > KEY_BYTES_MAX:
         raise ValueError(f"the key {key[:40]!r} takes {len(name)} bytes; 1 to {KEY_BYTES_MAX} are allowed in a map")
     return name

@@ -37,8 +37,8 @@ class Plan:
     # What most plans leave as it is has its value here, not in each; it is replaced, never changed.
     ids: dict[Key, int] = {}  # noqa: RUF012
     """New in the duplicate window."""
-    keys: dict[Key, None] = {}  # noqa: RUF012
-    """Of maps, which it writes."""
+    keys: dict[Key, Send | None] = {}  # noqa: RUF012
+    """Of maps, which it writes, and what it puts there, be it a REMOVAL; None: nothing is left."""
     writes_any_key = False
     """It may write all keys of all maps."""
     declared: Sequence[DestinationState] = ()
@@ -139,12 +139,12 @@ class Plan:
             return self.number
         return self._sequencer.key_versions.get(key)
 
-    def touch(self, key: Key) -> None:
-        """A key of a map is written."""
+    def touch(self, key: Key, send: Send | None) -> None:
+        """A key of a map is written: this is put there."""
         if not self.keys:
             self.keys = {}
             self.is_more = True
-        self.keys[key] = None
+        self.keys[key] = send
 
     def touch_all(self) -> None:
         """Many keys of a map may be written."""

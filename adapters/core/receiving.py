@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError, CorruptionError, DestinationError
-from ..messages import Message, ReceivedMessage, Undelivered
+from ..messages import Message, Undelivered
 from ..store_types import SubscriptionKey
 from .backend import ReadError
 from .changes import acks_of
@@ -44,6 +44,7 @@ class Receiving:
 
     def __init__(self, store: Store, engine: Engine, hand_out: HandingOut) -> None:
         self._store, self.engine, self.hand_out = store, engine, hand_out
+        self._hands_out = hand_out.needed  # asked for each message
 
     def receive(
         self,
@@ -52,9 +53,9 @@ class Receiving:
         subscription: SubscriptionKey | None = None,
         seconds: float | None = None,
     ) -> Message | None:
-        engine, hand_out = self.engine, self.hand_out
+        engine = self.engine
         if seconds is not None:
-            hand_out.check(seconds)
+            self.hand_out.check(seconds)
         deadline = time.monotonic() + timeout if timeout else None  # without one and not to wait: it is not asked for
         while True:
             feed = self.feed(destination, subscription, make=timeout != 0)
@@ -74,9 +75,9 @@ class Receiving:
                 assert lease is not None
                 message = self.read(lease)
                 if message is not None:
-                    if hand_out.needed or seconds is not None:
-                        hand_out((lease,), seconds)
-                    message.__class__ = ReceivedMessage
+                    if seconds is not None or self._hands_out:
+                        self.hand_out((lease,), seconds)
+                    message.__class__ = message._received  # as note_received
                     return message
             except BaseException as error:
                 if not self.is_damage(error):
@@ -128,13 +129,13 @@ class Receiving:
         try:
             self._lease_page(feed, min(most - len(messages), PAGE), takers)
             leases = [taker.lease for taker in takers if taker.lease is not None]
-            if leases and (self.hand_out.needed or seconds is not None):
+            if leases and (seconds is not None or self._hands_out):
                 self.hand_out(leases, seconds)
             for number, record in enumerate(self._bodies(feed.state, leases)):
                 lease = leases[number]
                 if record is not None:
                     messages.append(decode(self._store, destination, lease.place, record, lease))
-                    messages[-1].__class__ = ReceivedMessage
+                    messages[-1].__class__ = messages[-1]._received  # likewise
                 else:
                     self.let_go(lease)  # it was purged after it had been fetched
                 takers[number].lease = None

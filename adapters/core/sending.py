@@ -85,7 +85,7 @@ class Sending:
         order = order_of(priority, True) if settings.priorities else 0
         send = Send(state, record, name, order, expires_at_ms)
         self._engine.sends += 1
-        return Ticket((send,), send.size, bool(sync))
+        return Ticket((send,), send.size, sync or False)
 
     def wait_until(self, ticket: Ticket, due: int) -> None:
         """Its one message is not delivered before this time (ms). Raises TypeError, ValueError, ConfigError."""

@@ -81,7 +81,8 @@ class Settling:
             self._engine.delivery.put_back(_leases(messages), hold)  # what the ack has reached is not held any more
             give_back_room(changes)
             raise
-        note_settled(messages)
+        for message in messages:
+            message.__class__ = message._plain  # as note_settled
         engine = self._engine
         engine.acks += len(leases)
         if engine.pending_changes >= APPLY_AT:

@@ -334,23 +334,34 @@ class Store:
         Raises ConfigError for a `deliver_at_ms` in a store of a kind that does not know such messages.
         Raises StoreFullError, MessageTooLargeError and ClockError (no effect), OutcomeUnknownError.
         """
+        if persistent and type(body) is bytes and not deliver_at_ms:
+            return self.send_plain(destination, body, headers, message_id, sync, priority, expires_at_ms)
+        sending = self._sending
+        message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
+        if sending.limited:
+            return sending.send_limited(destination, message, bool(sync))
+        return sending.send_outgoing(destination, message, bool(sync))
+
+    def send_plain(
+        self,
+        destination: Destination,
+        body: bytes,
+        headers: Headers | None,
+        message_id: str | None,
+        sync: bool | None,
+        priority: int,
+        expires_at_ms: int,
+    ) -> Receipt:
+        """`send` of what most messages are, and so without a look for anything else: bytes in memory, persistent, to be
+        delivered at once."""
         sending = self._sending
         if sending.limited:
-            message = Outgoing(
-                body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
-            )
+            message = Outgoing(body, headers, message_id, priority, expires_at_ms)
             return sending.send_limited(destination, message, bool(sync))
-        if not persistent or type(body) is not bytes:
-            message = Outgoing(
-                body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
-            )
-            return sending.send_outgoing(destination, message, bool(sync))
         ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
-        if deliver_at_ms:
-            sending.wait_until(ticket, deliver_at_ms)
         self._writer.submit(ticket)
         seq, duplicate = sending.wait(ticket)[0]
-        return Receipt(destination, seq, duplicate)
+        return tuple.__new__(Receipt, (destination, seq, duplicate))  # as its own, less a call
 
     def send_nowait(
         self,

@@ -116,7 +116,7 @@ class SegmentTable:
     """The segments in order, and the files of copies (copies.py). Immutable: a change makes a new table, so readers
     need no lock."""
 
-    __slots__ = ("_bases", "all", "copies", "segments")
+    __slots__ = ("_bases", "_found", "all", "copies", "segments")
 
     def __init__(self, segments: Iterable[Segment], copies: Iterable[Segment] = ()) -> None:
         self.segments = tuple(segments)
@@ -124,17 +124,19 @@ class SegmentTable:
         """In order of their LSNs, too."""
         self.all = (*self.segments, *self.copies)
         """In order of their LSNs: those of copies lie behind all others."""
-        self._bases = [segment.base_lsn for segment in self.all]
+        self._found = (None, *self.segments, None, *self.copies)
+        """What is found from each of `_bases` on: between the log and the first copies nothing."""
+        self._bases = [
+            0, *[segment.base_lsn for segment in self.segments],
+            COPIES, *[segment.base_lsn for segment in self.copies],
+        ]  # fmt: skip
 
     def find(self, lsn: int) -> Segment | None:
         """The segment whose records include this LSN, if it is still there."""
-        position = bisect_right(self._bases, lsn) - 1
-        if position < 0:
+        segment = self._found[bisect_right(self._bases, lsn) - 1]
+        if segment is None or (segment.end is not None and lsn > segment.last_lsn):
             return None
-        segment = self.all[position]
-        if segment.end is None:
-            return segment if lsn < COPIES else None
-        return segment if lsn <= segment.last_lsn else None
+        return segment
 
     def without(self, gone: set[int]) -> SegmentTable:
         return SegmentTable(
