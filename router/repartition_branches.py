@@ -23,6 +23,7 @@ from .destinations_table import DestinationRow, StoreRow
 from .repartition_progress import Wanted
 from .store_registry import StoreRegistry
 from .transactions.coordinator import Coordinator
+from .transactions.global_transaction import GlobalTransaction
 
 OUTCOME_FIRST: Final = (
     "give its outcome first, with `anabranch transactions` and the configuration that was used until now"
@@ -50,9 +51,14 @@ class MovedBranches:
                 wrong.append(f"{what}, and no store that keeps messages is to have it; {OUTCOME_FIRST}")
             elif not moved_branches.is_whole(branch):
                 wrong.append(f"{what} by `native_two_phase`, and what it sends cannot be moved; {OUTCOME_FIRST}")
-            elif moved_branches.sends_large(branch):
-                wrong.append(f"{what}, and sends a large message, which cannot be moved before; {OUTCOME_FIRST}")
+            elif self._sends_large(transaction):
+                wrong.append(f"{what} and sends a large message, which keeps it where it is; {OUTCOME_FIRST}")
         return wrong
+
+    def _sends_large(self, transaction: GlobalTransaction) -> bool:
+        """In any store: also the branch in the store that a part of another comes to is written anew."""
+        sends_large = partial(moved_branches.sends_large, transaction=transaction.id)
+        return any(self._registry.with_id(store_id, sends_large) for store_id in transaction.participants)
 
     def bring(self, source: Store, target: Store, destination: Destination) -> None:
         """What they do to it is prepared in the target too: it holds all messages of it by now."""

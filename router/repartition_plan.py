@@ -95,8 +95,8 @@ def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -
                     if prepared := moved_branches.concerning(store, destination):
                         log.warning(
                             "%s: %s prepared in store %s would change it; those that wait for a transaction "
-                            "manager move along. A run settles those that are decided, and refuses while others are "
-                            "left (`anabranch transactions`)",
+                            "manager move along, unless they send large messages. A run settles those that are "
+                            "decided, and refuses while others are left (`anabranch transactions`)",
                             destination, count_of(len(prepared), "transaction"), row.name,
                         )  # fmt: skip
                     if (amount.known or prepared) and match is not None:

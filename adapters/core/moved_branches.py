@@ -47,9 +47,11 @@ def is_whole(branch: Branch) -> bool:
     return all(len(send.record) == send.record_bytes for send in branch.sends)
 
 
-def sends_large(branch: Branch) -> bool:
-    """Whether a body of it is kept apart, beside the bytes that are moved."""
-    return any(send.large is not None for send in branch.sends)
+def sends_large(store: Store, transaction: bytes) -> bool:
+    """Whether a transaction sends a body here that is kept apart, beside the bytes that are moved. `put` cannot have
+    such a branch: after a crash between its steps nothing names the body, and the store removes it."""
+    branch = store._engine.sequencer.prepared.get(transaction)
+    return branch is not None and any(send.large is not None for send in branch.sends)
 
 
 def without(store: Store, transaction: bytes, destination: Destination) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,37 @@ class TestRefused:
         with anabranch.open(old(tmp_path)) as router:
             router.commit(XID)
             assert router.queue("a.x").depth() == 1
+
+    @pytest.mark.parametrize("name", ["queue://a.x", "queue://b"])
+    def test_one_that_sends_a_large_message(self, tmp_path: Path, name: str) -> None:
+        """Where it moves, or in the store that a part of it would come to."""
+        journal = {"large_message_size": 1024}
+        before = anabranch.Config(
+            tmp_path,
+            [
+                anabranch.StoreConfig("a", ["queue://a.>"], journal=journal),
+                anabranch.StoreConfig("rest", [">"], journal=journal),
+            ],
+        )
+        after = anabranch.Config(tmp_path, [anabranch.StoreConfig("rest", [">"], journal=journal)])
+        with anabranch.open(before) as router:
+            router.queue("a.x").send(b"1")
+            transaction = router.transaction(XID)
+            transaction.send(name, io.BytesIO(b"x" * 5000))
+            message = router.queue("a.x").receive()
+            assert message is not None
+            transaction.ack(message)
+            transaction.prepare()
+        said = r"nothing was changed.*\n  queue://a\.x: transaction \w+ is prepared in store 'a' and sends a large mes"
+        with pytest.raises(PlacementError, match=said):
+            repartition(after, before)
+        with anabranch.open(before) as router:
+            router.commit(XID)
+            assert [one.read() for one in router.queue(name).browse()] == [b"x" * 5000]
+            assert router.queue("a.x").depth() == (name == "queue://a.x")
+        repartition(after, before)
+        with anabranch.open(after) as router:
+            assert [one.read() for one in router.queue(name).browse()] == [b"x" * 5000]
 
     def test_one_of_another_decision_log(self, tmp_path: Path) -> None:
         """Nobody can say what becomes of it."""
