@@ -1,10 +1,10 @@
 """Which files of a journal are compacted next: what the journal goes by, and the advisor's model of it.
 
-How often one message is copied. Files are taken together that were copied equally often (their generation), and whose
-live part is at most `live_percent`. So all that is ever copied for the n-th time is at most that share of what was
-copied n - 1 times: at 50 percent, of a TiB that was written no byte is copied more than 40 times, and all copying
-together costs no more than it cost to write it. Files of copies that stay small because what is in them goes on living
-are put together, TOGETHER of them at a time.
+How often one message is copied. Files are taken together that were copied equally often (their generation), and only
+if what they become is at most `live_percent` of what they take, with the headers of their files. So all that is ever
+copied for the n-th time is at most that share of what was copied n - 1 times: at 50 percent, of a TiB that was written
+no byte is copied more than 40 times, and all copying together costs no more than it cost to write it. Files of copies
+that stay small because what is in them goes on living are put together, TOGETHER of them at a time.
 """
 
 from __future__ import annotations
@@ -43,27 +43,34 @@ class Used(Protocol):
 F = TypeVar("F", bound=Used)
 
 
-def choose(files: Iterable[F], live_percent: int, min_segments: int, bytes_max: int) -> list[F]:
-    """The files that are to be compacted next, oldest first, none if it does not pay: of one generation, each with at
-    most `live_percent` of live bytes, of all that it takes, at least `min_segments`, with about `bytes_max` of live
-    bytes in all. Files without any live message are not among them."""
+def choose(files: Iterable[F], live_percent: int, min_segments: int, bytes_max: int, header_bytes: int) -> list[F]:
+    """The files that are to be compacted next, in the order in which they were given, none if it does not pay: of one
+    generation, each with at most `live_percent` of live bytes, of all that it takes with its header, and together with
+    about `bytes_max` of live bytes. Those go first that are deadest: least is twice on the disk meanwhile. Of segments
+    there are at least `min_segments`, of files of copies one is enough. Files without any live message are not among
+    them."""
     dying: dict[int, list[F]] = {}
     small: dict[int, list[F]] = {}
     for file in files:
         if not file.live:
             continue
-        if file.live_bytes * 100 <= live_percent * file.taken:
+        if file.live_bytes * 100 <= live_percent * (file.taken + header_bytes):
             dying.setdefault(file.generation, []).append(file)
         elif file.generation and file.taken * TOGETHER <= bytes_max:
             small.setdefault(file.generation, []).append(file)
-    for least, groups in ((min_segments, dying), (TOGETHER, small)):
-        for _, group in sorted(groups.items()):
-            if len(group) >= least:
-                return _first(group, least, bytes_max)
+    for generation, group in sorted(dying.items()):
+        deadest = sorted(group, key=lambda file: file.live_bytes / (file.taken + header_bytes))
+        first = _first(deadest, 1 if generation else min_segments, bytes_max)
+        if first and _bytes_after(first, bytes_max, header_bytes) * 100 <= live_percent * _bytes(first, header_bytes):
+            return [file for file in group if file in first]
+    for _, group in sorted(small.items()):
+        if first := _first(group, TOGETHER, bytes_max):
+            return first
     return []
 
 
 def _first(group: Sequence[F], least: int, bytes_max: int) -> list[F]:
+    """As many as have so many live bytes, and `least` in any case; none if there are fewer."""
     taken: list[F] = []
     size = 0
     for file in group:
@@ -71,4 +78,15 @@ def _first(group: Sequence[F], least: int, bytes_max: int) -> list[F]:
         if size > bytes_max and len(taken) >= least:
             break
         taken.append(file)
-    return taken
+    return taken if len(taken) >= least else []
+
+
+def _bytes(files: Sequence[Used], header_bytes: int) -> int:
+    """What they take on the disk."""
+    return sum(file.taken + header_bytes for file in files)
+
+
+def _bytes_after(files: Sequence[Used], bytes_max: int, header_bytes: int) -> int:
+    """What they will take, in as few files as may be."""
+    live, size = sum(file.live for file in files), sum(file.live_bytes for file in files)
+    return size + header_bytes * max(-(-size // bytes_max), -(-live // MESSAGES_MAX))

@@ -131,7 +131,7 @@ def disk_of(router: Router) -> tuple[int, int]:
     """Journal files of all its stores, and their bytes, once what can go has gone."""
     router.reclaim()
     stores = router.stats().stores.values()
-    files = sum(store.segments["active"] + store.segments["retained"] for store in stores)
+    files = sum(count for store in stores for kind, count in store.segments.items() if kind != "pooled")
     return files, sum(store.capacity_bytes for store in stores)
 
 

@@ -191,7 +191,7 @@ class JournalBackend(Backend):
             self._log, applier.snapshot, lambda payload: [WriteSnapshot(payload)], applier.forget, archive
         )
         applier.on_empty = self._reclaimer.notice
-        self._compactor = Compactor(engine, self._log, self._index, options, lambda: applier.tail)
+        self._compactor = Compactor(engine, self._log, self._index, options, lambda: applier.tail, self._reclaimer.run)
         applier.on_sealed = self._compactor.notice
         self._is_made = True
 

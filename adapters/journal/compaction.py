@@ -39,10 +39,12 @@ from .index import Index
 
 log = logging.getLogger(__name__)
 
-SLICE: Final = 0.0002
+SLICE: Final = 0.0001
 PAUSE: Final = 0.001
 """Seconds of work, and of rest behind it. A thread that computes without a pause keeps the interpreter from senders,
-for 5 ms at a time."""
+for 5 ms at a time; with these, one send of some hundred waits for one slice."""
+HURRIED_PAUSE: Final = 0.0002
+"""Where files have become fit for it faster than they were compacted."""
 AGAIN_SECONDS: Final = 5.0
 """After a full disk, or one that could not be written or read."""
 
@@ -51,17 +53,24 @@ class Compactor:
     """Of one store that is open. One at a time; any thread may ask for it."""
 
     def __init__(
-        self, engine: Engine, wal: Log, index: Index, options: JournalOptions, applied: Callable[[], Tail]
+        self,
+        engine: Engine,
+        wal: Log,
+        index: Index,
+        options: JournalOptions,
+        applied: Callable[[], Tail],
+        release: Callable[[], object],
     ) -> None:
-        """`applied` says how far the index is in the log."""
+        """`applied` says how far the index is in the log; `release` releases segments in which nothing lives."""
         self._engine, self._log, self._index, self._options, self._applied = engine, wal, index, options, applied
+        self._release = release
         self._lock = threading.Lock()
         """One compaction at a time."""
         self._job = CoalescedJob(self._run_in_background, never=not options.compact_live_percent)
         self._stopping = False
         self._not_before = 0.0
         self._unreadable: set[int] = set()
-        self._pause_at = 0.0
+        self._pause_at, self._pause_seconds = 0.0, PAUSE
         self.compactions = 0
         """How many files of copies count since it was made."""
         self.copied = 0
@@ -91,14 +100,14 @@ class Compactor:
             places = [self._log.table.find(lsn) for _, (lsn, _, _) in self._index.transactions.prepared()]
             sealed = [segment for segment in sealed if segment not in places]
         bytes_max = options.segment_size - w.HEADER_BYTES
-        return choose(sealed, options.compact_live_percent, min_segments, bytes_max)
+        return choose(sealed, options.compact_live_percent, min_segments, bytes_max, w.HEADER_BYTES)
 
     def _run_in_background(self) -> None:
         if self._log.forked or self._log.starved:
             return
         try:
             while self.run(self._min_segments):
-                pass
+                self._release()  # before the next are copied: else all of them would be on the disk twice
         except AnabranchError as error:
             log.debug("%s: nothing compacted: %s", self._log.name, error)
 
@@ -127,6 +136,7 @@ class Compactor:
 
     def _compact(self, sources: Sequence[Segment]) -> None:
         generation = 1 + max(segment.generation for segment in sources)
+        self._pause_seconds = HURRIED_PAUSE if len(sources) > 2 * self._min_segments else PAUSE
         writer: CopiesWriter | None = None
         messages: list[Copied] = []
         try:
@@ -183,7 +193,7 @@ class Compactor:
         if self._stopping:
             raise ClosedError(f"{self._log.name} is being closed")
         if time.perf_counter() >= self._pause_at:
-            time.sleep(PAUSE)
+            time.sleep(self._pause_seconds)
             self._pause_at = time.perf_counter() + SLICE
 
     def _publish(self, writer: CopiesWriter, messages: list[Copied]) -> None:
@@ -206,8 +216,19 @@ class Compactor:
             raise
         self.compactions += 1
         self.copied += len(messages)
-        self._engine.asked(lambda: None)
+        self._apply()
         log.debug("%s: %d messages compacted into %s", wal.name, len(messages), copies.path)
+
+    def _apply(self) -> None:
+        """Have what was published applied. It takes a while: senders, who only help with applying, do not wait."""
+        engine = self._engine
+        engine.check()
+        with engine.lock:
+            engine.writing_out = True
+            try:
+                engine.current()
+            finally:
+                engine.writing_out = False
 
 
 def _remove(writer: CopiesWriter) -> None:

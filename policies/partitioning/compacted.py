@@ -42,15 +42,34 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class CompactedUse:
-    """What a store takes that compacts."""
+    """What stores take that compact."""
 
     peak_bytes: int
+    """The most that all of them hold at one time."""
     mean_bytes: float
     """Over the trace's time."""
     written_bytes: int
     copied_bytes: int
     most_copied: int
     """How often the message was copied that was copied most often."""
+
+
+class _Level:
+    """How many bytes there are, over time."""
+
+    def __init__(self, begin: float) -> None:
+        self.peak = self.now = 0
+        self._begin = self._since = begin
+        self._area = 0.0
+
+    def set(self, size: int, time: float) -> None:
+        self._area += self.now * (time - self._since)
+        self.now, self._since = size, time
+        self.peak = max(self.peak, size)
+
+    def mean(self, end: float) -> float:
+        self.set(self.now, end)
+        return self._area / (end - self._begin) if end > self._begin else float(self.now)
 
 
 class CompactingJournal:
@@ -81,11 +100,12 @@ class CompactingJournal:
     def compact(self, min_segments: int | None = None) -> int:
         """Once, if it pays; returns how many files were copied from."""
         least = self._min_segments if min_segments is None else min_segments
-        sources = choose([*self.segments[:-1], *self.copies], self._live_percent, least, self._capacity)
+        header = self._segment_bytes - self._capacity
+        sources = choose([*self.segments[:-1], *self.copies], self._live_percent, least, self._capacity, header)
         if not sources:
             return 0
         moved = [(message, size) for source in sources for message, size in source.messages.items()]
-        generation, header = 1 + sources[0].generation, self._segment_bytes - self._capacity
+        generation = 1 + sources[0].generation
         file: File | None = None
         end = batch = 0
         for message, size in moved:
@@ -114,7 +134,8 @@ class CompactingJournal:
     def bytes(self) -> int:
         """Of all files, the one that is being written at its full size."""
         header = self._segment_bytes - self._capacity
-        return sum(header + file.taken for file in (*self.segments, *self.copies))
+        taken = self._segment_bytes * len(self.segments)
+        return taken + sum(header + file.taken for file in self.copies) if self.copies else taken
 
     def write(self, size: int) -> None:
         """A record of so many bytes, of which nothing more is needed."""
@@ -151,41 +172,48 @@ class CompactingJournal:
 
 def compacted(
     operations: Operations, partition: Partition, segment_bytes: int, live_percent: int, min_segments: int
-) -> list[CompactedUse]:
-    """What each store of a partitioning takes if it compacts whenever that pays. Messages that the trace does not see
-    acked live to its end."""
+) -> CompactedUse:
+    """What the stores of a partitioning take together if each compacts what pays whenever a segment of it is full, as a
+    journal does. Messages that the trace does not see acked live to its end."""
     sizes = operations.sizes.sizes
     store_of = {member: number for number, members in enumerate(partition) for member in members}
     journals = [CompactingJournal(segment_bytes, live_percent, min_segments, sizes) for _ in partition]
-    peaks, areas = [0] * len(partition), [0.0] * len(partition)
     times = operations.time.tolist()
-    last, since = [0] * len(partition), [times[0] if times else 0.0] * len(partition)
+    begin, end = (times[0], times[-1]) if times else (0.0, 0.0)
+    level, last = _Level(begin), [0] * len(partition)
     overhead = sizes.batch_overhead
-    ends = operations.end.tolist()
     rows = zip(
-        operations.destination.tolist(), operations.size.tolist(), operations.send.tolist(), ends, times, strict=True
+        operations.destination.tolist(),
+        operations.size.tolist(),
+        operations.send.tolist(),
+        operations.end.tolist(),
+        times,
+        strict=True,
     )
-    for row, (destination, size, send, end, time) in enumerate(rows):
+    ends = operations.end.tolist()
+    for row, (destination, size, send, died, time) in enumerate(rows):
         number = store_of.get(destination)
         if number is None:
             continue
         journal = journals[number]
-        areas[number] += last[number] * (time - since[number])
-        since[number] = time
+        writing = journal.segments[-1]
         if send >= 0 and ends[send] <= time:
             journal.ack(send, size - overhead)
-        elif send < 0 and end > time:
+        elif send < 0 and died > time:
             journal.send(row, size - overhead)
         else:  # others have yet to ack it, or it is nobody's
             journal.write(size - overhead)
-        while journal.compact():
-            pass
-        last[number] = journal.bytes
-        peaks[number] = max(peaks[number], last[number])
-    uses = []
-    for number, journal in enumerate(journals):
-        duration = times[-1] - times[0] if times else 0.0
-        area = areas[number] + last[number] * ((times[-1] if times else 0.0) - since[number])
-        mean = area / duration if duration else float(last[number])
-        uses.append(CompactedUse(peaks[number], mean, journal.written, journal.copied, journal.most_copied))
-    return uses
+        if journal.segments[-1] is not writing:
+            while journal.compact():
+                pass
+        now = journal.bytes
+        if now != last[number]:
+            level.set(level.now + now - last[number], time)
+            last[number] = now
+    return CompactedUse(
+        level.peak,
+        level.mean(end),
+        sum(journal.written for journal in journals),
+        sum(journal.copied for journal in journals),
+        max((journal.most_copied for journal in journals), default=0),
+    )

@@ -83,6 +83,13 @@ def test_what_the_usage_log_costs_is_told(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in run.stdout.splitlines()] == ["processor time", "time on the clock"]
 
 
+def test_what_compaction_costs_senders_is_told(tmp_path: Path) -> None:
+    options = ["--rounds", "1", "--sends", "100", "--threads", "2", "--segment-bytes", "65536"]
+    command = [sys.executable, "-m", "tests.bench.compaction", *options, "--directory", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line.partition(":")[0] for line in run.stdout.splitlines()] == ["kept", "reclaimed", "compacted"]
+
+
 def test_the_ratio_says_how_many_times_a_peer_anabranch_is() -> None:
     def line(peer: str, per_second: float) -> dict[str, object]:
         return {"peer": peer, "scenario": "s", "n": 1, "payload_bytes": 1, "threads": 1} | {

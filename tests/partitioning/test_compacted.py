@@ -93,8 +93,8 @@ def test_what_is_never_acked_is_copied_a_few_times() -> None:
         if n % 50:
             add("ack", "queue://a", f"{n}")
     operations = build(from_events(events))
-    (plain,) = compacted(operations, ((0,),), SEGMENT, 0, 4)
-    (use,) = compacted(operations, ((0,),), SEGMENT, 50, 4)
+    plain = compacted(operations, ((0,),), SEGMENT, 0, 4)
+    use = compacted(operations, ((0,),), SEGMENT, 50, 4)
     pending = 100 * (1000 + SIZES.send_overhead)
     assert plain.peak_bytes > 5_000_000
     assert plain.copied_bytes == 0

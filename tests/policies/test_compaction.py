@@ -20,8 +20,8 @@ class File:
         return self.live_bytes
 
 
-def chosen(files: list[File], least: int = 2, percent: int = 50, size: int = 1000) -> list[int]:
-    return [file.number for file in choose(files, percent, least, size)]
+def chosen(files: list[File], least: int = 2, percent: int = 50, size: int = 1000, header: int = 0) -> list[int]:
+    return [file.number for file in choose(files, percent, least, size, header)]
 
 
 def test_what_is_mostly_dead_is_chosen() -> None:
@@ -32,9 +32,28 @@ def test_what_is_mostly_dead_is_chosen() -> None:
 
 
 def test_generations_stay_apart() -> None:
-    """What was copied once waits for others that were copied once."""
-    assert chosen([File(1, 1000, 500), File(2, 1000, 10, generation=1)]) == []
+    """What was copied once goes with others that were copied once, or alone, but never with a segment."""
+    assert chosen([File(1, 1000, 500), File(2, 1000, 10, generation=1)]) == [2]
     assert chosen([File(1, 1000, 500), File(2, 1000, 9, 1), File(3, 1000, 9, 1)]) == [2, 3]
+    assert chosen([File(1, 1000, 500), File(2, 1000, 510, 1), File(3, 1000, 9, 2), File(4, 1000, 9, 2)]) == [3, 4]
+
+
+def test_the_deadest_go_first() -> None:
+    assert chosen([File(1, 1000, 500), File(2, 1000, 400), File(3, 1000, 490), File(4, 1000, 100)]) == [2, 3, 4]
+
+
+def test_headers_count() -> None:
+    """A file of copies with little in it is mostly header: two of them become one."""
+    assert chosen([File(1, 90, 90, 1), File(2, 90, 90, 1)], header=100) == []
+    assert chosen([File(n, 90, 90, 1) for n in (1, 2, 3)], header=1000) == [1, 2, 3]
+    assert chosen([File(1, 90, 90, 1)], header=1000) == []
+    assert chosen([File(1, 90, 40, 1)], header=1000) == []
+
+
+def test_none_is_copied_that_would_take_as_much() -> None:
+    """Two files as large as may be do not become fewer."""
+    assert chosen([File(1, 1000, 700), File(2, 1000, 700)], percent=70, header=100) == []
+    assert chosen([File(1, 1000, 300), File(2, 1000, 700)], percent=70, header=100) == [1, 2]
 
 
 def test_small_files_are_put_together() -> None:
@@ -56,7 +75,7 @@ def test_no_message_is_copied_often() -> None:
                 alive = [death for death in of if death > n]
                 one.live_bytes = 100 * len(alive)
             files = [(one, of) for one, of in files if one.live]
-            sources = choose([one for one, _ in files[:-1]], 50, 4, 2000)
+            sources = choose([one for one, _ in files[:-1]], 50, 4, 2000, 0)
             if not sources:
                 break
             together = [death for one, of in files if one in sources for death in of if death > n]
