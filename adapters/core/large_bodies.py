@@ -360,7 +360,9 @@ class LargeBodies:
     def adopted(self, body: LargeBody, persistent: bool = True) -> LargeBody:
         """A body here that is the same as one in this store, or in another. Raises as `kept`, and CorruptionError."""
         lasts = persistent and not self._engine.backend.volatile
-        with self._adopting:
+        if body.bodies is self and (body.lasting or not lasts):
+            return body
+        with self._adopting:  # one copies at a time: two would copy the same body
             own: LargeBody | None = body if body.bodies is self else self._taken_up(body)
             if own is None:
                 return self._copied(body, body.name, persistent)

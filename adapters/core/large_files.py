@@ -35,6 +35,8 @@ class LargeFiles:
         self._file_mode = file_mode or FILE_MODE
         self._writing: dict[bytes, int] = {}
         """Descriptors."""
+        self._entered = False
+        """The directory's own name is durable, as far as is known."""
 
     def _path(self, name: bytes, suffix: str = BODY) -> Path:
         return self.directory / f"{name.hex()}{suffix}"
@@ -62,6 +64,9 @@ class LargeFiles:
             self._path(name, PART).rename(self._path(name))
             if sync:
                 sync_directory(self.directory)
+                if not self._entered:  # who made it may still be about to sync that, or have failed
+                    sync_directory(self.directory.parent)
+                    self._entered = True
         except OSError as error:
             self._refuse(name, error)
 

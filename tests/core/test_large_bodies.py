@@ -6,9 +6,11 @@ import gc
 import io
 import logging
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from anabranch.adapters.messages import Message, Outgoing
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError, StoreFullError, UnknownMessageError
 
-from ..contract.disk import A, B, Disk, assert_whole, take
+from ..contract.disk import PATIENCE, A, B, Disk, Parallel, assert_whole, take
 from ..contract.large import body, contents, kept
 from ..crash.test_interrupts import everywhere
 from ..journal.disk import JournalDisk
@@ -269,6 +271,30 @@ def test_copies_take_their_bodies_along(store: Store, other: Store) -> None:
     copying.bring(store, A, copying.read(other, A))
     copying.remove(other, A)
     assert (kept(store), kept(other)) == (2, 0)
+
+
+def test_who_copies_from_elsewhere_holds_up_nobody_who_sends_on_what_is_here(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.send(A, io.BytesIO(body()))
+    other.send(A, io.BytesIO(body(seed=2)))
+    message, (elsewhere,) = take(store), other.browse(A)
+    append, copying_now, go_on = store.bodies.storage.append, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> None:
+        copying_now.set()
+        assert go_on.wait(PATIENCE)
+        append(*arguments)
+
+    monkeypatch.setattr(store.bodies.storage, "append", slow)
+    with Parallel(lambda: store.send(B, elsewhere.content)) as copying_elsewhere:
+        assert copying_now.wait(PATIENCE)
+        with Parallel(lambda: store.send(A, message.content)) as sending:
+            sending.result()
+        assert contents(store, B) == []
+        go_on.set()
+        copying_elsewhere.result()
+    assert (len(contents(store)), contents(store, B)) == (2, [body(seed=2)])
 
 
 def test_a_copy_that_is_begun_anew_has_its_bodies(store: Store, other: Store) -> None:

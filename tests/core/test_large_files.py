@@ -55,6 +55,21 @@ def test_a_body_is_a_file_of_its_name(files: LargeFiles) -> None:
     files.note(NAME, named_by(1, 2), sync=False)
 
 
+def test_the_directory_of_another_is_not_trusted_to_be_durable(
+    files: LargeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread has just made it, and not synced its name yet: without that a power failure takes the body with
+    it, whose message is synced (rule B5)."""
+    files.directory.mkdir()
+    synced: list[Path] = []
+    monkeypatch.setattr(large_files, "sync_directory", synced.append)
+    write(files)
+    assert synced == [files.directory, files.directory.parent]
+    files.remove(NAME)
+    write(files)
+    assert synced[2:] == [files.directory]
+
+
 def test_its_files_have_the_mode_of_the_store(tmp_path: Path) -> None:
     files = LargeFiles("a", tmp_path, 0o640)
     write(files)
