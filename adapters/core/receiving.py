@@ -480,17 +480,17 @@ class Receiving:
     ) -> tuple[Sequence[Place], Position | None]:
         """The next messages in order, and the position to go on behind; None at the end."""
         rows = self.engine.rows
-        also = ALSO_WAITING if (subscriber or state).total_delayed else 0
         if not self.engine.backend.settings.priorities:
-            found = rows.rows(state, subscriber, also, after[1], count)
+            found = rows.rows(state, subscriber, ALSO_WAITING, after[1], count)
             return found, found[-1][:2] if found else None
         places: list[Place] = []
         for _ in range(PAGE):  # orders, of which there may be many with nothing for this subscription
-            order = rows.next_order(state, subscriber, also + after[0]) if after[0] <= ORDER_MAX else None
+            order = rows.next_order(state, subscriber, ALSO_WAITING + after[0]) if after[0] <= ORDER_MAX else None
             if order is None:
                 return places, places[-1][:2] if places else None
-            behind, order = after[1] if order - also == after[0] else 0, order - also
-            places += rows.rows(state, subscriber, also + order, behind, count - len(places))
+            order -= ALSO_WAITING
+            behind = after[1] if order == after[0] else 0
+            places += rows.rows(state, subscriber, ALSO_WAITING + order, behind, count - len(places))
             if len(places) == count:
                 return places, places[-1][:2]
             after = (order + 1, 0)

@@ -1,7 +1,8 @@
 """What a store reads from its tables: where messages are, and their records. What it has read lately it keeps.
 
 V1  What is not applied yet is not seen: rows behind `last_seq` are left out, though the database has them already. Not
-    so of maps: the value before is gone by then, and a key is never to be without one in between.
+    so of maps: the value before is gone by then, and a key is never to be without one in between. Nor of messages that
+    begin to wait or come free, which the database may have elsewhere by then: who asks for both asks once, for both.
 V2  `places` and `records` hold what the tables would say, since each write drops from them what it changes. Beyond
     their limits they forget; nothing depends on what they hold but how often the database is asked.
 """
@@ -158,13 +159,10 @@ class Reading:
         if order is not None and self._priorities:
             name += ".priority"
             parameters["priority"] = priority_of(order)
-        rows = [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
-        if also and state.delayed:
-            parameters["destination"] = -state.number
-            rows += [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
-            rows.sort(key=itemgetter(ID))
-            del rows[limit:]
-        return rows
+        if also:
+            name += ".waiting"
+            parameters["apart"] = -state.number
+        return [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
 
     def _with_deliveries(self, subscription: SubscriptionState, places: list[Place], also: bool) -> list[Place]:
         """`also`: those too that wait for this subscription."""

@@ -28,6 +28,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    union_all,
     update,
 )
 from sqlalchemy.dialects import sqlite
@@ -60,7 +61,7 @@ def _reading(s: Schema) -> dict[str, Executable]:
     place = (m.id, m.priority, m.expirationtime, m.size, m.parts, m.deliverycount)
     row = (*place, m.sentat, m.messageid, m.headers)  # columns.py knows this order
     number = func.abs(m.destination)  # below 0 it waits (S7)
-    small = case((m.size <= p("inline"), m.content), else_=None)
+    small = case((m.size <= p("inline"), m.content), else_=None).label("small")
     there = m.destination == p("destination")
     in_all = _of(m.destination, "destination")
     of_priority = m.priority == p("priority")
@@ -69,6 +70,16 @@ def _reading(s: Schema) -> dict[str, Executable]:
     def page(*conditions: ColumnElement[bool]) -> Executable:
         behind = m.id > p("after")
         return select(*row, small).where(there, *conditions, behind).order_by(m.id).limit(p("most"))
+
+    def with_waiting(*conditions: ColumnElement[bool]) -> Executable:
+        """Of one moment: between two statements a message could begin to wait, or come free, and be in neither."""
+        apart, behind = m.destination == p("apart"), m.id > p("after")
+        pages = [
+            select(*row, small).where(where, *conditions, behind).order_by(m.id).limit(p("most")).subquery()
+            for where in (there, apart)
+        ]
+        both = union_all(*(select(one) for one in pages)).subquery()
+        return select(both).order_by(both.c[0]).limit(p("most"))
 
     later = and_(m.expirationtime >= p("after"), or_(m.expirationtime > p("after"), m.id > p("after_id")))
     counts = (m.priority, func.count(), func.sum(m.size), func.max(m.id))
@@ -109,6 +120,10 @@ def _reading(s: Schema) -> dict[str, Executable]:
         "select.messages.priority": page(of_priority),
         "select.messages.durable": page(unacked),
         "select.messages.durable.priority": page(unacked, of_priority),
+        "select.messages.waiting": with_waiting(),
+        "select.messages.priority.waiting": with_waiting(of_priority),
+        "select.messages.durable.waiting": with_waiting(unacked),
+        "select.messages.durable.priority.waiting": with_waiting(unacked, of_priority),
         "select.expired": select(*place, number)
         .where(m.expirationtime > 0, m.expirationtime <= p("now"), later)
         .order_by(m.expirationtime, m.id)
