@@ -52,6 +52,8 @@ SOON: Final = 0.01
 """Seconds that some messages wait: over, when another process looks."""
 LARGE: Final = 3000
 """Bytes from which on a body is sent as a file."""
+BACK: Final = ("back", "reject")
+"""Operations after which a message may come back."""
 NAMES: Final = ("a", "b")
 """The subscriptions of each common topic."""
 
@@ -199,6 +201,29 @@ class Hand:
         self.sent += 1
         back = [[channel(message), identity_of(message.read())] for message in messages]
         return {"op": "back", "ids": back, "turn": f"{self.name}.{self.sent}"}
+
+    def reject(self, where: str) -> None:
+        """Put one into the dead letters."""
+        message = self.receive(where)
+        if message is not None:
+            operation = {**self._back([message]), "op": "reject"}
+            self.marks.trying(operation)
+            message.reject("tried")
+            self.marks.promised(operation)
+
+    def put_back(self, store: str) -> None:
+        """The first dead letter there, if a queue's. (A topic's would go to all its subscriptions.)"""
+        message = self.router.queue(f"{store}.dead").receive()
+        if message is None:
+            return
+        if str(message.headers["dead_letter_source"]).startswith("topic://"):
+            message.release(delivered=False)
+            return
+        self.sent += 1
+        operation = {"op": "requeue", "ids": buried(message), "turn": f"{self.name}.{self.sent}"}
+        self.marks.trying(operation)
+        self.router.requeue(message)
+        self.marks.promised(operation)
 
     def drain(self, store: str) -> None:
         """Ack what is dead."""
@@ -400,8 +425,10 @@ class Hand:
             self.send(self.somewhere(), deliver_in=SOON if what < 0.04 else None)
         elif what < 0.62:
             self.ack(self.somewhere())
-        elif what < 0.70:
+        elif what < 0.69:
             self.release(self.somewhere(), delay=SOON if what < 0.66 else None)
+        elif what < 0.70:
+            self.reject(self.somewhere())
         elif what < 0.79:
             self.transaction()
         elif what < 0.84:
@@ -414,7 +441,8 @@ class Hand:
         elif what < 0.92:
             self.subscriptions()
         elif what < 0.96:
-            self.drain(chance.choice([store for store in self.stores if store != "m"]))
+            store = chance.choice([store for store in self.stores if store != "m"])
+            self.put_back(store) if what < 0.94 else self.drain(store)
         elif what < 0.99:
             self.router.sweep()
         else:
@@ -474,6 +502,8 @@ class Found:
     """How often each has come back."""
     overdue: set[tuple[str, str]] = field(default_factory=set)
     """What is not to be delivered any more."""
+    requeues: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How often each dead letter, or what was one, has been put back."""
     wrong: list[str] = field(default_factory=list)
 
     @classmethod
@@ -506,16 +536,25 @@ class Found:
         now = time.time_ns() // 1_000_000
         for message, identity in zip(messages, ids, strict=True):
             self.counts[where, identity] = message.deliveries
+            requeued = self._count_requeues((where, identity), message)
             if 0 < message.expires_at_ms <= now or message.deliveries >= MOST:
                 self.overdue.add((where, identity))
-            if bool(message.expires_at_ms) != ("e." in identity):
+            if bool(message.expires_at_ms) != ("e." in identity and not requeued):
                 self.wrong.append(f"{where}: {identity} expires at {message.expires_at_ms}")
         if ids:
             self.channels[where] = ids
 
+    def _count_requeues(self, pair: tuple[str, str], message: anabranch.Message) -> int:
+        count = message.headers.get("requeued_count", 0)
+        assert isinstance(count, int)
+        self.requeues[pair] = count
+        return count
+
     def _bury(self, message: anabranch.Message) -> None:
         pairs = buried(message)
         (self.dead if len(pairs) == 1 else self.expired).extend(pairs)
+        for pair in pairs:
+            self._count_requeues(pair, message)
         reason, count = message.headers["dead_letter_reason"], message.headers["dead_letter_deliveries"]
         assert isinstance(count, int)
         if (reason == "expired" and "e." not in pairs[0][1]) or (reason == "delivery_limit" and count < MOST):
@@ -536,22 +575,44 @@ class Found:
             wrong += [f"twice dead: {name(pair)}" for pair, times in Counter(pairs).items() if times > 1]
         # Which subscriptions had acked a topic's message that expired, its letter does not say.
         dead = {*self.dead, *(pair for pair in self.expired if pair not in acked)}
-        wrong += compare(self.channels, promised, maybe, dead)
+        again = {pair for pair, count in self.requeues.items() if count} - dead
+        firsts = {where: [i for i in ids if (where, i) not in again] for where, ids in self.channels.items()}
+        wrong += [f"twice: {name((where, i))}" for where, ids in self.channels.items() for i in _twice(ids)]
+        wrong += compare(firsts, promised, maybe, dead | again)
+        wrong += self._wrongly_requeued(promised, maybe)
         least, most = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for operation, sure in [*((each, True) for each in promised), *((each, False) for each in maybe)]:
-            back = [(where, identity) for where, identity in operation["ids"]] if operation["op"] == "back" else []
+            back = [(where, identity) for where, identity in operation["ids"]] if operation["op"] in BACK else []
             if operation["op"] == "rollback":
                 back = acks_of({**held.prepares[operation["xid"]], "op": "tx"})
             most.update(back)
-            least.update(back if sure and not power else ())
+            least.update(back if sure and not power and operation["op"] == "back" else ())
             if operation["op"] in ("tx", "prepare") and not sure:  # rolled back by whoever opened the directory
                 most.update(acks_of({**operation, "op": "tx"}))
         for pair, count in self.counts.items():
             # Whoever was killed while he put it aside has it come back once more.
             aside = "e." in pair[1] or most[pair] >= MOST
+            if count < least[pair] and self.requeues.get(pair):
+                continue  # they are counted anew
             if not least[pair] <= count <= most[pair] and not (aside and count > most[pair]):
                 wrong.append(f"{name(pair)} has come back {least[pair]} to {most[pair]} times, and counts {count}")
         return wrong
+
+    def _wrongly_requeued(self, promised: Sequence[Operation], maybe: Sequence[Operation]) -> list[str]:
+        least, more = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for times, operations in ((least, promised), (more, maybe)):
+            for operation in operations:
+                if operation["op"] == "requeue":
+                    times.update((where, identity) for where, identity in operation["ids"])
+        return [
+            f"{name(pair)} was put back {count} times, not {least[pair]} and perhaps {more[pair]}"
+            for pair, count in self.requeues.items()
+            if not least[pair] <= count <= least[pair] + more[pair]
+        ]
+
+
+def _twice(ids: Sequence[str]) -> list[str]:
+    return [identity for identity, times in Counter(ids).items() if times > 1]
 
 
 def verify(

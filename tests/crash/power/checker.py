@@ -39,6 +39,8 @@ PROBE = "probe"
 def verdict(name: str, directory: Path, marks: dict[str, Any]) -> list[str]:
     """What is wrong; empty if nothing is. Raises whatever opening raises, which is wrong too."""
     workload = WORKLOADS[name]
+    if workload.check is not None:
+        return workload.check(directory, workload, marks)
     setup = workload.setup(directory, workload.options)
     if workload.setup is not config:
         return _of_kinds(setup, marks)

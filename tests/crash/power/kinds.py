@@ -1,4 +1,5 @@
-"""Workloads of what messages can do, and of stores of several kinds: journals `j` and `k`, SQLite `s` and `t`.
+"""Workloads of what messages can do, and of stores of several kinds: journals `j` and `k`, SQLite `s` and `t`, memory
+`m`.
 
 They are made of the steps of mixed.py, and its marks. Dead letters of `j` go to `s` and the other way round.
 """
@@ -24,7 +25,7 @@ def config(directory: Path, options: dict[str, Any]) -> anabranch.Config:
     """`stores`: which of them there are; the other options are the journals'."""
     journal = {name: value for name, value in options.items() if name != "stores"}
     names: str = options["stores"]
-    dead = {"j": "s.dead", "k": "j.dead", "s": "j.dead", "t": "k.dead"}
+    dead = {"j": "s.dead", "k": "j.dead", "s": "j.dead", "t": "k.dead", "m": "j.dead"}
     found = []
     for name in names:
         letters = dead[name] if dead[name][0] in names else f"{name}.dead"
@@ -33,6 +34,9 @@ def config(directory: Path, options: dict[str, Any]) -> anabranch.Config:
         if name in "jk":
             chosen = anabranch.JournalOptions(**{"segment_size": SEGMENT} | journal | common)
             found.append(anabranch.StoreConfig(name, [f"{name}.>"], journal=chosen))
+        elif name == "m":
+            memory = anabranch.MemoryOptions(max_bytes=64 * 1024, roll_over_size=64 * 1024, **common)
+            found.append(anabranch.StoreConfig(name, [f"{name}.>"], memory=memory))
         else:
             found.append(
                 anabranch.StoreConfig(name, [f"{name}.>"], sql=anabranch.SqlOptions(chunk_size=4096, **common))
@@ -100,12 +104,20 @@ def until_spent(hand: Hand) -> None:
         hand.release(queue)
 
 
+def reject(hand: Hand) -> None:
+    hand.reject(hand.somewhere())
+
+
+def put_back(hand: Hand) -> None:
+    hand.put_back(hand.chance.choice([store for store in hand.stores if store != "m"]))
+
+
 def aside(hand: Hand) -> None:
     hand.router.sweep()
 
 
 def drain(hand: Hand) -> None:
-    hand.drain(hand.chance.choice(hand.stores))
+    hand.drain(hand.chance.choice([store for store in hand.stores if store != "m"]))
 
 
 def reclaim(hand: Hand) -> None:
@@ -153,6 +165,7 @@ ALONE = (send, to_topic, ack, release, Hand.subscriptions, of_topic, ack, until_
 ACROSS = (send, send, Hand.transaction, Hand.transaction, ack, external)
 OUTBOX = (send, Hand.within, Hand.within, release, ack, Hand.within, to_topic)
 LETTERS = (send, send, until_spent, aside, to_topic, drain, ack)
+REQUEUED = (send, until_spent, aside, put_back, send, reject, put_back, ack, release, put_back)
 
 KINDS = {
     "subscriptions": Workload(in_turn(TOPICS, 2, 9), {"stores": "j", "checkpoint_operations": 7}, setup=config),
@@ -163,5 +176,7 @@ KINDS = {
         in_turn(ACROSS, 2, 7, ("a", "b")), {"stores": "js", "checkpoint_operations": 9}, setup=config
     ),
     "across-all": Workload(in_turn(ACROSS, 2, 5, ("a", "b")), {"stores": "jskt"}, setup=config),
+    "across-memory": Workload(in_turn(ACROSS, 2, 7), {"stores": "jsm", "checkpoint_operations": 9}, setup=config),
     "dead-letters": Workload(in_turn(LETTERS, 2, 8), {"stores": "js", "checkpoint_operations": 9}, setup=config),
+    "requeued": Workload(in_turn(REQUEUED, 2, 8), {"stores": "js", "checkpoint_operations": 9}, setup=config),
 }

@@ -18,7 +18,9 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import anabranch
+from anabranch.adapters.core import lease_times
 
+from ...contract.disk import eventually
 from ..ledger import Contents, Marks, Operation, Prefix, body_of, contents, identity_of, source
 from .worker import FORMAT, Workload, config
 
@@ -28,6 +30,8 @@ END_MS: Final = 3_000_000_000_000
 HOUR: Final = 3_600_000
 FAR: Final = 1000 * HOUR
 BACKOFF: Final = {"delay": 600.0, "multiplier": 3.0, "max_delay": 10_000.0, "jitter": 0.0}
+LEASE: Final = 0.01
+"""Seconds. How long it lasts is up to the clock; soon after them somebody looks for the first time."""
 EMPTY: Final = "empty"
 """A queue that is known and has nothing for who receives, but brings back what is due."""
 State = tuple[int, int]
@@ -35,14 +39,16 @@ State = tuple[int, int]
 
 
 class Clock:
-    """The wall clock of one process, which stands still between the steps."""
+    """The clocks of one process, which stand still between the steps: the wall clock, and that of leases."""
 
     def __init__(self) -> None:
         self.ms = BEGIN_MS
+        self.lease_seconds = 0.0
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        with patch.object(time, "time_ns", lambda: self.ms * 1_000_000):
+        leases = patch.object(lease_times, "monotonic", lambda: self.lease_seconds)
+        with patch.object(time, "time_ns", lambda: self.ms * 1_000_000), leases:
             yield
 
 
@@ -90,12 +96,12 @@ class Waiter:
         self.router.topic(topic).send(body_of(identity, size), deliver_in=after / 1000 if after else None)
         self._did(operation)
 
-    def receive(self, queue: str) -> anabranch.Message | None:
+    def receive(self, queue: str, lease: float | None = None) -> anabranch.Message | None:
         """The first that is free: it is known which."""
         first = next((i for (q, i), (until, _) in self.states.items() if q == queue and not until), None)
         if first is not None and self.on_receive:
             self._try({"op": "out", "then": [[queue, first, 0, self.states[queue, first][1] + 1]]})
-        message = source(self.router, queue).receive()
+        message = source(self.router, queue).receive(lease=lease)
         found = identity_of(message.body) if message is not None else None
         assert found == first, f"{queue} hands out {found}, not {first}: {self.states}"
         return message
@@ -104,6 +110,15 @@ class Waiter:
         """Give one back."""
         if (message := self.receive(queue)) is None:
             return
+        self._try_back(queue, message, delay, delivered)
+        if by_rollback:
+            tx = self.router.transaction()
+            tx.ack(message)
+            tx.rollback()
+        else:
+            message.release(delivered=delivered, delay=delay)
+
+    def _try_back(self, queue: str, message: anabranch.Message, delay: float | None, delivered: bool) -> None:
         identity = identity_of(message.body)
         deliveries = self.states[queue, identity][1]
         deliveries += (delivered and not self.on_receive) - (self.on_receive and not delivered)
@@ -112,12 +127,14 @@ class Waiter:
             wait = min(BACKOFF["delay"] * BACKOFF["multiplier"] ** (deliveries - 1), BACKOFF["max_delay"])
         until = self.clock.ms + int(wait * 1000) if wait else 0
         self._try({"op": "back", "then": [[queue, identity, until, deliveries]]})
-        if by_rollback:
-            tx = self.router.transaction()
-            tx.ack(message)
-            tx.rollback()
-        else:
-            message.release(delivered=delivered, delay=delay)
+
+    def run_out(self, queue: str) -> None:
+        """One is leased, and neither settled nor extended."""
+        if (message := self.receive(queue, LEASE)) is not None:
+            self._try_back(queue, message, None, True)
+            self.clock.lease_seconds += LEASE
+            target = source(self.router, queue)
+            eventually(lambda: target.counts().leased == 0, target.counts)
 
     def ack(self, queue: str) -> None:
         if (message := self.receive(queue)) is not None:
@@ -182,7 +199,8 @@ def apply(states: dict[tuple[str, str], State], operation: Operation) -> None:
 
 def waiting(directory: Path, workload: Workload) -> None:
     """Sends for times that have passed, are near or far, alone, in transactions and in prepared branches; delays, the
-    backoff, a rollback; for subscriptions, too. Time passes, segments go and move together, the index is made anew."""
+    backoff, a rollback, a lease that runs out; for subscriptions, too. Time passes, segments go and move together, the
+    index is made anew."""
     clock, marks = Clock(), Marks()
     worker = Waiter(marks, clock, workload)
     with clock.stopped():
@@ -216,6 +234,8 @@ def _turn(worker: Waiter, turn: int) -> None:
     worker.back("q", 7200.0, delivered=turn % 2 == 0)
     worker.back("t/slow", (None, 600.0, 0.0)[turn % 3])
     worker.back("q", None, by_rollback=True)
+    if turn % 3 == 1:
+        worker.run_out(("q", "t/slow")[turn % 2])
     worker.transaction("q", 400, HOUR if turn % 2 else FAR)
     worker.prepare("p", 500, 2 * HOUR if turn % 2 else FAR)
     if turn % 3:  # what was written before is synced by now: the decision itself syncs nothing of the store

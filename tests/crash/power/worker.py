@@ -10,6 +10,7 @@ from typing import Any
 
 import anabranch
 from anabranch.adapters.messages import DEFAULT_PRIORITY
+from anabranch.policies.options import StoreOptions
 
 from ..ledger import Held, Marks, Operation, body_of, identity_of, source
 
@@ -20,8 +21,14 @@ FORMAT = 7
 
 def config(directory: Path, options: dict[str, Any]) -> anabranch.Config:
     """One store for all, but for what is named `own.*` and `each.*`, and one of each policy for transactions over
-    several stores: `always.*`, `periodic.*`, `never.*`."""
-    journal = anabranch.JournalOptions(**{"segment_size": SEGMENT} | options)
+    several stores: `always.*`, `periodic.*`, `never.*`. They are journals, but `all` with the option `sqlite`; other
+    options are those of the stores that know them."""
+    options = {"segment_size": SEGMENT} | options
+    in_sqlite = options.pop("sqlite", False)
+    journal = anabranch.JournalOptions(**_known(anabranch.JournalOptions, options))
+    of_all: dict[str, Any] = {"journal": journal}
+    if in_sqlite:
+        of_all = {"sql": anabranch.SqlOptions(**_known(anabranch.SqlOptions, options))}
     of_policy = [
         anabranch.StoreConfig(
             sync.value, [f"queue://{sync.value}.>"], journal=journal.model_copy(update={"sync": sync})
@@ -31,12 +38,16 @@ def config(directory: Path, options: dict[str, Any]) -> anabranch.Config:
     return anabranch.Config(
         directory,
         [
-            anabranch.StoreConfig("all", [">"], journal=journal),
+            anabranch.StoreConfig("all", [">"], **of_all),
             anabranch.StoreConfig("own", ["queue://own.>"], journal=journal),
             anabranch.StoreConfig("each", ["queue://each.>"], per_destination=True, journal=journal),
             *of_policy,
         ],
     )
+
+
+def _known(kind: type[StoreOptions], options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in kind.model_fields}
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,8 @@ class Workload:
     setup: Callable[[Path, dict[str, Any]], anabranch.Config] = config
     waits: bool = False
     """Its marks say until when messages wait (waiting.py)."""
+    check: Callable[[Path, Workload, dict[str, Any]], list[str]] | None = None
+    """What is wrong in a directory of which these are the marks, if the checker's own ways do not tell."""
 
 
 class Worker:

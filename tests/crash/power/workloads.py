@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import anabranch
@@ -25,6 +26,7 @@ from ..ledger import Marks
 from .cross import CROSS, killed_across, opened
 from .kinds import KINDS, killed_at_work
 from .kinds import config as kinds_config
+from .moved import MOVED
 from .waiting import BACKOFF, waiting
 from .worker import Worker, Workload, config
 
@@ -406,6 +408,18 @@ def lazily(directory: Path, workload: Workload) -> None:
         marks.write("CLOSED", {})
 
 
+IN_SQLITE: Sequence[tuple[str, Callable[[Path, Workload], None], dict[str, Any]]] = (
+    ("transactions", transactions, {}),
+    ("many", many, {"batch_operations_max": 5}),
+    ("values", values, {"pool_files": 1}),
+    ("large", large, {"large_message_size": 1024, "chunk_size": 1024}),
+    ("ring", ring, {"limits": RINGS}),
+    ("duplicates", duplicates, {}),
+    ("removing", removing, {}),
+    ("topics", topics, {}),
+)
+"""What is done in a store of SQLite as well, and in transactions over it and a journal."""
+
 WORKLOADS = {
     "threads": Workload(threads, {}),
     "transactions": Workload(transactions, {}),
@@ -442,6 +456,11 @@ WORKLOADS = {
         prefix=True,
         waits=True,
     ),
+    **{f"{name}-sqlite": Workload(run, {"sqlite": True} | options) for name, run, options in IN_SQLITE},
+    "waiting-sqlite": Workload(waiting, {"sqlite": True, "redelivery": BACKOFF}, prefix=True, waits=True),
+    "waiting-counted-sqlite": Workload(
+        waiting, {"sqlite": True, "redelivery": BACKOFF, "count_deliveries": "on_receive"}, prefix=True, waits=True
+    ),
     "duplicates": Workload(duplicates, {"checkpoint_operations": 10}),
     "reopening": Workload(reopening, {}),
     "removing": Workload(removing, {"checkpoint_operations": 7}),
@@ -456,6 +475,7 @@ WORKLOADS = {
     **CROSS,
     "kills-across": Workload(kills, {"checkpoint_operations": 40}),
     **KINDS,
+    **MOVED,
     "kills-kinds": Workload(kills, {"stores": "js", "checkpoint_operations": 40}, setup=kinds_config),
 }
 
