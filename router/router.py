@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from ..adapters.background import shared
 from ..adapters.core import Store
 from ..adapters.core.large import LargeBody
+from ..adapters.core.waiting import delay_ms
 from ..adapters.files import FULL, disk_errors, make_directory, refused
 from ..adapters.locking import DirectoryLock
 from ..adapters.messages import REJECTED, CodedMessage, Headers, Message, Readable, Receipt
@@ -47,7 +48,7 @@ from .map import Map
 from .pattern_consumers import PatternConsumers
 from .queue import Queue
 from .reentry import refuse_in_handler
-from .settling import TokenSettler, by_store, settle_nowait
+from .settling import TokenSettler, Way, by_store, settle_nowait
 from .store_directories import require_directories
 from .store_registry import StoreRegistry
 from .topic import Topic
@@ -574,25 +575,42 @@ class Router:
         return row is not None and row.store_id != store_id
 
     @overload
-    def settle(self, tokens: str, how: Settlement, reason: str = ...) -> None: ...  # type: ignore[overload-overlap]
+    def settle(  # type: ignore[overload-overlap]
+        self, tokens: str, how: Settlement, reason: str = ..., *, delivered: bool = ..., delay: float | None = ...
+    ) -> None: ...
 
     @overload
-    def settle(self, tokens: Iterable[str], how: Settlement, reason: str = ...) -> list[AnabranchError | None]: ...
+    def settle(
+        self,
+        tokens: Iterable[str],
+        how: Settlement,
+        reason: str = ...,
+        *,
+        delivered: bool = ...,
+        delay: float | None = ...,
+    ) -> list[AnabranchError | None]: ...
 
     def settle(
-        self, tokens: str | Iterable[str], how: Settlement, reason: str = REJECTED
+        self,
+        tokens: str | Iterable[str],
+        how: Settlement,
+        reason: str = REJECTED,
+        *,
+        delivered: bool = True,
+        delay: float | None = None,
     ) -> list[AnabranchError | None] | None:
         """Ack, release or reject leased messages by their tokens (Message.token), from any thread. `reason` is said of
-        what is rejected.
+        what is rejected; `delivered` and `delay` are those of Message.release.
 
         Of many tokens it returns what was wrong with each, None where nothing was, and settles the others: those of one
         store together, with one wait for the disk, but each rejected one on its own. Of one token it raises that.
         UnknownMessageError names a token that is none, whose store this router has not or has closed since, and one
-        whose message is not leased any more. Raises TypeError for what is no text or no Settlement.
+        whose message is not leased any more. Raises TypeError for what is no text or no Settlement, and TypeError and
+        ValueError for what is no time to wait.
         """
         self.registry.require_open()
-        listed = _tokens(tokens, how)
-        results = self._tokens.settle(listed, how, reason)
+        listed, way = _tokens(tokens, how), _way(how, reason, delivered, delay)
+        results = self._tokens.settle(listed, way)
         if not isinstance(tokens, str):
             return results
         if results[0] is not None:
@@ -600,11 +618,17 @@ class Router:
         return None
 
     def settle_nowait(
-        self, tokens: str | Iterable[str], how: Settlement, reason: str = REJECTED
+        self,
+        tokens: str | Iterable[str],
+        how: Settlement,
+        reason: str = REJECTED,
+        *,
+        delivered: bool = True,
+        delay: float | None = None,
     ) -> Future[list[AnabranchError | None]]:
         """`settle` without waiting: the future resolves on a thread of ours; of one token, too, with a list."""
         self.registry.require_open()
-        return self._tokens.settle_nowait(_tokens(tokens, how), how, reason)
+        return self._tokens.settle_nowait(_tokens(tokens, how), _way(how, reason, delivered, delay))
 
     def destinations(self, prefix: str = "") -> list[Destination]:
         """All that have been sent to or subscribed to and not deleted, in order of their text; with a prefix those
@@ -806,6 +830,15 @@ def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:
     if not isinstance(tokens, Iterable):
         raise TypeError(f"a token is a str, not {type(tokens).__name__}: {tokens!r}")
     return [tokens] if isinstance(tokens, str) else list(tokens)
+
+
+def _way(how: Settlement, reason: str, delivered: bool, delay: float | None) -> Way:
+    """Raises TypeError and ValueError."""
+    if delay is not None:
+        delay_ms(delay)
+    if how is not Settlement.RELEASE and not (delivered and delay is None):
+        raise ValueError(f"delay and delivered are for what is released, not for {how}")
+    return Way(how, reason, delivered, delay)
 
 
 def _transaction_id(text: str) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..adapters.background import shared
 from ..adapters.core import Store
@@ -29,6 +29,18 @@ Results = list[AnabranchError | None]
 """What was wrong with each token; None where nothing was."""
 
 _STORE_ID_DIGITS = 32
+
+
+class Way(NamedTuple):
+    """How messages are settled."""
+
+    how: Settlement
+    reason: str
+    """Of what is rejected."""
+    delivered: bool
+    """Of what is released: whether it counts as a delivery."""
+    delay: float | None
+    """Likewise: for how many seconds it waits; None: as its store's `redelivery` says."""
 
 
 def by_store(messages: Message | Iterable[Message]) -> list[tuple[Store, list[Message]]]:
@@ -68,18 +80,18 @@ class TokenSettler:
     def __init__(self, registry: StoreRegistry, reject: Callable[[Message, str], None]) -> None:
         self._registry, self._reject = registry, reject
 
-    def settle(self, tokens: Sequence[str], how: Settlement, reason: str) -> Results:
+    def settle(self, tokens: Sequence[str], way: Way) -> Results:
         """Settle each; those of one store together, but each rejected one on its own; and those whose messages move to
         another store just then, or have moved, there."""
-        results = self._settle(tokens, how, reason)
+        results = self._settle(tokens, way)
         if self._registry.moves:
-            self._settle_moved(tokens, results, how, reason)
+            self._settle_moved(tokens, results, way)
         return results
 
-    def _settle_moved(self, tokens: Sequence[str], results: Results, how: Settlement, reason: str) -> None:
+    def _settle_moved(self, tokens: Sequence[str], results: Results, way: Way) -> None:
         moved: dict[int, str] = {}
         while moved := self._moved(tokens, results, moved):
-            again = self._settle(list(moved.values()), how, reason)
+            again = self._settle(list(moved.values()), way)
             for place, wrong in zip(moved, again, strict=True):
                 results[place] = wrong
 
@@ -99,42 +111,43 @@ class TokenSettler:
                 results[place] = error
         return found
 
-    def _settle(self, tokens: Sequence[str], how: Settlement, reason: str) -> Results:
+    def _settle(self, tokens: Sequence[str], way: Way) -> Results:
         results: Results = [None] * len(tokens)
         for store, places in self._by_store(tokens, results):
-            if how is Settlement.REJECT:
+            if way.how is Settlement.REJECT:
                 for place in places:
-                    results[place] = self._rejected(store, tokens[place], reason)
+                    results[place] = self._rejected(store, tokens[place], way.reason)
                 continue
             try:
-                outcomes = store.settle([tokens[place] for place in places], how)
+                outcomes = store.settle([tokens[place] for place in places], way.how, way.delivered, way.delay)
             except AnabranchError as error:
                 outcomes = [error] * len(places)
             for place, wrong in zip(places, outcomes, strict=True):
                 results[place] = wrong
         return results
 
-    def settle_nowait(self, tokens: Sequence[str], how: Settlement, reason: str) -> Future[Results]:
+    def settle_nowait(self, tokens: Sequence[str], way: Way) -> Future[Results]:
         """The same without waiting. What is rejected is so on a thread of ours."""
-        if how is Settlement.REJECT:
-            return shared().call(lambda: self.settle(tokens, how, reason))
-        future = self._settle_nowait(tokens, how)
+        if way.how is Settlement.REJECT:
+            return shared().call(lambda: self.settle(tokens, way))
+        future = self._settle_nowait(tokens, way)
         if not self._registry.moves:
             return future  # nothing has moved by now
 
         # As `settle`, on a thread of ours.
         def moved(results: Results) -> Results:
-            self._settle_moved(tokens, results, how, reason)
+            self._settle_moved(tokens, results, way)
             return results
 
         return _then(future, lambda results: shared().call(lambda: moved(results)))
 
-    def _settle_nowait(self, tokens: Sequence[str], how: Settlement) -> Future[Results]:
+    def _settle_nowait(self, tokens: Sequence[str], way: Way) -> Future[Results]:
         results: Results = [None] * len(tokens)
         futures: list[Future[None]] = []
         for store, places in self._by_store(tokens, results):
             try:
-                future = store.settle_nowait([tokens[place] for place in places], how)
+                some = [tokens[place] for place in places]
+                future = store.settle_nowait(some, way.how, way.delivered, way.delay)
             except AnabranchError as error:
                 for place in places:
                     results[place] = error

@@ -285,9 +285,11 @@ class Settling:
             "or its queue is gone"
         )
 
-    def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
-        """Ack or release each; returns what was wrong with it, None where nothing was. What can be settled is written
-        together."""
+    def settle(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
+    ) -> list[AnabranchError | None]:
+        """Ack or release each, as `give_back` has it; returns what was wrong with it, None where nothing was. What can
+        be settled is written together."""
         results: list[AnabranchError | None] = [None] * len(tokens)
         taken: dict[int, Lease] = {}
         try:
@@ -297,7 +299,7 @@ class Settling:
                 self._write(acks_of(leases))
                 self._engine.acks += len(leases)
             elif leases:
-                self._give_back(leases, delivered=True)
+                self._give_back(leases, delivered, delay_ms)
         except BaseException as error:
             if not isinstance(error, OutcomeUnknownError):
                 self._engine.delivery.put_back(taken.values(), LEASED)
@@ -307,7 +309,9 @@ class Settling:
                 results[at] = error
         return results
 
-    def settle_nowait(self, tokens: Sequence[str], how: Settlement) -> Future[list[AnabranchError | None]]:
+    def settle_nowait(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
+    ) -> Future[list[AnabranchError | None]]:
         """The same without waiting: the future resolves on a thread of ours."""
         results: list[AnabranchError | None] = [None] * len(tokens)
         taken: dict[int, Lease] = {}
@@ -331,7 +335,7 @@ class Settling:
             elif how is Settlement.ACK:
                 self._ack_leaving(leases, LEASED).add_done_callback(settled)
             else:
-                self._give_back_leaving(leases, LEASED, delivered=True).add_done_callback(settled)
+                self._give_back_leaving(leases, LEASED, delivered, delay_ms).add_done_callback(settled)
         except BaseException as error:
             self._engine.delivery.put_back(taken.values(), LEASED)
             if not isinstance(error, AnabranchError):

@@ -579,11 +579,12 @@ class Store:
         """
         try:
             self._engine.ensure_usable()
-            self._settling.give_back(messages, LEASED, delivered, self._delay_ms(delay))
+            self._settling.give_back(messages, LEASED, delivered, self.delay_ms(delay))
         except ClosedError as error:
             after_move(error, messages, lambda store, some: store.release(some, delivered, delay))
 
-    def _delay_ms(self, delay: float | None) -> int | None:
+    def delay_ms(self, delay: float | None) -> int | None:
+        """The delay of a release in milliseconds. Raises as `release`."""
         if not delay:
             return None if delay is None else delay_ms(delay)
         self._engine.waiting.require()
@@ -595,7 +596,7 @@ class Store:
         """`release`, likewise."""
         try:
             self._engine.ensure_usable()
-            return self._settling.give_back_nowait(messages, LEASED, delivered, self._delay_ms(delay))
+            return self._settling.give_back_nowait(messages, LEASED, delivered, self.delay_ms(delay))
         except ClosedError as error:
             return self._after_move(error, messages, lambda store, some: store.release(some, delivered, delay))
 
@@ -626,14 +627,14 @@ class Store:
         except ClosedError as error:
             after_move(error, [message], lambda store, some: store.claim(some[0]))
 
-    def unclaim(self, messages: Sequence[Message]) -> None:
-        """The transaction is rolled back: its messages are free again, each at its old place, delivered once more, as
-        by release."""
+    def unclaim(self, messages: Sequence[Message], delivered: bool = True, delay: float | None = None) -> None:
+        """The transaction is rolled back, or gives them back: its messages are free again, each at its old place, as by
+        release."""
         try:
             self._engine.ensure_usable()
-            self._settling.give_back(messages, CLAIMED, delivered=True)
+            self._settling.give_back(messages, CLAIMED, delivered, self.delay_ms(delay))
         except ClosedError as error:
-            after_move(error, messages, lambda store, some: store.unclaim(some))
+            after_move(error, messages, lambda store, some: store.unclaim(some, delivered, delay))
 
     def token(self, message: Message) -> str:
         """What a leased message can be settled by, from any thread, without the Message. It begins with the store's id
@@ -656,17 +657,22 @@ class Store:
             raise UnknownMessageError(f"the message of token {token} is not there any more")
         return message
 
-    def settle(self, tokens: Sequence[str], how: Settlement) -> list[AnabranchError | None]:
+    def settle(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
+    ) -> list[AnabranchError | None]:
         """Ack or release many by their tokens; returns what was wrong with each, None where nothing was:
         UnknownMessageError, which names the token, for what is no token or is not leased any more. Those with which
-        nothing was wrong are settled together. REJECT is the router's. Raises TypeError."""
+        nothing was wrong are settled together. `delivered` and `delay` are those of `release`. REJECT is the router's.
+        Raises TypeError, and as `release` for the delay."""
         self._engine.ensure_usable()
-        return self._settling.settle(tokens, how)
+        return self._settling.settle(tokens, how, delivered, self.delay_ms(delay))
 
-    def settle_nowait(self, tokens: Sequence[str], how: Settlement) -> Future[list[AnabranchError | None]]:
+    def settle_nowait(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
+    ) -> Future[list[AnabranchError | None]]:
         """`settle` without waiting, as `ack_nowait`."""
         self._engine.ensure_usable()
-        return self._settling.settle_nowait(tokens, how)
+        return self._settling.settle_nowait(tokens, how, delivered, self.delay_ms(delay))
 
     # Durable subscriptions
 

@@ -99,22 +99,22 @@ class Participant:
         self.changes.clear()
 
 
-def unclaim(store: Store, messages: Sequence[Message]) -> None:
+def unclaim(store: Store, messages: Sequence[Message], delivered: bool = True, delay: float | None = None) -> None:
     """Free those of these messages that are claimed still; each where it is now."""
     if all(message._store is store for message in messages):
-        _unclaim(store, messages)
+        _unclaim(store, messages, delivered, delay)
         return
     for held_by, some in by_store(messages):
-        _unclaim(held_by, some)
+        _unclaim(held_by, some, delivered, delay)
 
 
-def _unclaim(store: Store, messages: Sequence[Message]) -> None:
+def _unclaim(store: Store, messages: Sequence[Message], delivered: bool, delay: float | None) -> None:
     try:
-        store.unclaim(messages)
+        store.unclaim(messages, delivered, delay)
     except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
         for message in messages:
             try:
-                store.unclaim([message])
+                store.unclaim([message], delivered, delay)
             except (StoreFailedError, ClosedError, UnknownMessageError):
                 pass
     except (StoreFailedError, ClosedError):

@@ -22,7 +22,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast, overload
 
 from ...adapters.background import shared
 from ...adapters.core import Store
@@ -66,6 +66,18 @@ _STEPS: Final[dict[str, tuple[str, str]]] = {
 """The states in which something can be done about it yet."""
 
 
+class Released(NamedTuple):
+    """What is given back when a transaction ends, and how."""
+
+    message: Message
+    delivered: bool
+    delay: float | None
+
+    def free(self) -> None:
+        """May be done again."""
+        unclaim(self.message._store, [self.message], self.delivered, self.delay)
+
+
 class Transaction:
     """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block, or when its time
     is over."""
@@ -85,7 +97,7 @@ class Transaction:
         self._order: list[tuple[Participant, int]] = []
         """Of each send: its participant, and its place among that one's sends; of each ack: its participant, and ACK;
         of each change of a subscription: its participant, and CHANGE; of what is released: _NOBODY, and RELEASE."""
-        self._released: list[Message] = []
+        self._released: list[Released] = []
         """Claimed until the end, when they are free."""
         self._savepoints: list[Savepoint] = []
         """By the number of operations before each, which differ."""
@@ -268,11 +280,11 @@ class Transaction:
                 self._take_back(message, before)
                 raise
 
-    def release(self, message: Message) -> None:
+    def release(self, message: Message, delivered: bool = True, delay: float | None = None) -> None:
         """Give a leased message back when the transaction ends, however it ends (with `prepare`: once that is done):
-        it is free then, at its old place, delivered once more. Until then nobody else has it.
+        it is free then, as after Message.release, whose `delay` begins then. Until then nobody else has it.
 
-        Raises as `ack`.
+        Raises as `ack`, and TypeError and ValueError for what is no time to wait.
         """
         if not isinstance(message, Message):
             raise TypeError(f"a message that was received can be released, not {type(message).__name__}: {message!r}")
@@ -280,10 +292,11 @@ class Transaction:
             self._require_active()
             self._require_room(1, 0)
             self._registry.require_own(message)
+            message._store.delay_ms(delay)  # what is wrong with it is said now
             before = len(self._order)
             try:
                 message._store.claim(message)
-                self._released.append(message)
+                self._released.append(Released(message, delivered, delay))
                 self._order.append((_NOBODY, RELEASE))
             except KeyboardInterrupt:
                 self._take_back(message, before)
@@ -295,7 +308,7 @@ class Transaction:
         for participant in self._participants.values():
             participant.acks = [other for other in participant.acks if other is not added]
             participant.changes = [other for other in participant.changes if other is not added]
-        self._released = [other for other in self._released if other is not added]
+        self._released = [other for other in self._released if other.message is not added]
         self._drop_empty()
         del self._order[operations:]
         if isinstance(added, Message):
@@ -304,7 +317,7 @@ class Transaction:
     def _free_released(self) -> None:
         """May be done again."""
         while self._released:
-            unclaim(self._released[-1]._store, self._released[-1:])
+            self._released[-1].free()
             self._released.pop()
 
     def subscribe(
@@ -379,8 +392,8 @@ class Transaction:
             count = sum(other is participant for other in acked)
             if count and participant.store is not None:
                 unclaim(participant.store, participant.acks[-count:])
-        for message in self._released[len(self._released) - sum(p == RELEASE for _, p in self._order[operations:]) :]:
-            unclaim(message._store, [message])
+        for one in self._released[len(self._released) - sum(p == RELEASE for _, p in self._order[operations:]) :]:
+            unclaim(one.message._store, [one.message])
         while len(self._order) > operations:
             participant, place = self._order.pop()
             if place == ACK:

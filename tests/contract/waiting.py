@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
-from anabranch.adapters.store_types import Counts, Subscription
+from anabranch.adapters.store_types import Counts, Settlement, Subscription
 from anabranch.policies.destination import Destination
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, eventually, survives, take
@@ -197,6 +197,32 @@ class WaitingContract:
         store = disk.later(store, place)
         clock.offset_ms = 60_000
         assert [take(store).deliveries for _ in range(2)] == [2, 2]
+        assert_whole(store)
+
+    def test_waiting_as_a_transaction_or_a_host_says(self, disk: Disk, clock: Clock, place: str) -> None:
+        """What was claimed, and what is settled by token, is given back as by release."""
+        store = disk.create(redelivery=BACKOFF)
+        store.send_many(A, [b"1", b"2", b"3", b"4", b"5"])
+        first, second = claim(store), claim(store)
+        store.unclaim([first], delay=3600)
+        store.unclaim([second], delivered=False)
+        taken = [take(store) for _ in range(4)]
+        assert [(one.body, one.deliveries) for one in taken] == [(b"2", 1), (b"3", 1), (b"4", 1), (b"5", 1)]
+        two, three, four, five = (store.token(one) for one in taken)
+        assert store.settle([two, "x"], Settlement.RELEASE, delay=3600)[0] is None
+        assert store.settle_nowait([three], Settlement.RELEASE, delay=0).result(PATIENCE) == [None]
+        assert store.settle([four], Settlement.RELEASE, delivered=False) == [None]
+        assert store.settle_nowait([five], Settlement.RELEASE).result(PATIENCE) == [None]
+        for wrong in (-1, float("nan"), "1"):
+            with pytest.raises(TypeError if wrong == "1" else ValueError, match="delay"):
+                store.settle([five], Settlement.RELEASE, delay=wrong)  # type: ignore[arg-type]
+        store = disk.later(store, place)
+        assert [(one.body, one.deliveries) for one in (take(store), take(store))] == [(b"3", 2), (b"4", 1)]
+        assert waiting(store) == 3
+        clock.offset_ms = 60_000
+        assert [(one.body, one.deliveries) for one in (take(store),)] == [(b"5", 2)]
+        clock.offset_ms = HOUR
+        assert [(one.body, one.deliveries) for one in (take(store), take(store))] == [(b"1", 2), (b"2", 2)]
         assert_whole(store)
 
     def test_waiting_what_has_reached_the_limit_does_not_wait(self, disk: Disk, clock: Clock) -> None:

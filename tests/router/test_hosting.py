@@ -86,6 +86,28 @@ def test_one_token_raises_what_is_wrong(router: anabranch.Router) -> None:
     assert bodies(q) == []
 
 
+def test_settled_by_token_with_a_delay(router: anabranch.Router) -> None:
+    q, other = router.queue("q"), router.queue("other.q")
+    q.send_many([b"1", b"2"])
+    other.send(b"3")
+    one, two, three = take(q), take(q), take(other)
+    assert router.settle([one.token, three.token], RELEASE, delay=3600) == [None, None]
+    assert (q.counts().delayed, other.counts().delayed) == (1, 1)
+    assert router.settle_nowait(two.token, RELEASE, delivered=False).result(PATIENCE) == [None]
+    again = take(q)
+    assert (again.body, again.deliveries) == (b"2", 1)
+    for wrong in (-1, float("inf")):
+        with pytest.raises(ValueError, match="delay is a number of seconds"):
+            router.settle(again.token, RELEASE, delay=wrong)
+    for how in (ACK, REJECT):
+        with pytest.raises(ValueError, match="for what is released"):
+            router.settle(again.token, how, delay=0)
+        with pytest.raises(ValueError, match="for what is released"):
+            router.settle_nowait(again.token, how, delivered=False)
+    router.settle(again.token, RELEASE, delay=3600)
+    assert q.counts() == anabranch.Counts(0, 0, 2)
+
+
 def test_tokens_that_mean_nothing_here(router: anabranch.Router, tmp_path: Path) -> None:
     """Each is named, with what to do; none of them opens a store."""
     router.queue("q").send(b"1")
@@ -538,6 +560,24 @@ def test_released_in_a_transaction(router: anabranch.Router) -> None:
     assert bodies(router.queue("other.q")) == [b"beside"]
     with pytest.raises(TypeError, match="released"):
         router.transaction().release("x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_released_in_a_transaction_with_a_delay(router: anabranch.Router, end: str) -> None:
+    queue = router.queue("q")
+    queue.send_many([b"1", b"2", b"3"])
+    tx = router.transaction()
+    tx.release(take(queue), delay=3600)
+    tx.release(take(queue), delivered=False)
+    third = take(queue)
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="delay is a number of seconds"):
+            tx.release(third, delay=wrong)
+    tx.ack(third)
+    assert queue.counts() == anabranch.Counts(0, 3, 0)
+    getattr(tx, end)()
+    again = take(queue)
+    assert (again.body, again.deliveries, queue.counts().delayed) == (b"2", 1, 1)
 
 
 def test_a_release_before_a_savepoint_stays(router: anabranch.Router) -> None:
