@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -72,6 +73,8 @@ class StoreDirectory:
             shutil.rmtree(making, ignore_errors=True)
             raise
         sync_directory(self.path.parent)
+        with suppress(PermissionError):  # of a directory that another user made
+            sync_directory(self.path.parent.parent)  # who made ours may be about to, or was killed before that
         return store_id
 
     def identify(self) -> bytes | None:

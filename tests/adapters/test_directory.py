@@ -1,0 +1,44 @@
+"""A store's directory is made whole, and for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters import directory
+from anabranch.adapters.files import sync_directory
+from anabranch.adapters.memory.directory import StoreDirectory
+
+
+def test_what_another_has_just_made_is_not_trusted_to_be_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads make the first stores of a data directory at once, or a process was killed while it did: the name of
+    `stores/` is durable before a store in it is recorded. Else a power failure takes the store, and leaves the record.
+    """
+    synced: list[Path] = []
+
+    def remember(path: Path) -> None:
+        sync_directory(path)
+        synced.append(path)
+
+    monkeypatch.setattr(directory, "sync_directory", remember)
+    stores = tmp_path / "stores"
+    stores.mkdir()
+    StoreDirectory("a", stores / "a").create()
+    assert synced[-2:] == [stores, tmp_path]
+
+
+def test_a_directory_above_that_is_not_ours_to_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def refuse(path: Path) -> None:
+        if path == tmp_path:
+            raise PermissionError(13, "Permission denied", str(path))
+        sync_directory(path)
+
+    monkeypatch.setattr(directory, "sync_directory", refuse)
+    made = StoreDirectory("a", tmp_path / "stores" / "a")
+    assert made.create() == made.identify()
