@@ -200,10 +200,12 @@ def _encode_declare(change: Declare) -> bytes:
 def _decode_declare(record: Record, numbers: Numbers) -> Declare:
     number, kind = DECLARE_START.unpack_from(record.payload)
     require_number(number)
+    destination = Destination(Kind(kind), record.payload[DECLARE_START.size :].decode())
     state = numbers.states.get(number)
     if state is None:
-        name = record.payload[DECLARE_START.size :].decode()
-        state = DestinationState(number, Destination(Kind(kind), name))
+        state = DestinationState(number, destination)
+    if state.destination != destination:
+        raise ValueError(f"{destination} has the number {number}, which is that of {state.destination}")
     return Declare(state)
 
 
@@ -243,6 +245,8 @@ def _decode_subscribe(record: Record, numbers: Numbers) -> Subscribe | None:
         selector = payload[name_at + name_bytes :].decode() if flags & HAS_SELECTOR else None
         subscription = Subscription(state.destination, name, client, selector, bool(flags & NO_LOCAL))
         begun = SubscriptionState(number, state, subscription, start)
+    if begun.topic is not state:
+        raise ValueError(f"{begun.subscription} of {state.destination} has the number {number} already")
     change = Subscribe(state, number, begun.subscription, retroactive=False)
     change.subscriber = begun
     return change

@@ -13,6 +13,7 @@ import lmdb
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, DestinationError
 from ..core.changes import Change, Send
+from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from ..core.states import DestinationState, SubscriptionState
 from ..core.table import SEQ_MAX, apply_all
 from ..store_types import Progress, Subscription
@@ -50,6 +51,9 @@ UNNAMED: Final = "salvaged"
 """Messages of a destination whose name is lost are in the queue of this name, a dot and the destination's number."""
 
 
+_OF_NAMES: Final = (Declare, Remove, Subscribe, Unsubscribe)
+
+
 class Replay:
     """Applies to an index what the segments of a table say."""
 
@@ -72,6 +76,10 @@ class Replay:
         """There was a record in the place of which there is none any more: it may have declared a destination."""
         self._counted: set[int] = set()
         """Files of copies that count from the beginning, in a journal that was mended."""
+        self._names: dict[Destination, int] = {}
+        """The numbers of destinations that were declared, or removed, and no other has their names."""
+        self._removed: set[int] = set()
+        """Numbers of those that were removed. They are never used again."""
         self._reflected_lsn = 0
         """A snapshot tells all that is needed of what comes before, but for the messages that live (rule J6)."""
 
@@ -139,9 +147,13 @@ class Replay:
         self.seq = max(self.seq, latest.seq)
         self._reflected_lsn = latest.lsn
         index.last_number = max(index.last_number, latest.last_number)
+        leaving = set(latest.removed)
         for number, kind, name in latest.destinations:
             require_number(number)
-            index.declare(DestinationState(number, Destination(Kind(kind), name)))
+            destination = Destination(Kind(kind), name)
+            if number not in leaving and self._names.setdefault(destination, number) != number:
+                raise ValueError(f"{destination} has two numbers, {number} too")
+            index.declare(DestinationState(number, destination))
         for number, seq, message_id in latest.duplicates:
             index.remember((number, message_id), seq)
         for transaction in latest.committed:
@@ -248,10 +260,29 @@ class Replay:
                 raise CorruptionError(str(batch.segment.path), record.offset, reason)
             try:
                 change = decode(record, self._index)
+                if change is not None and type(change) in _OF_NAMES and not self.is_mended:
+                    self._name(change)
             except MALFORMED as error:
                 raise _malformed(record, error) from error
             if change is not None:
                 yield change
+
+    def _name(self, change: Change) -> None:
+        """A destination, or a subscription, comes or goes. Raises ValueError for what cannot come."""
+        if isinstance(change, Remove):
+            self._removed.add(change.state.number)
+            self._names.pop(change.state.destination, None)
+        elif isinstance(change, Unsubscribe):
+            self._removed.add(change.subscriber.number)
+        elif isinstance(change, Subscribe):
+            if change.subscriber.number in self._removed:
+                raise ValueError(f"{change.subscriber.subscription} has the number of one that ended")
+        elif isinstance(change, Declare):
+            state = change.state
+            if state.number in self._removed:
+                raise ValueError(f"{state.destination} has the number of one that was removed")
+            if self._names.setdefault(state.destination, state.number) != state.number:
+                raise ValueError(f"{state.destination} has two numbers, {state.number} too")
 
     def _live(self, batch: Batch, dead: bytes) -> Iterator[Change]:
         """The messages and prepared branches of a batch whose bit is not set in `dead`. The message ids the snapshot
