@@ -113,7 +113,9 @@ class DecisionLog:
     """Threads: all, once open. `decisions` and `externals` change in the order of the log, only after their records
     are as durable as `sync` says; reading them takes no lock."""
 
-    def __init__(self, path: Path, sync: Sync, file_mode: int = FILE_MODE) -> None:
+    def __init__(self, path: Path, sync: Sync, file_mode: int = FILE_MODE, is_mended: bool = False) -> None:
+        """`is_mended`: what is lost of it is passed over. It is read, and must decide nothing (salvaged_logs.py)."""
+        self._is_mended = is_mended
         self._directory = _Directory("decisions", path, file_mode, self._lose)
         self._options = LogOptions(SEGMENT_BYTES, sync=sync)
         self._lock = threading.RLock()  # guards opening, making and closing it, and beginning an epoch
@@ -182,17 +184,17 @@ class DecisionLog:
         return Log("the decision log", self.id, files, self._options, encoder), encoder
 
     def _read(self, log: Log, encoder: RecordEncoder) -> None:
-        found = survey(log.files, self.id, None, _needed_by)
+        found = survey(log.files, self.id, None, needed_by)
         recovery.settle(found, log.files)
         since = 0
         if found.snapshot is not None:
             snapshot = _decode_snapshot(found.snapshot)
             since = snapshot.lsn
             for kind, payload in snapshot.carried:
-                self._note(kind, payload, str(log.files.path(found.snapshot_at[0])), found.snapshot_at[1])
+                self._read_note(kind, payload, str(log.files.path(found.snapshot_at[0])), found.snapshot_at[1])
         for record in recovery.records(found):
             if record.lsn > since:
-                self._note(record.kind, record.payload, str(record.segment.path), record.offset)
+                self._read_note(record.kind, record.payload, str(record.segment.path), record.offset)
         encoder.snapshot_at = found.snapshot_at
         recovery.take_over(found, log)
         self._applied = log.tail
@@ -360,6 +362,14 @@ class DecisionLog:
         self.decisions.setdefault(decision.transaction, decision)
         self.externals.pop(decision.transaction, None)
 
+    def _read_note(self, kind: int, payload: bytes, path: str, offset: int) -> None:
+        """As `_note`, of what is read. Raises CorruptionError for bytes that are none, though their checksum is
+        right."""
+        try:
+            self._note(kind, payload, path, offset)
+        except ValueError as error:
+            raise CorruptionError(path, offset, f"record of kind {kind} does not parse: {error}", WAY_OUT) from error
+
     def _note(self, kind: int, payload: bytes, path: str = "", offset: int = 0) -> None:
         if kind == DECISION:
             self._decided(_decode_decision(payload))
@@ -375,7 +385,7 @@ class DecisionLog:
                 transaction = payload[start : start + TRANSACTION_BYTES]
                 self.decisions.pop(transaction, None)
                 self.externals.pop(transaction, None)
-        elif kind != w.SNAPSHOT:
+        elif kind != w.SNAPSHOT and not (kind == w.LOST and self._is_mended):
             raise CorruptionError(path, offset, f"record of unknown type {kind}", "use the version that wrote it")
 
     # Releasing segments
@@ -406,6 +416,6 @@ def _snapshot_record(payload: bytes) -> object:
     return [(w.SNAPSHOT, payload, None)]
 
 
-def _needed_by(payload: bytes) -> Needed:
-    """Which segments a snapshot says must be there."""
+def needed_by(payload: bytes) -> Needed:
+    """Which segments a snapshot says must be there. Raises ValueError for what is none."""
     return Needed(_decode_snapshot(payload).first_needed, {})

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from ..adapters.directory import is_empty
-from ..adapters.files import FILE_MODE, make_directory, replace_file, sync_directory
+from ..adapters.files import make_directory, replace_file, sync_directory
 from ..adapters.journal import JournalStore
 from ..adapters.journal.directory import StoreDirectory
 from ..adapters.journal.salvage import LossReport, made_for_priorities, reports, store_id_of, summary
@@ -33,6 +33,7 @@ from ..policies.errors import CorruptionError, PlacementError
 from . import bindings
 from .destinations_table import RECORD, DestinationsTable
 from .explanation import LOCK
+from .salvaged_logs import USAGE, mend_database, mend_decisions, mend_usage, restored_id
 
 log = logging.getLogger(__name__)
 
@@ -168,13 +169,14 @@ class _Salvaging:
 
     def run(self, target: Path) -> Salvaged:
         paths = [path.parent for path in sorted(self._copy.rglob("journal")) if path.is_dir()]
-        stores = [self._store(path) for path in paths if path.name != "decisions"]
+        logs = [self._copy / bindings.DECISIONS, self._copy / USAGE]
+        stores = [self._store(path) for path in paths if path not in logs]
         self._record()
+        for name, mend_log in ((bindings.DECISIONS, mend_decisions), (USAGE, mend_usage)):
+            if (self._copy / name / "journal").is_dir():
+                self._notes += mend_log(self._copy / name)
         for path in sorted(self._copy.rglob("store.db")):
-            where = path.parent.relative_to(self._copy)
-            self._notes.append(
-                f"{where} is a database: it was copied as it is. See docs/sql.md for what is damaged there"
-            )
+            self._notes += mend_database(path, str(path.parent.relative_to(self._copy)))
         return Salvaged(str(target), tuple(stores), self._unreadable, tuple(self._notes))
 
     def _store(self, path: Path) -> SalvagedStore:
@@ -184,9 +186,8 @@ class _Salvaging:
         directory = StoreDirectory(name, path, None)
         store_id = directory.identify()
         written = store_id_of(path / "journal")
-        if written is not None and store_id != written:
-            replace_file(path / "store.id", f"{written.hex()}\n".encode(), FILE_MODE)
-            self._notes.append(f"{relative}/store.id was damaged or missing: it holds now what the segments say")
+        if written is not None:
+            self._notes += restored_id(path, written, "the segments say", str(relative))
             store_id = written
         if store_id is None:
             self._notes.append(f"{relative}: nothing of its journal reads, and it has no store.id; it is as it was")

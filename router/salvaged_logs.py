@@ -1,0 +1,156 @@
+"""What `anabranch salvage` makes of a data directory's own logs in the copy, and of SQLite's databases.
+
+The decision log says which transactions over several stores are committed, and by what it does not say which are rolled
+back. So where a record of it is lost nothing may be rolled back for want of a decision: it is written anew with the
+decisions that read, and without the times of which it knew, and whatever else is prepared waits for an operator's
+outcome (resolver.py). Where only the header of a file or a batch is damaged nothing is lost.
+
+The usage log is of the advisor alone: a damaged one is put aside, and still read by `anabranch recommend --usage`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from ..adapters.directory import StoreDirectory
+from ..adapters.files import FILE_MODE, replace_file, sync_directory
+from ..adapters.journal.salvage import store_id_of
+from ..adapters.wal import create_log
+from ..adapters.wal.mending import Hints, Mender
+from ..policies.durability import Sync
+from ..policies.errors import AnabranchError, CorruptionError
+from ..policies.text import count_of
+from .decision_log import SEGMENT_BYTES, Decision, DecisionLog, External, needed_by
+
+ID_FILE: Final = "store.id"
+USAGE: Final = "usage"
+"""The usage log's directory."""
+
+
+def mend_decisions(path: Path) -> list[str]:
+    """Let the decision log in a directory that nobody has open be of use; returns what is to be known of that, nothing
+    if it is whole. Raises OSError."""
+    where = path.name
+    log_id = store_id_of(path / "journal") or StoreDirectory(where, path).identify()
+    if log_id is None:
+        return [_put_aside(path, f"no file of {where}/ reads", _ALL_WAIT)]
+    notes = restored_id(path, log_id, "the segments say")
+    try:
+        mender = Mender(path / "journal", log_id, Hints(needed_by=needed_by))
+        lost = mender.look()
+        mender.write()
+        records = sum(loss.last_lsn - loss.first_lsn + 1 for loss in lost)
+        if not records:
+            if lost:
+                notes.append(f"{where}: {count_of(len(lost), 'damaged header')} made anew; no decision is lost")
+            _read(path)
+            return notes
+        decisions, externals = _read(path)
+        shutil.rmtree(path)
+        _write(path, log_id, decisions)
+    except (AnabranchError, ValueError) as error:
+        return [*notes, _put_aside(path, f"{where} does not read: {error}", _ALL_WAIT)]
+    notes.append(
+        f"{where}: {count_of(records, 'record')} of the decision log cannot be read, and may have been decisions. The "
+        f"{count_of(len(decisions), 'decision')} that can be read still hold; whatever else is prepared waits for your "
+        "outcome: see `anabranch transactions`"
+    )
+    notes += [
+        f"{where}: the external transaction {external.xid} was prepared when it was written: it waits for your outcome "
+        f"as {external.transaction.hex()}"
+        for external in externals
+    ]
+    return notes
+
+
+_ALL_WAIT = "all that is prepared waits for your outcome: see `anabranch transactions`"
+
+
+def _put_aside(path: Path, reason: str, then: str) -> str:
+    path.rename(path.with_name(f"{path.name}.damaged"))
+    sync_directory(path.parent)
+    return f"{reason}; it was put aside as {path.name}.damaged: {then}"
+
+
+def _read(path: Path) -> tuple[list[Decision], list[External]]:
+    """What is in force in a log that was mended."""
+    log = DecisionLog(path, Sync.ALWAYS, is_mended=True)
+    try:
+        log.open()
+        return list(log.decisions.values()), list(log.externals.values())
+    finally:
+        log.close()
+
+
+def _write(path: Path, log_id: bytes, decisions: list[Decision]) -> None:
+    """A log of this id with these decisions, which knows of no time before."""
+
+    def fill(made: Path, _: bytes) -> bytes:
+        create_log(made / "journal", log_id, SEGMENT_BYTES)
+        return log_id
+
+    StoreDirectory(path.name, path).create(fill)
+    log = DecisionLog(path, Sync.ALWAYS)
+    try:
+        log.open()
+        for decision in decisions:
+            log.decide(decision)
+    finally:
+        log.close()
+
+
+def mend_usage(path: Path) -> list[str]:
+    """The same of the usage log in a directory."""
+    log_id = store_id_of(path / "journal") or StoreDirectory(path.name, path).identify()
+    try:
+        is_whole = log_id is not None and not Mender(path / "journal", log_id).look()
+    except CorruptionError:
+        is_whole = False
+    if is_whole and log_id is not None:
+        return restored_id(path, log_id, "the segments say")
+    return [
+        _put_aside(
+            path,
+            f"{path.name}/ is damaged",
+            "it is recorded anew from now on, and `anabranch recommend --usage` reads what is left of the old one",
+        )
+    ]
+
+
+def mend_database(path: Path, name: str) -> list[str]:
+    """What SQLite says of the database of a store, whose directory has the name; and its store.id is what is in it."""
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            found = [row[0] for row in database.execute("PRAGMA integrity_check(1)")]
+            tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            ids = [
+                row[0]
+                for table in tables
+                if table.endswith("store")
+                for row in database.execute(f'SELECT storeid FROM "{table}"')
+            ]
+    except sqlite3.Error as error:
+        found, ids = [str(error)], []
+    if found != ["ok"]:
+        return [
+            f"{name}/{path.name} is damaged, and was copied as it is: {found[0]}. Restore it from a backup of the "
+            "database: see docs/sql.md"
+        ]
+    try:
+        (written,) = ids
+        return restored_id(path.parent, bytes.fromhex(written), "the database says", name)
+    except ValueError:
+        return []
+
+
+def restored_id(path: Path, written: bytes, by: str, name: str | None = None) -> list[str]:
+    """Let store.id be what the data there says."""
+    file = path / ID_FILE
+    if file.exists() and file.read_bytes().strip() == written.hex().encode():
+        return []
+    replace_file(file, f"{written.hex()}\n".encode(), FILE_MODE)
+    return [f"{name or path.name}/{ID_FILE} was damaged or missing: it holds now what {by}"]
