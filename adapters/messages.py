@@ -224,6 +224,10 @@ class Receipt(NamedTuple):
         """Whether it was not stored, for want of room, as `when_full: drop_new` says. Its `seq` is -1."""
         return self.seq == DROPPED
 
+    def __repr__(self) -> str:
+        shown = f"Receipt(destination={self.destination!r}, seq={self.seq}, duplicate={self.duplicate}"
+        return f"{shown}, dropped=True)" if self.dropped else f"{shown})"
+
 
 EXPIRED: Final = "expired"
 """Its time is over."""

@@ -106,6 +106,8 @@ class StoreStats:
     """Of `messages`, those whose bodies are kept apart."""
     large_bytes: int = 0
     """Of these bodies; one that several messages share counts for each."""
+    delayed: int = 0
+    """Of `messages`, those that wait for their time, of a topic those that do so for all its subscriptions."""
 
 
 Progress = Callable[[str, int, int], None]

@@ -89,4 +89,5 @@ class Statistics:
             waiting=sum(feed.waiting for feed in engine.catalog.feeds()),
             large_messages=engine.bodies.messages,
             large_bytes=engine.bodies.bytes,
+            delayed=sum(state.total_delayed for state in counts),
         )

@@ -161,7 +161,8 @@ class JournalBackend(Backend):
     def _salvage(self, store_id: bytes, error: CorruptionError) -> bool:
         """Mend what is damaged; whether there was anything to mend. Raises CorruptionError, OSError."""
         directory = self._directory
-        log.warning("store %s: what can be read of it is salvaged: %s", self.name, error)
+        said = str(error).removesuffix(f"; {error.step}")  # what is done about it is this
+        log.warning("store %s: what can be read of it is salvaged (`on_corruption`): %s", self.name, said)
         report = salvage.salvage(
             self.name, directory.path, directory.journal, directory.index, store_id, directory.file_mode
         )

@@ -32,7 +32,7 @@ from ..core.records import sent_at_ms
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..store_types import Progress
 from ..wal.files import POOL_SUFFIX, UNFINISHED_SUFFIX, SegmentFiles
-from ..wal.format import COPIES
+from ..wal.format import COPIES, RESTORE
 from ..wal.reserve import SPARE_SUFFIX
 from ..wal.segment import Segment, SegmentTable
 from . import snapshot
@@ -346,7 +346,7 @@ class _Found:
             return None
         if body is None:
             reason = f"message {place[SEQ]} of {state.destination} does not read back; others here may be damaged too"
-            self.damages.append(str(CorruptionError(str(segment.path), offset, reason, "restore it from a backup")))
+            self.damages.append(str(CorruptionError(str(segment.path), offset, reason, RESTORE)))
             return None
         return sent_at_ms(body)
 

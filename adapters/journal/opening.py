@@ -142,8 +142,8 @@ def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes | None:
     if payload is None:
         if _is_lost(segment, lsn):
             return None
-        reason = f"the prepared transaction {transaction.hex()} does not read back; restore the file from a backup"
-        raise CorruptionError(str(segment.path), offset, reason)
+        reason = f"the prepared transaction {transaction.hex()} does not read back"
+        raise CorruptionError(str(segment.path), offset, reason, w.RESTORE)
     return payload[len(transaction) :]
 
 

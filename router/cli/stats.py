@@ -17,6 +17,9 @@ from .output import config_option, echo_json, json_option, opened, warnings_show
 def command(config_path: Path, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
+    Delayed messages wait for their time. What was dropped is counted from when a store is opened: Router.stats() tells
+    it in the process that has it open.
+
     The stores are opened for it, so no other process may have them open; nothing is created.
 
     \b
@@ -41,13 +44,14 @@ def command(config_path: Path, as_json: bool) -> None:
     if not stats.stores:
         click.echo(f"{directory} holds no stores yet.")
         return
-    rows = [("store", "kind", "messages", "destinations", "files", "journal", "live", "pool")]
+    rows = [("store", "kind", "messages", "delayed", "destinations", "files", "journal", "live", "pool")]
     for name, store in stats.stores.items():
         files = store.segments.get("active", 0) + store.segments.get("retained", 0) + store.segments.get("copies", 0)
         rows.append(
             (
-                name, store.kind, f"{store.messages:,}", f"{len(store.destinations):,}", f"{files:,}",
-                human_bytes(store.journal_bytes), f"{store.live_percent:.0f} %", human_bytes(store.pool_bytes),
+                name, store.kind, f"{store.messages:,}", f"{store.delayed:,}", f"{len(store.destinations):,}",
+                f"{files:,}", human_bytes(store.journal_bytes), f"{store.live_percent:.0f} %",
+                human_bytes(store.pool_bytes),
             )
         )  # fmt: skip
     for name in stats.unresponsive:

@@ -77,11 +77,14 @@ def test_init_overwrites_nothing() -> None:
 def test_stats_tell_of_destinations_and_subscriptions() -> None:
     Path("s.yaml").write_text("{directory: d, stores: [{name: a, match: ['>'], journal: {}}]}")
     with anabranch.open("s.yaml") as router:
-        router.queue("q").send(b"1")
+        router.queue("q").send(b"1", deliver_in=3600)
         prices = router.topic("prices")
         prices.subscribe("audit", client_id="c")
         prices.send(b"2")
-    assert run("stats", "-c", "s.yaml").exit_code == 0
+        assert router.stats().stores["a"].delayed == 1
+    shown = run("stats", "-c", "s.yaml")
+    heads, cells = (line.split() for line in shown.stdout.splitlines())
+    assert (shown.exit_code, heads[2:5], cells[2:5]) == (0, ["messages", "delayed", "destinations"], ["2", "1", "2"])
     store = json.loads(run("stats", "-c", "s.yaml", "--json").stdout)["stores"]["a"]
     assert store["destinations"] == {"queue://q": 1, "topic://prices": 1}
     assert store["subscriptions"] == [{"topic": "prices", "client": "c", "name": "audit", "messages": 1}]

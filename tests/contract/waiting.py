@@ -365,6 +365,9 @@ class WaitingContract:
         store.send(T, b"1")
         store.send(T, b"2", deliver_at_ms=clock.now + HOUR)
         store.send(T, b"3")
+        store.send(A, b"4", deliver_at_ms=clock.now + HOUR, persistent=False)
+        assert store.stats().delayed == 2
+        store.delete(A)
         take(store, T, subscription=DESK.key).release(delay=7200)
         assert store.counts(T, DESK.key) == Counts(1, 0, 2)
         assert store.counts(T, BOOK.key) == Counts(2, 0, 1)

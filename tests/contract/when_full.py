@@ -275,6 +275,7 @@ class WhenFullContract:
         store = disk.create(max_messages=2, when_full="drop_new")
         receipts = store.send_many(A, [b"1", b"2", b"3"])
         assert [receipt.dropped for receipt in receipts] == [False, False, True]
+        assert ["dropped=True" in repr(receipt) for receipt in receipts] == [False, False, True]
         assert store.send(A, b"4").dropped
         assert store.send(A, b"5", persistent=False).dropped
         assert store.send_nowait(A, b"6").result(PATIENCE).dropped

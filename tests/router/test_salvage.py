@@ -114,7 +114,7 @@ def test_what_the_disk_does_not_read_is_lost_alone(data: Path) -> None:
     assert a.messages == 41 - len(a.loss["messages"])
 
 
-def test_it_opens_a_store_that_says_so_in_the_configuration(data: Path) -> None:
+def test_it_opens_a_store_that_says_so_in_the_configuration(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     damage(segment(data / "stores/a"), 20)
     with anabranch.open(config(data)) as router, pytest.raises(anabranch.CorruptionError, match="anabranch salvage"):
         router.queue("a.x").receive()
@@ -124,6 +124,8 @@ def test_it_opens_a_store_that_says_so_in_the_configuration(data: Path) -> None:
     with anabranch.open(kinder) as router:
         assert router.queue("a.x").depth() == 41
     assert list((data / "stores/a").glob("loss-*.json"))
+    assert "what can be read of it is salvaged (`on_corruption`)" in caplog.text
+    assert "restore it from a backup" not in caplog.text
 
 
 class TestCommand:
