@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from ..destination import Destination
 from ..durability import Sync
+from ..options import JournalOptions
 from ..wildcard import RouteTable
 from .broker import BrokerPeak, broker_peak
 from .catch_all import catch_all_store
+from .compacted import compacted
 from .engine import Engine
 from .model import Partition, Retention, canonical
 from .patterns import filters
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 CHANGES_MAX = 50
 """Changed stores of which it is said what each brings by itself."""
+COMPACTED_OPERATIONS_MAX = 200_000
+"""Operations of a trace up to which it is worked out what candidates take with compaction: some microseconds for each
+operation and candidate."""
 
 
 def candidates_of(
@@ -34,6 +39,11 @@ def candidates_of(
         _candidate(engine, name, partition, figures, policies, compacted.get(name), options)
         for name, (partition, figures) in partitions.items()
     ]
+    if options.model == "anabranch" and engine.has_operations and engine.count <= COMPACTED_OPERATIONS_MAX:
+        candidates = [
+            _with_compaction(candidate, engine, partition, options)
+            for candidate, (partition, _) in zip(candidates, partitions.values(), strict=True)
+        ]
     if options.current is not None:
         candidates[0] = _with_savings(candidates[0], engine, partitions, options)
     return candidates
@@ -127,6 +137,21 @@ def _compacted_peaks(
         return {}
     found = engine.compacted_peaks([partition for partition, _ in partitions.values()], options.segment_bytes)
     return dict(zip(partitions, found, strict=True))
+
+
+def _with_compaction(
+    candidate: Candidate, engine: Engine, partition: Partition, options: RecommendOptions
+) -> Candidate:
+    """What it takes if journals compact as they do unless they are configured otherwise."""
+    journal = JournalOptions()
+    use = compacted(
+        engine.operations(),
+        partition,
+        options.segment_bytes,
+        journal.compact_live_percent,
+        journal.compact_min_segments,
+    )
+    return replace(candidate, compacted=use)
 
 
 def _with_savings(

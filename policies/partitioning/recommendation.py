@@ -22,6 +22,7 @@ from ..outputs import check_files, is_elsewhere, local_path, write_files
 from ..units import format_size
 from .broker import BrokerPeak
 from .catch_all import CATCH_ALL, REST, unseen_sync
+from .compacted import CompactedUse
 from .destination_usage import DestinationUsage
 from .recommendation_schema import VERSION
 from .trace import Finding
@@ -64,6 +65,9 @@ class Candidate:
     """Size of one journal file."""
     broker_peak: BrokerPeak | None = None
     """What ActiveMQ is to be expected to take, under its model."""
+    compacted: CompactedUse | None = None
+    """What our own journals take with compaction, which the other figures are without; None where it was not worked
+    out, and under ActiveMQ's model."""
 
     @property
     def catch_all(self) -> str | None:
@@ -82,6 +86,7 @@ class Candidate:
             "spanning_transactions": self.spanning_transactions,
             "cost": self.cost,
             "broker_peak": asdict(self.broker_peak) if self.broker_peak else None,
+            "compacted": asdict(self.compacted) if self.compacted else None,
         }
 
 

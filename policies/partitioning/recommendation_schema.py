@@ -54,6 +54,16 @@ def recommendation_schema() -> dict[str, Any]:
                 "Bytes at the peak: what is to be expected, and between which it lies.",
                 {"bytes": _COUNT, "low_bytes": _COUNT, "high_bytes": _COUNT},
             ),
+            "compacted": _object(
+                "What stores take that compact.",
+                {
+                    "peak_bytes": _with(_COUNT, "The most that all stores hold at one time."),
+                    "mean_bytes": _with(_AMOUNT, "Averaged over the trace's time."),
+                    "written_bytes": _with(_COUNT, "What operations put into the journals."),
+                    "copied_bytes": _with(_COUNT, "What compaction copied."),
+                    "most_copied": _with(_COUNT, "How often one message was copied at most."),
+                },
+            ),
             "destination": _destination(),
             "finding": _object(
                 "What the trace could not tell; docs/advisor.md lists the codes.",
@@ -88,6 +98,11 @@ def _candidate() -> dict[str, Any]:
             "broker_peak": {
                 "description": "What ActiveMQ is to be expected to have at the peak; null under Anabranch's model.",
                 "anyOf": [{"type": "null"}, {"$ref": "#/$defs/broker_peak"}],
+            },
+            "compacted": {
+                "description": "What the stores take with compaction, which the other figures are without; null under "
+                "ActiveMQ's model, and where the trace is too long for it.",
+                "anyOf": [{"type": "null"}, {"$ref": "#/$defs/compacted"}],
             },
         },
     )

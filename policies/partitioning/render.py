@@ -11,6 +11,8 @@ from .catch_all import REST
 from .recommendation import Candidate, Recommendation
 
 _LISTED_MAX = 12
+_COMPACTED = "compacted peak"
+"""A heading, which is left out where there is no room for it: above the table is what matters most of it."""
 
 
 def render_text(recommendation: Recommendation, width: int = 80) -> str:
@@ -19,6 +21,7 @@ def render_text(recommendation: Recommendation, width: int = 80) -> str:
         *([_wrapped(cap_sentence(recommendation), width)] if not recommendation.cap_kept else []),
         _wrapped(headline(recommendation), width),
         _numbers(recommendation),
+        *([_wrapped(compacting, width)] if (compacting := compaction_sentence(recommendation)) else []),
         _table(recommendation, width),
         *([_sizes(recommendation)] if len(recommendation.parameters["segment_sizes"]) > 1 else []),
         _stores(recommendation, width),
@@ -78,6 +81,24 @@ def _numbers(recommendation: Recommendation) -> str:
     )
 
 
+def compaction_sentence(recommendation: Recommendation) -> str | None:
+    """What becomes of these figures where journals compact; None where that was not worked out."""
+    best, base = recommendation.recommended, baseline(recommendation)
+    if best.compacted is None or base.compacted is None:
+        return None
+    shown = "as configured now" if base.name == "current" else "in one store"
+    return (
+        f"All this is without compaction. With it, which is on by default, the journals take "
+        f"{human_bytes(base.compacted.peak_bytes)} at the peak {shown} and {human_bytes(best.compacted.peak_bytes)} as "
+        f"recommended; {human_bytes(base.compacted.copied_bytes)} are copied for that {shown}, and "
+        f"{human_bytes(best.compacted.copied_bytes)} as recommended."
+    )
+
+
+def _compacted(candidate: Candidate) -> str:
+    return human_bytes(candidate.compacted.peak_bytes) if candidate.compacted else ""
+
+
 def candidate_columns(recommendation: Recommendation) -> list[tuple[str, Callable[[Candidate], str]]]:
     """Heading and cell of each column in the table of candidates."""
     columns: list[tuple[str, Callable[[Candidate], str]]] = [
@@ -85,12 +106,15 @@ def candidate_columns(recommendation: Recommendation) -> list[tuple[str, Callabl
         ("stores", lambda c: str(len(c.stores))),
         ("mean disk", lambda c: human_bytes(c.mean_bytes)),
         ("peak disk", lambda c: human_bytes(c.peak_bytes)),
+        (_COMPACTED, _compacted),
         ("in a broker", _in_a_broker),
         ("GiB-hours", lambda c: f"{c.gib_hours:.4g}"),
         ("spanning tx", lambda c: f"{c.spanning_transactions:,}"),
         ("cost J", lambda c: f"{c.cost:.4g}"),
     ]
     hidden = [] if recommendation.parameters["model"] == "kahadb" else ["in a broker"]
+    if recommendation.recommended.compacted is None:
+        hidden.append(_COMPACTED)
     # By order alone a trace has no hours: figures in them would only look exact.
     if recommendation.parameters["clock"] == "seq":
         hidden += ["GiB-hours", "cost J"]
@@ -106,11 +130,21 @@ def _in_a_broker(candidate: Candidate) -> str:
 
 def _table(recommendation: Recommendation, width: int) -> str:
     columns = candidate_columns(recommendation)
+    widths, rows = _cells(recommendation, columns)
+    if sum(widths) + 2 * len(widths) - 2 > width:
+        columns = [column for column in columns if column[0] != _COMPACTED]
+        widths, rows = _cells(recommendation, columns)
     header = [name for name, _ in columns]
-    rows = [[cell(candidate) for _, cell in columns] for candidate in recommendation.candidates]
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     table = "\n".join(_line(row, widths) for row in [header, ["-" * w for w in widths], *rows])
     return table + "\n" + _wrapped(candidate_note(recommendation), width)
+
+
+def _cells(
+    recommendation: Recommendation, columns: Sequence[tuple[str, Callable[[Candidate], str]]]
+) -> tuple[list[int], list[list[str]]]:
+    """The width of each column, and the cells of each row."""
+    rows = [[cell(candidate) for _, cell in columns] for candidate in recommendation.candidates]
+    return [max(len(name), *(len(row[i]) for row in rows)) for i, (name, _) in enumerate(columns)], rows
 
 
 def candidate_note(recommendation: Recommendation) -> str:
@@ -118,6 +152,8 @@ def candidate_note(recommendation: Recommendation) -> str:
     note = "spanning tx: transactions over several stores, which cost two-phase commits."
     if recommendation.parameters["model"] == "kahadb":
         note += " in a broker: the peak that ActiveMQ is to be expected to have, and between which it lies."
+    if recommendation.recommended.compacted is not None:
+        note += " compacted peak: peak disk with compaction."
     if recommendation.parameters["clock"] == "seq":
         return note + " The trace was taken by order alone, so there are no costs by the hour."
     return note + " GiB-hours: disk held, times how long. cost J: that, with stores and spanning tx priced in."

@@ -27,7 +27,15 @@ from .figures import ALONE, DestinationFigures, Figures, Picture
 from .history import Bars
 from .model import GIB, HOUR
 from .recommendation import Candidate, Recommendation, StorePlan
-from .render import baseline, candidate_columns, candidate_note, cap_sentence, headline, rest_note
+from .render import (
+    baseline,
+    candidate_columns,
+    candidate_note,
+    cap_sentence,
+    compaction_sentence,
+    headline,
+    rest_note,
+)
 
 COLOURS = 8
 """Of the palette in the template. What comes after them shares one grey."""
@@ -86,6 +94,7 @@ def _content(recommendation: Recommendation) -> dict[str, Any]:
             ("disk at the peak, recommended", human_bytes(best.peak_bytes)),
             ("two-phase commits it brings", f"{best.spanning_transactions:,}"),
         ],
+        "compaction_sentence": compaction_sentence(recommendation),
         "columns": [name for name, _ in columns],
         "candidates": [[cell(candidate) for _, cell in columns] for candidate in recommendation.candidates],
         "candidate_note": candidate_note(recommendation),

@@ -23,7 +23,10 @@ from anabranch.policies.partitioning import (
     render_text,
     write_trace,
 )
+from anabranch.policies.partitioning.compacted import compacted
+from anabranch.policies.partitioning.operations import build
 from anabranch.policies.partitioning.recommendation import store_names
+from anabranch.policies.text import human_bytes
 
 from .conftest import SEGMENT_BYTES, in_force, shape
 
@@ -70,7 +73,7 @@ def test_json_has_the_agreed_shape(toymaker: pa.Table) -> None:
     assert {"all-together", "all-separate", "recommended"} <= set(names)
     assert len(names) == len(set(names))
     for candidate in document["candidates"]:
-        figures = {"mean_bytes", "peak_bytes", "gib_hours", "spanning_transactions", "cost", "broker_peak"}
+        figures = {"mean_bytes", "peak_bytes", "gib_hours", "spanning_transactions", "cost", "broker_peak", "compacted"}
         assert set(candidate) == {"name", "stores", "segment_bytes"} | figures
         keys = {"name", "destinations", "filters", "sync", "gib_hours", "peak_bytes"}
         keys |= {"saves_mean_bytes", "saves_peak_bytes"}
@@ -121,6 +124,34 @@ def test_the_text_says_what_matters(toymaker: pa.Table) -> None:
     assert first.endswith("the journals take 86% less disk than in one store.")
     for piece in ("23.1 MB", "3.1 MB", "two-phase commits", "filters:      >", "queue://orders.custom", "61 sends"):
         assert piece in rest
+
+
+def test_what_candidates_take_with_compaction_is_said(toymaker: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one store compaction makes up for what a division would save, by copying."""
+    options = RecommendOptions(segment_bytes=512 << 10, clock="seq", engine="local")
+    answer = recommend(toymaker, options)
+    together, best = answer.candidate("all-together").compacted, answer.recommended.compacted
+    assert together is not None
+    assert best is not None
+    operations = build(toymaker, clock="seq")
+    assert together == compacted(operations, (tuple(range(len(operations.destinations))),), 512 << 10, 50, 4)
+    assert together.peak_bytes < 0.5 * answer.candidate("all-together").peak_bytes
+    assert best.peak_bytes <= answer.recommended.peak_bytes
+    assert best.copied_bytes < together.copied_bytes
+    text = " ".join(render_text(answer, 120).split())
+    assert (
+        "All this is without compaction. With it, which is on by default, the journals take "
+        f"{human_bytes(together.peak_bytes)} at the peak in one store and "
+        f"{human_bytes(best.peak_bytes)} as recommended; "
+        f"{human_bytes(together.copied_bytes)} are copied for that in one store, and "
+        f"{human_bytes(best.copied_bytes)} as recommended."
+    ) in text
+    assert "compacted peak" in text
+    assert answer.to_json()["recommended"]["compacted"]["peak_bytes"] == best.peak_bytes
+    monkeypatch.setattr("anabranch.policies.partitioning.candidates.COMPACTED_OPERATIONS_MAX", 10)
+    for unsaid in (recommend(toymaker, options), recommend(toymaker, replace(options, model="kahadb"))):
+        assert all(candidate.compacted is None for candidate in unsaid.candidates)
+        assert "compact" not in render_text(unsaid)
 
 
 def test_the_text_fits_80_columns(toymaker: pa.Table) -> None:

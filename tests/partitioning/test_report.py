@@ -27,6 +27,7 @@ from anabranch.policies.partitioning.report import _share_scale, human_duration
 from anabranch.policies.partitioning.search import Constraints
 from anabranch.policies.partitioning.sizes import Model
 from anabranch.policies.partitioning.summary import summarise
+from anabranch.policies.text import human_bytes
 
 from .conftest import SEGMENT_BYTES, in_force, shape
 
@@ -101,6 +102,23 @@ def test_it_says_what_the_summary_says(toymaker: pa.Table, tmp_path: Path) -> No
     for candidate in answer.candidates:
         assert candidate.name in text
     assert len(page) < 60_000
+
+
+def test_what_it_takes_with_compaction() -> None:
+    """Beside what it takes without, of the recommended stores and of those in force, and of each candidate."""
+    table = generate(shape("never-acked"))
+    names = sorted(set(table.column("destination").to_pylist()))
+    answer = recommend(table, replace(OPTIONS, current=in_force({"all": names})))
+    text = Reader(render_html(answer)).text
+    now, best = answer.candidate("current").compacted, answer.recommended.compacted
+    assert now is not None
+    assert best is not None
+    assert now.copied_bytes > 0
+    assert (
+        f"take {human_bytes(now.peak_bytes)} at the peak as configured now and {human_bytes(best.peak_bytes)}" in text
+    )
+    assert "compacted peak: peak disk with compaction." in text
+    assert text.count(human_bytes(now.peak_bytes)) >= 2
 
 
 def test_by_order_alone_there_are_no_hours(toymaker: pa.Table) -> None:
