@@ -253,7 +253,7 @@ class PatternConsumer:
             if row is not None and not isinstance(error, NoRouteError):
                 self._away[row.store_id] = time.monotonic() + RETRY_SECONDS
             self._look_later(place, RETRY_SECONDS)
-        log.log(level, "%s is passed over by who receives from %s: %s", place.destination, self.pattern, error)
+        log.log(level, "%s is skipped by those who receive from %s: %s", place.destination, self.pattern, error)
 
 
 def _least(one: float | None, other: float | None) -> float | None:

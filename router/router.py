@@ -362,7 +362,7 @@ class Router:
 
         Each queue that has messages has its turn, in its own order, and is one of many: a receive costs the same
         however many there are. Queues that are sent to for the first time meanwhile belong to it. Who receives from one
-        of the queues itself comes first there. A store that fails, or cannot be opened, is passed over, and logged; so
+        of the queues itself comes first there. A store that fails, or cannot be opened, is skipped, and logged; so
         is, for as long, a queue that moves. A pattern may match dead letters: `>` does. A name without wildcards is
         that queue.
 

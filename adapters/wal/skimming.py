@@ -1,4 +1,4 @@
-"""The few records of a sealed segment that are wanted: the others are passed over by their lengths, their checksums are
+"""The few records of a sealed segment that are wanted: the others are skipped by their lengths, their checksums are
 not computed. What is wanted is verified."""
 
 from __future__ import annotations
