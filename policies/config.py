@@ -15,6 +15,7 @@ environment variables that it names; it creates nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ _EMPTY = "the file says nothing; the least is a directory and one store, and `an
 def load(path: str | Path, *, names_suffice: bool = False) -> Config:
     """The configuration in a file. Relative directories start from the file's. With `names_suffice` the name of an
     environment variable that is not set stands for what it would hold: for who opens no store. Raises ConfigError."""
+    if not isinstance(path, str | PathLike):
+        kind = type(path).__name__
+        raise TypeError(f"a configuration is the path of a file, or an anabranch.Config, not {kind}: {path!r}")
     path = Path(path)
     return _loads(_read(path), Base(path.parent.absolute(), names_suffice), str(path))
 

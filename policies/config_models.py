@@ -361,7 +361,8 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
     if isinstance(value, model):
         return value, []
     if value is not None and not isinstance(value, Mapping):
-        text = f"expected a mapping of options; found {describe_value(value)}"
+        found = type(value).__name__ if isinstance(value, BaseModel) else describe_value(value)
+        text = f"expected a mapping of options; found {found}"
         return None, [Located((kind,), text)]
     names_suffice = isinstance(context, Base) and context.names_suffice
     values, wrong, named = from_environment(model, value or {}, names_suffice)

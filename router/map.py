@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from ..adapters.core import Store
-from ..adapters.core.maps import key_bytes, require_value
+from ..adapters.core.maps import key_bytes, require_value, text_bytes
 from ..adapters.messages import plain_body
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError, DecodeError
@@ -64,6 +64,9 @@ class Map(Generic[V]):
         """The keys that begin with `prefix` and come behind `after`, in the order of their bytes in UTF-8, with their
         values. Some are looked up at a time, and others may write meanwhile: what is there all the time comes once,
         with a value that it had on the way."""
+        text_bytes(prefix, "prefix")
+        if after is not None:
+            text_bytes(after, "after")
         while True:
             store = self._registry.store_of(self.destination)
             if store is None:

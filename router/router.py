@@ -801,6 +801,11 @@ class Router:
         """
         self.registry.require_open()
         refuse_in_handler("repartition")
+        if not isinstance(prepared_seconds, int | float) or isinstance(prepared_seconds, bool):
+            kind = type(prepared_seconds).__name__
+            raise TypeError(f"prepared_seconds is a number of seconds, not {kind}: {prepared_seconds!r}")
+        if not prepared_seconds >= 0:  # not so of nan either
+            raise ValueError(f"prepared_seconds is a number of seconds, 0 or more, not {prepared_seconds!r}")
         from .live_repartition import LiveRepartition  # not above: it stands on this module
         from .repartition_plan import require_directory
 

@@ -33,6 +33,7 @@ def in_transaction(call: Callable[[Any], object]) -> Call:
 
 
 OUTGOING: Any = Outgoing(b"x")
+NUMBER: Any = 5
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda r: r.queue("q").send(b"x", persistent=None), TypeError, "persistent is True or False, not NoneType: None"),
     (lambda r: r.queue("q").send(b"x", persistent="no"), TypeError, "persistent is True or False, not str: 'no'"),
@@ -61,6 +62,20 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda r: r.topic("t").receive_many(5), DestinationError, r"topic.subscribe\(name\).receive_many\(\)"),
     (lambda r: r.topic("t").consume(timeout=0), DestinationError, r"topic.subscribe\(name\).consume\(\)"),
     (lambda r: r.topic("t").listen(print, lease=3), DestinationError, r"topic.subscribe\(name\).listen\(\)"),
+    (
+        lambda r: anabranch.open(5),
+        TypeError,
+        "a configuration is the path of a file, or an anabranch.Config, not int: 5",
+    ),
+    (lambda r: r.repartition(None), TypeError, "a configuration is the path of a file, .* not NoneType: None"),
+    (lambda r: r.repartition(r.config, prepared_seconds=-1), ValueError, "prepared_seconds is .* 0 or more, not -1"),
+    (
+        lambda r: r.repartition(r.config, prepared_seconds="1"),
+        TypeError,
+        "prepared_seconds is .* seconds, not str: '1'",
+    ),
+    (lambda r: list(r.map("m").items(prefix=b"k")), TypeError, "prefix of a map is a str, not bytes: b'k'"),
+    (lambda r: list(r.map("m").items(after=5)), TypeError, "after of a map is a str, not int: 5"),
     (lambda r: r.map("m").get(5), TypeError, "a key of a map is a str, not int: 5"),
     (lambda r: r.map("m").pop(5), TypeError, "a key of a map is a str, not int: 5"),
     (lambda r: r.map("m").put("\ud800", b"1"), ValueError, "key .* is not valid unicode"),
