@@ -63,7 +63,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda r: r.topic("t").consume(timeout=0), DestinationError, r"topic.subscribe\(name\).consume\(\)"),
     (lambda r: r.topic("t").listen(print, lease=3), DestinationError, r"topic.subscribe\(name\).listen\(\)"),
     (
-        lambda r: anabranch.open(5),
+        lambda r: anabranch.open(NUMBER),
         TypeError,
         "a configuration is the path of a file, or an anabranch.Config, not int: 5",
     ),
