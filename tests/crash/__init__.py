@@ -5,6 +5,7 @@
     mixed.py           the same over all kinds of stores               python -m tests.crash.sigkill --mixed
     sigint.py          storms of Ctrl-C; --across: over two stores     python -m tests.crash.sigint --signals 3000
     faults.py          one system call of a scripted workload fails    python -m tests.crash.faults
+    large.py           the same with large messages                    python -m tests.crash.large
     damage.py          one file of a directory of all kinds is damaged python -m tests.crash.damage
     transactions.py    the same, and all that a power failure may leave, of transactions over 2 to 4 stores
                                                                        python -m tests.crash.transactions
@@ -15,8 +16,9 @@
     damaging.py        the loop of those that damage files
     power/             workloads and a checker for a power-failure simulator; see its docstring
 
-What they are made of: calls.py (system calls, counted and spoiled), disk.py (what a power failure may leave of them),
-programs.py (steps of transactions, and what each was promised).
+What they are made of: calls.py (system calls, counted and spoiled), spoiling.py (each of them, one after the other),
+scripted.py (a workload that goes on whatever fails), disk.py (what a power failure may leave of them), programs.py
+(steps of transactions, and what each was promised).
 
 The `test_` modules run a share of all of it, and as campaigns the whole (`make test-all`, tests/shares.py). A workload
 says what it does in *marks*, one line a write, to the file named by $CRASHSIM_MARKS: `TRY <json>` before it begins

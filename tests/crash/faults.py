@@ -8,14 +8,9 @@ Kinds: `eio`, `enospc`; `short`, a write that writes half, then ENOSPC; `crash`,
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import gc
-import shutil
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,20 +18,19 @@ import anabranch
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.limits import LimitOptions, WhenFull
 
-from ..garbage import set_aside
-from ..shares import Share, add_options, of_options
-from .calls import KINDS, Crash, Faults, Jobs, simulated
-from .ledger import Contents, Operation, body_of, compare, contents, identity_of, source, violations
-from .power.waiting import HOUR, Clock, states_of
+from .calls import Faults, Jobs
+from .ledger import Contents, body_of, compare, contents, identity_of, source, violations
+from .power.waiting import HOUR, states_of
+from .scripted import LIVES, Scripted, campaign
 
 RING = 3
 """So many messages are kept in the queue of that name; a send drops the oldest."""
 
 
-class Script:
-    """The workload: what was tried, what was promised, what was refused, and every error of a wrong type."""
+class Script(Scripted):
+    """The workload."""
 
-    def __init__(self, directory: Path, jobs: Jobs, full: bool = False) -> None:
+    def __init__(self, directory: Path, jobs: Jobs, full: bool) -> None:
         options = anabranch.JournalOptions(
             segment_size=64 * 1024, batch_bytes_max=16 * 1024, checkpoint_interval=3600.0, pool_files=1
         )
@@ -45,106 +39,57 @@ class Script:
             anabranch.StoreConfig("all", [">"], journal=options.model_copy(update={"limits": rings})),
             anabranch.StoreConfig("own", ["queue://own.>"], journal=options),
         ]
-        self.config = anabranch.Config(directory, stores)
-        self.jobs = jobs
-        self.full = full
-        """The disk may be full: what is given back then is free at once, and not counted."""
-        self.promised: list[Operation] = []
-        self.maybe: list[Operation] = []
-        self.refused: list[Operation] = []
-        """Those that are said to have had no effect."""
-        self.errors: list[str] = []
-        self.wrong: list[str] = []
-        self.router: anabranch.Router | None = None
-        self.sent = 0
+        super().__init__(anabranch.Config(directory, stores), jobs, full)
         self.subscribed: list[str] = []
         """The durable subscriptions of `t` that are known to be there."""
         self.released: Counter[str] = Counter()
         """How often a message has been given back, for certain."""
-        self.clock = Clock()
         self.untils: dict[tuple[str, str], set[int]] = {}
         """Until when (ms) each message may wait; others are free, as with 0."""
 
-    def attempt(self, what: str, act: Callable[[], object], operation: Operation | None = None) -> object:
-        """Do it; note the outcome."""
-        try:
-            result = act()
-        except anabranch.AnabranchError as error:
-            self.errors.append(f"{what}: {type(error).__name__}: {error}")
-            if operation:
-                no_effect = isinstance(error, (anabranch.StoreFullError, anabranch.UnknownMessageError))
-                (self.refused if no_effect else self.maybe).append(operation)
-            return None
-        except Crash:
-            if operation:
-                self.maybe.append(operation)
-            raise
-        except BaseException as error:
-            self.wrong.append(f"{what} raised {type(error).__name__}: {error}")
-            if operation:
-                self.maybe.append(operation)
-            return None
-        if operation:
-            self.promised.append(operation)
-        return result
-
-    def run(self, lives: int) -> None:
-        for life in range(lives):
-            if self.router is None:
-                self.attempt("open", self._open)
-            if self.router is None:
-                continue
-            for name in ("quick", "slow"):
-                self.subscribe(name)
-            for step in range(3):
-                self.publish(300)
-                if len(self.subscribed) == 2:
-                    self.release("t/slow", 1)
-                    self.ack("t/quick", 1)
-                self.release("q", 1)
-                self.send("q", 300)
-                self.send("own.q", 300)
-                self.many("q", 9000, 4)
-                self.ack("q", 4 if step else 2)
-                self.transaction("q", "audit")
-                self.put("job", 300)
-                self.finish("q", "job", "own")
-                if step == 1:
-                    self.pop("job")
-                self.ack("own.q", 1)
-                self.send("later", 300, after=HOUR)
-                self.send("later", 900, after=HOUR if step else 9 * HOUR)
-                self.delay("q", HOUR)
-                self.ring(300 + 2000 * step)
-                if step == 1:
-                    self.pass_time(2 * HOUR)
-                    self.ack("later", 1)
-                    self.attempt("checkpoint", self._checkpoint)
-                self.attempt("background", self.jobs.run)
-            self.attempt("reclaim", self.router.reclaim)
-            self.attempt("compact", self.router.compact)
+    def live(self, life: int, router: anabranch.Router) -> None:
+        for name in ("quick", "slow"):
+            self.subscribe(name)
+        for step in range(3):
+            self.publish(300)
+            if len(self.subscribed) == 2:
+                self.release("t/slow", 1)
+                self.ack("t/quick", 1)
+            self.release("q", 1)
             self.send("q", 300)
             self.send("own.q", 300)
+            self.many("q", 9000, 4)
+            self.ack("q", 4 if step else 2)
+            self.transaction("q", "audit")
+            self.put("job", 300)
+            self.finish("q", "job", "own")
+            if step == 1:
+                self.pop("job")
+            self.ack("own.q", 1)
+            self.send("later", 300, after=HOUR)
+            self.send("later", 900, after=HOUR if step else 9 * HOUR)
+            self.delay("q", HOUR)
+            self.ring(300 + 2000 * step)
+            if step == 1:
+                self.pass_time(2 * HOUR)
+                self.ack("later", 1)
+                self.attempt("checkpoint", self._checkpoint)
             self.attempt("background", self.jobs.run)
-            if life < lives - 1 and not self.errors:
-                self.attempt("close", self.router.close)
-                self.router = None
-
-    def _open(self) -> None:
-        self.router = None
-        self.router = anabranch.open(self.config)
+        self.attempt("reclaim", router.reclaim)
+        self.attempt("compact", router.compact)
+        self.send("q", 300)
+        self.send("own.q", 300)
+        self.attempt("background", self.jobs.run)
+        if life < LIVES - 1:
+            self.close()
 
     def _checkpoint(self) -> None:
         for store in stores_of(self.router):
             store.checkpoint()
 
-    def _new(self, count: int = 1) -> list[str]:
-        self.sent += count
-        return [f"s.{n}" for n in range(self.sent - count, self.sent)]
-
     def send(self, queue: str, size: int, after: int = 0) -> None:
         """To be delivered so many ms from now."""
-        (identity,) = ids = self._new()
+        (identity,) = ids = self.new()
         target = self.router.queue(queue)  # type: ignore[union-attr]
         act = partial(target.send, body_of(identity, size), deliver_in=after / 1000 if after else None)
         self.untils[queue, identity] = {self.clock.ms + after if after else 0}
@@ -155,7 +100,7 @@ class Script:
         queue = self.router.queue("ring")  # type: ignore[union-attr]
         there = self.attempt("browse", lambda: [identity_of(message.body) for message in queue.browse()])
         if isinstance(there, list):
-            (identity,) = self._new()
+            (identity,) = self.new()
             acks = [["ring", one] for one in there[: max(0, len(there) + 1 - RING)]]
             operation = {"op": "tx", "send": [["ring", identity]], "ack": acks}
             self.attempt("send to the ring", lambda: queue.send(body_of(identity, size)), operation)
@@ -177,7 +122,7 @@ class Script:
             untils |= {0 for until in untils if until <= self.clock.ms}
 
     def many(self, queue: str, size: int, count: int) -> None:
-        ids = self._new(count)
+        ids = self.new(count)
         target = self.router.queue(queue)  # type: ignore[union-attr]
         self.attempt(
             "send_many",
@@ -193,7 +138,7 @@ class Script:
     def publish(self, size: int) -> None:
         """To all subscriptions, or to none; while it is not known which there are, nothing is said."""
         if len(self.subscribed) == 2:
-            (identity,) = self._new()
+            (identity,) = self.new()
             topic = self.router.topic("t")  # type: ignore[union-attr]
             sends = [[f"t/{name}", identity] for name in self.subscribed]
             act = partial(topic.send, body_of(identity, size), expires_in=1e9)
@@ -228,7 +173,7 @@ class Script:
             self.attempt("ack", lambda: router.ack(messages), {"op": "ack", "q": queue, "ids": ids})
 
     def transaction(self, taken: str, given: str) -> None:
-        (identity,) = self._new()
+        (identity,) = self.new()
         messages = self.receive(taken, 1)
 
         def act() -> None:
@@ -253,7 +198,7 @@ class Script:
     def put(self, key: str, size: int) -> None:
         before = self._values(key)
         if before is not None:
-            (identity,) = self._new()
+            (identity,) = self.new()
             values = self.router.map("results")  # type: ignore[union-attr]
             operation = {
                 "op": "tx",
@@ -273,7 +218,7 @@ class Script:
         before, messages = self._values(key, gone), self.receive(taken, 1)
         if before is None:
             return
-        (identity,) = self._new()
+        (identity,) = self.new()
 
         def act() -> None:
             with self.router.transaction() as tx:  # type: ignore[union-attr]
@@ -285,84 +230,55 @@ class Script:
         acks = [[taken, identity_of(message.body)] for message in messages] + [["=results", one] for one in before]
         self.attempt("finish", act, {"op": "tx", "send": [["=results", identity]], "ack": acks})
 
+    def behaviour(self, router: anabranch.Router, faults: Faults) -> list[str]:
+        """A failed store stays failed, the others work, everything closes and opens again."""
+        wrong = [f"sync of {target} was tried again after it had failed" for target in faults.retried]
+        stores = stores_of(router)
+        failed = [store for store in stores if store.stats().failed]
+        if len(failed) > 1:
+            wrong.append(f"{len(failed)} stores failed")
+        for queue in ("q", "own.q"):
+            before = len(self.errors)
+            self.send(queue, 10)
+            store = next((s for s in stores if s.name == ("own" if queue == "own.q" else "all")), None)
+            if store in failed and (len(self.errors) == before or "StoreFailed" not in self.errors[-1]):
+                wrong.append(f"failed store {store.name} took a send: {self.errors[before:]}")
+            if store not in failed and len(self.errors) > before:
+                wrong.append(f"store {queue} has not failed and refuses a send: {self.errors[before:]}")
+        for store in failed:
+            self.reopen(store.name)
+            before = len(self.errors)
+            self.send("own.q" if store.name == "own" else "q", 10)
+            if len(self.errors) > before:
+                wrong.append(f"reopened, store {store.name} refuses a send: {self.errors[before:]}")
+        wrong += violations(router)
+        return wrong + [line for line in compare(contents(router), self.promised, self.maybe) if line not in wrong]
+
+    def left(self, directory: Path) -> list[str]:
+        """With and without the indexes."""
+        wrong: list[str] = []
+        gone = {(o["q"], i) for o in self.refused if o["op"] == "send" for i in o["ids"]}
+        config = anabranch.Config(directory, self.config.stores)
+        found: dict[str, list[str]] = {}
+        for _ in range(2):
+            with anabranch.open(config) as router:
+                again = contents(router)
+                wrong += compare(again, self.promised, self.maybe) + violations(router)
+                wrong += _waits(router, self.untils)
+                if not self.full:
+                    wrong += _uncounted(router, again, self.released)
+                wrong += [f"refused, but there: {i} of {q}" for q, ids in again.items() for i in ids if (q, i) in gone]
+            if found and again != found:
+                wrong.append("without its indexes it holds something else")
+            found = again
+            for index in directory.rglob("index.mdb"):
+                index.unlink()
+        return wrong
+
 
 def stores_of(router: anabranch.Router | None) -> list[JournalStore]:
     assert router is not None
     return [store for store in router.registry.open_stores() if isinstance(store, JournalStore)]
-
-
-def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[str]]:
-    """Run the script with call number `at` spoilt; what is wrong, in the store's behaviour and in what it leaves."""
-    directory = base / "data"
-    faults, jobs = Faults(base, kind, at), Jobs()
-    script = Script(directory, jobs, kind in ("enospc", "short"))
-    with simulated(jobs, f"{kind} {at}"), script.clock.stopped():
-        with faults.patched():
-            with contextlib.suppress(Crash):
-                script.run(lives)
-            wrong = script.wrong + jobs.raised
-            if not faults.dead:
-                faults.on = False
-                wrong += _behaviour(script, faults)
-            faults.dead = True  # what the abandoned objects still try to do does not reach the disk
-            killed = base / "killed"
-        shutil.copytree(directory, killed / "data") if directory.exists() else None
-        wrong += _left(killed / "data", script, faults)
-        script.router = None
-        gc.collect()
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.rmtree(killed, ignore_errors=True)
-    return faults, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
-
-
-def _behaviour(script: Script, faults: Faults) -> list[str]:
-    """The fault is over: a failed store stays failed, the others work, everything closes and opens again."""
-    wrong = [f"sync of {target} was tried again after it had failed" for target in faults.retried]
-    router = script.router
-    if router is None:
-        return wrong
-    stores = stores_of(router)
-    failed = [store for store in stores if store.stats().failed]
-    if len(failed) > 1:
-        wrong.append(f"{len(failed)} stores failed")
-    for queue in ("q", "own.q"):
-        before = len(script.errors)
-        script.send(queue, 10)
-        store = next((s for s in stores if s.name == ("own" if queue == "own.q" else "all")), None)
-        if store in failed and (len(script.errors) == before or "StoreFailed" not in script.errors[-1]):
-            wrong.append(f"failed store {store.name} took a send: {script.errors[before:]}")
-        if store not in failed and len(script.errors) > before:
-            wrong.append(f"store {queue} has not failed and refuses a send: {script.errors[before:]}")
-    for store in failed:
-        script.attempt("reopen", partial(router.reopen, store.name))
-        before = len(script.errors)
-        script.send("own.q" if store.name == "own" else "q", 10)
-        if len(script.errors) > before:
-            wrong.append(f"reopened, store {store.name} refuses a send: {script.errors[before:]}")
-    wrong += violations(router)
-    return wrong + [line for line in compare(contents(router), script.promised, script.maybe) if line not in wrong]
-
-
-def _left(directory: Path, script: Script, faults: Faults) -> list[str]:
-    """What a new process finds, with and without the indexes."""
-    wrong: list[str] = []
-    gone = {(o["q"], i) for o in script.refused if o["op"] == "send" for i in o["ids"]}
-    config = anabranch.Config(directory, script.config.stores)
-    found: dict[str, list[str]] = {}
-    for _ in range(2):
-        with anabranch.open(config) as router:
-            again = contents(router)
-            wrong += compare(again, script.promised, script.maybe) + violations(router)
-            wrong += _waits(router, script.untils)
-            if not script.full:
-                wrong += _uncounted(router, again, script.released)
-            wrong += [f"refused, but there: {i} of {q}" for q, ids in again.items() for i in ids if (q, i) in gone]
-        if found and again != found:
-            wrong.append("without its indexes it holds something else")
-        found = again
-        for index in directory.rglob("index.mdb"):
-            index.unlink()
-    return wrong
 
 
 def _waits(router: anabranch.Router, untils: Mapping[tuple[str, str], set[int]]) -> list[str]:
@@ -385,46 +301,5 @@ def _uncounted(router: anabranch.Router, found: Contents, released: Counter[str]
     return wrong
 
 
-def campaign(
-    kinds: list[str], report: Callable[[str], None], share: Share, every: int = 1, only: int = 0, lives: int = 2
-) -> int:
-    """Every call, every kind, or a share of them; how many trials went wrong. A life is open, work, close."""
-    trials = bad = 0
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is simulated needs no disk
-    with tempfile.TemporaryDirectory(prefix="faults-", dir=memory) as base:
-        faults, wrong = trial(Path(base), "", 0, lives)
-        calls = faults.count
-        report(f"{calls} calls; {wrong or 'all is well without faults'}")
-        set_aside()  # each trial collects what it made, and nothing else
-        for kind in kinds:
-            places = [at for at in range(1, calls + 1) if kind != "short" or faults.log[at - 1].startswith("pwrite")]
-            for at in [only] if only else share.of(places, every, kinds.index(kind)):
-                trials += 1
-                try:
-                    _, wrong = trial(Path(base), kind, at, lives)
-                except BaseException as error:
-                    if isinstance(error, KeyboardInterrupt):
-                        raise
-                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
-                    shutil.rmtree(Path(base) / "data", ignore_errors=True)
-                    shutil.rmtree(Path(base) / "killed", ignore_errors=True)
-                bad += bool(wrong)
-                for line in wrong[:3]:
-                    report(line)
-    report(f"{', '.join(kinds)}: {trials} of {calls} calls, {bad} wrong")
-    return bad
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Spoil every system call of a workload, one after the other.")
-    parser.add_argument("--kind", choices=KINDS, action="append")
-    parser.add_argument("--only", type=int, default=0)
-    add_options(parser)
-    arguments = parser.parse_args()
-    kinds = arguments.kind or list(KINDS)
-    bad = campaign(kinds, lambda line: print(line, flush=True), *of_options(arguments), arguments.only)
-    return 1 if bad else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(campaign(Script, "faults"))

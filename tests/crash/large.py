@@ -10,14 +10,9 @@ unlinked while something in the store's journal is not synced.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import gc
 import io
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +20,10 @@ from typing import Any
 import anabranch
 from anabranch.adapters.core.large import NAMED_AT
 
-from ..garbage import set_aside
-from ..shares import Share, add_options, of_options
-from .calls import KINDS, Crash, Faults, Jobs, simulated
+from .calls import Faults, Jobs
 from .ledger import Operation, body_of, compare, contents, identity_of, source, violations
 from .power.waiting import states_of
+from .scripted import Scripted, campaign
 
 SIZE = 2000
 
@@ -76,10 +70,10 @@ class Rules:
             self._segments.discard(target)
 
 
-class Script:
-    """The workload: what was tried, what was promised, what was refused, and every error of a wrong type."""
+class Script(Scripted):
+    """The workload."""
 
-    def __init__(self, directory: Path, jobs: Jobs, full: bool = False) -> None:
+    def __init__(self, directory: Path, jobs: Jobs, full: bool) -> None:
         options = anabranch.JournalOptions(
             segment_size=64 * 1024, batch_bytes_max=16 * 1024, checkpoint_interval=3600.0, pool_files=1,
             large_message_size=1024, dead_letter="dead",
@@ -89,84 +83,40 @@ class Script:
             anabranch.StoreConfig("all", [">"], journal=options),
             anabranch.StoreConfig("own", ["queue://own.>"], journal=lazy),
         ]
-        self.config = anabranch.Config(directory, stores)
-        self.jobs = jobs
-        self.promised: list[Operation] = []
-        self.maybe: list[Operation] = []
-        self.wrong: list[str] = []
-        self.errors: list[str] = []
-        self.router: anabranch.Router | None = None
-        self.sent = 0
+        super().__init__(anabranch.Config(directory, stores), jobs, full)
+        self.rules = Rules()
+        self.watch = self.rules
         self.back: set[str] = set()
         """Dead letters that were put back, for certain or perhaps: `put back into` a queue is not what was in it."""
         self.waits: set[tuple[str, str]] = set()
         """Those that wait for their time, for certain, if they are there."""
         self.may_wait: set[tuple[str, str]] = set()
-        self.full = full
+        self.late: set[str] = set()
+        """Sent in transactions that were left in doubt: they come when that is over, others may have passed (T2)."""
 
-    def attempt(self, what: str, act: Callable[[], object], operation: Operation | None = None) -> object:
-        """Do it; note the outcome."""
-        try:
-            result = act()
-        except anabranch.StoreFullError as error:  # it had no effect
-            self.errors.append(f"{what}: {error}")
-            return None
-        except anabranch.AnabranchError as error:
-            self.errors.append(f"{what}: {type(error).__name__}: {error}")
-            if operation:
-                self.maybe.append(operation)
-            return None
-        except Crash:
-            if operation:
-                self.maybe.append(operation)
-            raise
-        except BaseException as error:
-            self.wrong.append(f"{what} raised {type(error).__name__}: {error}")
-            if operation:
-                self.maybe.append(operation)
-            return None
-        if operation:
-            self.promised.append(operation)
-        return result
-
-    def run(self, lives: int) -> None:
-        for _ in range(lives):
-            if self.router is None:
-                self.attempt("open", self.open)
-            if self.router is None:
-                continue
-            for _ in range(2):
-                self.send("q")
-                self.send("own.q")
-                self.transaction({"q": ["own.q", "q"]})
-                self.attempt("background", self.jobs.run)
-                self.ack("q")
-                self.rolled_back("q", "own.q")
-                self.attempt("background", self.jobs.run)
-            self.send("q", 3600.0)
-            self.delay("q")
-            self.reject("q")
-            self.requeue()
+    def live(self, life: int, router: anabranch.Router) -> None:
+        for _ in range(2):
+            self.send("q")
+            self.send("own.q")
+            self.transaction({"q": ["own.q", "q"]})
             self.attempt("background", self.jobs.run)
             self.ack("q")
-            self.reject("q")
-            self.transaction({"dead": ["own.q"]})
-            self.transaction({"own.q": ["moved"]}, same=True)
+            self.rolled_back("q", "own.q")
             self.attempt("background", self.jobs.run)
-            if not self.errors:
-                self.attempt("close", self.router.close)
-                self.router = None
-
-    def open(self) -> None:
-        self.router = None
-        self.router = anabranch.open(self.config)
-
-    def _new(self) -> str:
-        self.sent += 1
-        return f"s.{self.sent}"
+        self.send("q", 3600.0)
+        self.delay("q")
+        self.reject("q")
+        self.requeue()
+        self.attempt("background", self.jobs.run)
+        self.ack("q")
+        self.reject("q")
+        self.transaction({"dead": ["own.q"]})
+        self.transaction({"own.q": ["moved"]}, same=True)
+        self.attempt("background", self.jobs.run)
+        self.close()
 
     def send(self, queue: str, deliver_in: float | None = None) -> None:
-        identity = self._new()
+        (identity,) = self.new()
         target = self.router.queue(queue)  # type: ignore[union-attr]
         act = partial(target.send, io.BytesIO(body_of(identity, SIZE)), {"is": "LARGE"}, identity)
         if deliver_in:
@@ -194,13 +144,15 @@ class Script:
         """From each queue a message, to others new ones, or the same body."""
         ((taken, given),) = what.items()
         found = self.receive(taken)
+        if same and found is None:
+            return
         operation: Operation = {"op": "tx", "send": [], "ack": []}
 
         def act() -> None:
             with self.router.transaction() as tx:  # type: ignore[union-attr]
                 for queue in given:
-                    identity = self._new() if found is None or not same else found[1]
-                    body = io.BytesIO(body_of(identity, SIZE)) if found is None or not same else found[0].content
+                    identity = found[1] if same and found is not None else self.new()[0]
+                    body = found[0].content if same and found is not None else io.BytesIO(body_of(identity, SIZE))
                     operation["send"].append([queue, identity])
                     tx.send(queue, body, {"is": "LARGE"})
                 if found is not None:
@@ -208,13 +160,15 @@ class Script:
                     tx.ack(found[0])
 
         self.attempt("transaction", act, operation)
+        if operation in self.maybe:
+            self.late.update(identity for _, identity in operation["send"])
 
     def rolled_back(self, *queues: str) -> None:
         def act() -> None:
             tx = self.router.transaction()  # type: ignore[union-attr]
             try:
                 for queue in queues:
-                    tx.send(queue, io.BytesIO(body_of(self._new(), SIZE)))
+                    tx.send(queue, io.BytesIO(body_of(self.new()[0], SIZE)))
             finally:
                 tx.rollback()
 
@@ -258,101 +212,34 @@ class Script:
         states = {(self.where(*pair), pair[1]): until for pair, (until, _) in states_of(router).items()}
         wrong = [f"{pair} does not wait" for pair in self.waits if states.get(pair) == 0]
         wrong += [f"{pair} waits" for pair, until in states.items() if until and pair not in self.may_wait]
-        return wrong + compare(found, self.promised, self.maybe)
+        compared = compare(found, self.promised, self.maybe)
+        return wrong + [line for line in compared if "out of order" not in line or not self.late & {*line.split()}]
 
-
-def trial(base: Path, kind: str, at: int, lives: int = 2) -> tuple[Faults, list[str]]:
-    """Run the script with call number `at` spoilt; what is wrong, in the store's behaviour and in what it leaves."""
-    directory = base / "data"
-    faults, jobs, rules = Faults(base, kind, at), Jobs(), Rules()
-    faults.watch = rules
-    with simulated(jobs, f"{kind} {at}"):
-        script = Script(directory, jobs, kind in ("enospc", "short"))
-        with faults.patched():
-            with contextlib.suppress(Crash):
-                script.run(lives)
-            wrong = script.wrong + jobs.raised + rules.wrong
-            if not faults.dead:
-                faults.on = False
-                wrong += _behaviour(script)
-            faults.dead = True  # what the abandoned objects still try to do does not reach the disk
-            killed = base / "killed"
-        shutil.copytree(directory, killed / "data") if directory.exists() else None
-        wrong += _left(killed / "data", script)
-        script.router = None
-        gc.collect()
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.rmtree(killed, ignore_errors=True)
-    return faults, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
-
-
-def _behaviour(script: Script) -> list[str]:
-    """The fault is over: what has not failed works on, and has what was promised."""
-    router = script.router
-    if router is None:
-        return []
-    for store in router.registry.open_stores():
-        if store.stats().failed:
-            script.attempt("reopen", partial(router.reopen, store.name))
-    before = len(script.errors)
-    script.send("q")
-    script.send("own.q")
-    if len(script.errors) > before:
-        return [f"a send is refused once the fault is over: {script.errors[before:]}"]
-    return violations(router) + script.compare(router)
-
-
-def _left(directory: Path, script: Script) -> list[str]:
-    """What a new process finds, and no more than that."""
-    with anabranch.open(anabranch.Config(directory, script.config.stores)) as router:
-        wrong = script.compare(router) + violations(router)
-        gc.collect()
+    def behaviour(self, router: anabranch.Router, faults: Faults) -> list[str]:
+        """What has not failed works on, and has what was promised."""
         for store in router.registry.open_stores():
-            store.bodies.tidy()
-            names = {body.name.hex() for those in store.bodies._live.values() for body in those.values()}
-            there = {path.stem for path in (store.directory / "large").glob("*.*")}
-            if names != there:
-                wrong.append(f"{store.name} has bodies {sorted(there)}, its messages name {sorted(names)}")
-        return wrong
+            if store.stats().failed:
+                self.reopen(store.name)
+        before = len(self.errors)
+        self.send("q")
+        self.send("own.q")
+        if len(self.errors) > before:
+            return [f"a send is refused once the fault is over: {self.errors[before:]}"]
+        return violations(router) + self.compare(router)
 
-
-def campaign(kinds: list[str], report: Callable[[str], None], share: Share, every: int = 1, only: int = 0) -> int:
-    """Every call, every kind, or a share of them; how many trials went wrong."""
-    trials = bad = 0
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is simulated needs no disk
-    with tempfile.TemporaryDirectory(prefix="large-", dir=memory) as base:
-        faults, wrong = trial(Path(base), "", 0)
-        calls = faults.count
-        report(f"{calls} calls; {wrong or 'all is well without faults'}")
-        bad += bool(wrong)
-        set_aside()  # each trial collects what it made, and nothing else
-        for kind in kinds:
-            places = [at for at in range(1, calls + 1) if kind != "short" or faults.log[at - 1].startswith("pwrite")]
-            for at in [only] if only else share.of(places, every, kinds.index(kind)):
-                trials += 1
-                try:
-                    _, wrong = trial(Path(base), kind, at)
-                except Exception as error:
-                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
-                    shutil.rmtree(Path(base) / "data", ignore_errors=True)
-                    shutil.rmtree(Path(base) / "killed", ignore_errors=True)
-                bad += bool(wrong)
-                for line in wrong[:3]:
-                    report(line)
-    report(f"large, {', '.join(kinds)}: {trials} of {calls} calls, {bad} wrong")
-    return bad
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Spoil every system call of a workload, one after the other.")
-    parser.add_argument("--kind", choices=KINDS, action="append")
-    parser.add_argument("--only", type=int, default=0)
-    add_options(parser)
-    arguments = parser.parse_args()
-    kinds = arguments.kind or list(KINDS)
-    bad = campaign(kinds, lambda line: print(line, flush=True), *of_options(arguments), arguments.only)
-    return 1 if bad else 0
+    def left(self, directory: Path) -> list[str]:
+        """And no more than that."""
+        with anabranch.open(anabranch.Config(directory, self.config.stores)) as router:
+            wrong = self.rules.wrong + self.compare(router) + violations(router)
+            gc.collect()
+            for store in router.registry.open_stores():
+                store.bodies.tidy()
+                names = {body.name.hex() for those in store.bodies._live.values() for body in those.values()}
+                there = {path.stem for path in (store.directory / "large").glob("*.*")}
+                if names != there:
+                    wrong.append(f"{store.name} has bodies {sorted(there)}, its messages name {sorted(names)}")
+            return wrong
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(campaign(Script, "large"))

@@ -9,15 +9,15 @@ rest; and in the end everything is there once, in order, with all that was known
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -28,10 +28,10 @@ from anabranch.policies.errors import AnabranchError, PlacementError
 from anabranch.router.repartition import repartition
 
 from ..places import in_memory
-from ..shares import Share, add_options, of_options
-from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
+from .calls import Crash, Faults, Jobs, simulated
 from .disk import Recorder, State, build, differences, states
 from .ledger import violations
+from .spoiling import POWER, Campaign, of_arguments, parser
 
 JOURNAL: Final = anabranch.JournalOptions(segment_size=64 * 1024)
 PAGE: Final = 4
@@ -270,9 +270,8 @@ def power_trial(base: Path, recording: Recording, state: State) -> list[str]:
 # Campaigns
 
 
-def campaign(kinds: Sequence[str], report: Callable[[str], None], share: Share, every: int = 1, only: int = 0) -> int:
+def spoil(campaign: Campaign) -> int:
     """Every call, every kind, or a share of them; how many trials went wrong."""
-    bad = 0
     with tempfile.TemporaryDirectory(prefix="moving-", dir=in_memory()) as place:
         base = Path(place)
         expected = fill(base / "template" / "data")
@@ -280,56 +279,25 @@ def campaign(kinds: Sequence[str], report: Callable[[str], None], share: Share, 
         gc.collect()
         gc.freeze()  # each trial collects what it made, and nothing else
         faults, wrong = trial(base, template, expected, "", 0)
-        bad += bool(wrong)
-        report(f"{faults.count} calls; {wrong[:3] or 'all is well without faults'}")
-        calls = [call.split()[0] for call in faults.log]
-        for kind in kinds:
-            if kind == "power":
-                bad += _power(base, report, share, every, only)
-                continue
-            places = [
-                at
-                for at, call in enumerate(calls, 1)
-                if (kind != "short" or call == "pwrite") and (kind != "crash" or call not in READS)
-            ]
-            trials = 0
-            for at in [only] if only else share.of(places, every, kinds.index(kind)):
-                trials += 1
-                try:
-                    _, wrong = trial(base, template, expected, kind, at)
-                except Exception as error:
-                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
-                bad += bool(wrong)
-                for line in wrong[:3]:
-                    report(line)
-            report(f"{kind}: {trials} of {len(places)} calls, {bad} wrong so far")
-    return bad
+        campaign.begin(faults.log, wrong)
+        spoiled = partial(trial, base, template, expected)
+        campaign.spoil(faults.log, lambda kind, at: spoiled(kind, at)[1], base)
+        if POWER in campaign.kinds:
+            _power(base, campaign)
+    return campaign.bad
 
 
-def _power(base: Path, report: Callable[[str], None], share: Share, every: int, only: int) -> int:
+def _power(base: Path, campaign: Campaign) -> None:
     recording = record(base)
     found = distinct(recording)
-    bad = checked = 0
-    for state in share.of([state for state in found if only in (0, state.point)], every):
-        checked += 1
-        wrong = power_trial(base, recording, state)
-        bad += bool(wrong)
-        for line in wrong[:3]:
-            report(line)
+    checked = campaign.lose_power(found, lambda state: power_trial(base, recording, state))
     points = recording.recorder.now() - recording.begin
-    report(f"power: {points} points, {len(found)} distinct states, {checked} checked, {bad} wrong")
-    return bad
+    campaign.report(f"power: {points} points, {len(found)} distinct states, {checked} checked, {campaign.bad} wrong")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Spoil every call of a repartition.")
-    parser.add_argument("--kind", choices=(*KINDS, "power"), action="append")
-    parser.add_argument("--only", type=int, default=0, help="this call alone (power: states at this point)")
-    add_options(parser)
-    given = parser.parse_args()
     logging.disable()  # records would hold stores and their files
-    report = lambda line: print(line, flush=True)  # noqa: E731
-    return 1 if campaign(given.kind or (*KINDS, "power"), report, *of_options(given), given.only) else 0
+    return 1 if spoil(of_arguments(parser("Spoil every call of a repartition.", POWER).parse_args(), POWER)) else 0
 
 
 if __name__ == "__main__":

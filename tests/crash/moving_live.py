@@ -11,7 +11,6 @@ step is known from a run without faults. Whatever happens, what is there is that
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import shutil
@@ -27,11 +26,11 @@ from anabranch.router.repartition import repartition
 from anabranch.router.repartition_progress import NAME
 
 from ..places import in_memory
-from ..shares import Share, add_options, of_options
-from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
+from .calls import Crash, Faults, Jobs, simulated
 from .disk import Recorder, State, build, states
 from .ledger import violations
 from .moving import Facts, after, before, facts_of, fill, small_pages
+from .spoiling import POWER, Campaign, of_arguments, parser
 
 SCRIPT: Final = (
     "send a", "ack a", "ack t", "send b", "send t", "commit", "hold", "send a", "ack held", "send new", "ack t",
@@ -217,8 +216,8 @@ def trial(base: Path, template: Path, known: Sequence[Facts], kind: str, at: int
     return faults, run, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
 
 
-def power(base: Path, report: Callable[[str], None], share: Share, every: int, only: int) -> int:
-    """Every state of the disk from the first call of the move on; how many are wrong."""
+def power(base: Path, campaign: Campaign) -> None:
+    """Every state of the disk from the first call of the move on."""
     directory = base / "data"
     recorder, jobs = Recorder(base), Jobs()
     faults = Faults(base, watch=recorder.watch)
@@ -236,17 +235,15 @@ def power(base: Path, report: Callable[[str], None], share: Share, every: int, o
     for state in states(recorder.calls):
         if state.point >= begin:
             found[state.kept, state.torn] = state
-    bad = checked = 0
-    for state in share.of([state for state in found.values() if only in (0, state.point)], every):
-        checked += 1
+
+    def look(state: State) -> list[str]:
         done = sum(end <= state.point for _, end in script.times)
         begun = max(done, sum(start < state.point for start, _ in script.times))
-        wrong = _power_trial(base, recorder, state, script.facts[done : begun + 1])
-        bad += bool(wrong)
-        for line in wrong[:3]:
-            report(line)
-    report(f"power: {recorder.now() - begin} points, {len(found)} distinct states, {checked} checked, {bad} wrong")
-    return bad
+        return _power_trial(base, recorder, state, script.facts[done : begun + 1])
+
+    checked = campaign.lose_power(list(found.values()), look)
+    points = recorder.now() - begin
+    campaign.report(f"power: {points} points, {len(found)} distinct states, {checked} checked, {campaign.bad} wrong")
 
 
 def _power_trial(base: Path, recorder: Recorder, state: State, allowed: Sequence[Facts]) -> list[str]:
@@ -263,9 +260,8 @@ def _power_trial(base: Path, recorder: Recorder, state: State, allowed: Sequence
     return [f"power after {state.point}, {call.kind} {call.path}, {state.what}: {line}" for line in wrong]
 
 
-def campaign(kinds: Sequence[str], report: Callable[[str], None], share: Share, every: int = 1, only: int = 0) -> int:
+def spoil(campaign: Campaign) -> int:
     """Every call, every kind, or a share of them; how many trials went wrong."""
-    bad = 0
     with tempfile.TemporaryDirectory(prefix="moving-live-", dir=in_memory()) as place:
         base = Path(place)
         template = base / "template" / "data"
@@ -275,41 +271,18 @@ def campaign(kinds: Sequence[str], report: Callable[[str], None], share: Share, 
         faults, run, wrong = trial(base, template, (), "", 0)
         assert run.script is not None
         known = run.script.facts
-        bad += bool(wrong)
-        report(f"{faults.count} calls, {run.script.step} steps; {wrong[:3] or 'all is well without faults'}")
-        calls = [call.split()[0] for call in faults.log]
-        for kind in kinds:
-            if kind == "power":
-                bad += power(base, report, share, every, only)
-                continue
-            places = [
-                at
-                for at, call in enumerate(calls, 1)
-                if (kind != "short" or call == "pwrite") and (kind != "crash" or call not in READS)
-            ]
-            trials = 0
-            for at in [only] if only else share.of(places, every, kinds.index(kind)):
-                trials += 1
-                try:
-                    _, _, wrong = trial(base, template, known, kind, at)
-                except Exception as error:
-                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
-                bad += bool(wrong)
-                for line in wrong[:3]:
-                    report(line)
-            report(f"{kind}: {trials} of {len(places)} calls, {bad} wrong so far")
-    return bad
+        campaign.name = f"{run.script.step} steps, "
+        campaign.begin(faults.log, wrong)
+        campaign.spoil(faults.log, lambda kind, at: trial(base, template, known, kind, at)[2], base)
+        if POWER in campaign.kinds:
+            power(base, campaign)
+    return campaign.bad
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Spoil every call of a repartition of an open router.")
-    parser.add_argument("--kind", choices=(*KINDS, "power"), action="append")
-    parser.add_argument("--only", type=int, default=0, help="this call alone (power: states at this point)")
-    add_options(parser)
-    given = parser.parse_args()
     logging.disable()  # records would hold stores and their files
-    report = lambda line: print(line, flush=True)  # noqa: E731
-    return 1 if campaign(given.kind or (*KINDS, "power"), report, *of_options(given), given.only) else 0
+    given = parser("Spoil every call of a repartition of an open router.", POWER).parse_args()
+    return 1 if spoil(of_arguments(given, POWER)) else 0
 
 
 if __name__ == "__main__":

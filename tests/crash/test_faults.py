@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ..shares import Share
-from .faults import KINDS
+from .calls import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,7 +22,8 @@ from ..garbage import set_aside
 from ..shares import Share
 from .calls import KINDS
 from .programs import POINTS, Account, Ack, Die, Do, Entry, Send, Step, Tell, Tx, Xa
-from .transactions import campaign, distinct, power_trial, record, scratch, trial
+from .spoiling import Campaign
+from .transactions import distinct, power_trial, record, scratch, spoil, trial
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +152,7 @@ def test_a_rule_that_is_broken_is_seen(
     owner: type, method: str, instead: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, method, instead)
-    assert campaign(3, [kind], lambda line: None, Share(), every=100, enough=1)
+    assert spoil(3, Campaign([kind], lambda line: None, Share(), every=100, enough=1))
 
 
 def test_the_account_sees_what_is_wrong() -> None:

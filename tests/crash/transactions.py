@@ -13,14 +13,12 @@ store fails, the others work on, and no sync is tried again; in the end nothing 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
-import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,11 +32,11 @@ from anabranch.router import decision_log
 from anabranch.router.decision_log import Decision, DecisionLog, External
 
 from ..garbage import set_aside
-from ..shares import Share, add_options, of_options
-from .calls import KINDS, READS, Crash, Faults, Jobs, simulated
+from .calls import Crash, Faults, Jobs, simulated
 from .disk import Lanes, Recorder, State, build, differences, states
 from .ledger import body_of, contents, violations
 from .programs import DONE, LAST, UNDONE, Script, Step, configured, scripted, stores_of
+from .spoiling import POWER, Campaign, of_arguments, parser
 
 DECISIONS_BYTES: Final = w.HEADER_BYTES + 1024
 """Of a segment of the decision log: small, so that it rolls over every few decisions."""
@@ -326,100 +324,38 @@ def scratch() -> Any:
     return tempfile.TemporaryDirectory(prefix="transactions-", dir=memory)
 
 
-def campaign(
-    stores: int,
-    kinds: Sequence[str],
-    report: Callable[[str], None],
-    share: Share,
-    every: int = 1,
-    only: int = 0,
-    backward: bool = False,
-    enough: float = math.inf,
-) -> int:
-    """Every call, every kind, or a share of them; how many trials went wrong. It ends once `enough` did."""
+def spoil(stores: int, campaign: Campaign, backward: bool = False) -> int:
+    """Every call, every kind, or a share of them; how many trials went wrong."""
     program = scripted(stores)
-    bad = 0
+    campaign.name = f"{stores} stores, "
     with scratch() as place:
         base = Path(place)
         set_aside()  # each trial collects what it made, and nothing else
         faults, wrong = trial(base, program, stores, "", 0, backward)
-        bad += bool(wrong)
-        report(f"{stores} stores, {faults.count} calls; {wrong[:3] or 'all is well without faults'}")
-        for kind in kinds:
-            if kind == "power":
-                bad += _power(base, program, stores, report, share, every, only, backward, enough)
-                continue
-            trials = 0
-            calls = [call.split()[0] for call in faults.log[: faults.count]]
-            places = [
-                at
-                for at, call in enumerate(calls, 1)
-                if (kind != "short" or call == "pwrite") and (kind != "crash" or call not in READS)
-            ]
-            for at in [only] if only else share.of(places, every, kinds.index(kind)):
-                trials += 1
-                try:
-                    _, wrong = trial(base, program, stores, kind, at, backward)
-                except Exception as error:
-                    wrong = [f"{kind} at {at}, {faults.log[at - 1]}: {type(error).__name__}: {error}"]
-                bad += bool(wrong)
-                for line in wrong[:3]:
-                    report(line)
-                if bad >= enough:
-                    return bad
-            report(f"{stores} stores, {kind}: {trials} of {len(places)} calls, {bad} wrong so far")
-    return bad
+        calls = faults.log[: faults.count]
+        campaign.begin(calls, wrong)
+        campaign.spoil(calls, lambda kind, at: trial(base, program, stores, kind, at, backward)[1], base)
+        if POWER in campaign.kinds and campaign.bad < campaign.enough:
+            _power(base, program, stores, campaign, backward)
+    return campaign.bad
 
 
-def _power(
-    base: Path,
-    program: Sequence[Step],
-    stores: int,
-    report: Callable[[str], None],
-    share: Share,
-    every: int,
-    only: int,
-    backward: bool,
-    enough: float,
-) -> int:
+def _power(base: Path, program: Sequence[Step], stores: int, campaign: Campaign, backward: bool) -> None:
     recording = record(base, program, stores, backward)
     number, different = distinct(recording)
-    if only:
-        different = [state for state in different if state.point == only]
-    bad = checked = 0
-    for state in share.of(different, every):
-        checked += 1
-        wrong = power_trial(base, recording, state)
-        bad += bool(wrong)
-        for line in wrong[:3]:
-            report(line)
-        if bad >= enough:
-            break
-    report(
+    checked = campaign.lose_power(different, lambda state: power_trial(base, recording, state))
+    campaign.report(
         f"{stores} stores, power: {recording.recorder.now()} points, {number} states, {len(different)} distinct, "
-        f"{checked} checked, {bad} wrong"
+        f"{checked} checked, {campaign.bad} wrong"
     )
-    return bad
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Spoil every call of transactions over several stores.")
-    parser.add_argument("--stores", type=int, choices=(2, 3, 4), action="append")
-    parser.add_argument("--kind", choices=(*KINDS, "power"), action="append")
-    parser.add_argument("--only", type=int, default=0, help="this call alone (power: states at this point)")
-    parser.add_argument("--backward", action="store_true", help="stores prepare in the opposite order")
-    add_options(parser)
-    arguments = parser.parse_args()
-    bad = 0
-    for stores in arguments.stores or (2, 3, 4):
-        bad += campaign(
-            stores,
-            arguments.kind or (*KINDS, "power"),
-            lambda line: print(line, flush=True),
-            *of_options(arguments),
-            arguments.only,
-            arguments.backward,
-        )
+    options = parser("Spoil every call of transactions over several stores.", POWER)
+    options.add_argument("--stores", type=int, choices=(2, 3, 4), action="append")
+    options.add_argument("--backward", action="store_true", help="stores prepare in the opposite order")
+    given = options.parse_args()
+    bad = sum(spoil(stores, of_arguments(given, POWER), given.backward) for stores in given.stores or (2, 3, 4))
     return 1 if bad else 0
 
 
