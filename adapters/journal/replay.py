@@ -12,6 +12,7 @@ import lmdb
 
 from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, DestinationError
+from ..core.branches import Forget
 from ..core.changes import Change, Send
 from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from ..core.states import DestinationState, SubscriptionState
@@ -29,6 +30,7 @@ from .encoding import (
     COMPACTED_PAYLOAD,
     DECODERS,
     NUMBER,
+    NUMBER_MAX,
     PREPARE,
     SEND,
     SEND_START,
@@ -246,6 +248,9 @@ class Replay:
         for record in records_of(batch):
             if record.kind == SEND:
                 send = self._send(record)
+                if send.seq <= self._sent:
+                    yield from self._again(send, record)
+                self._sent = send.seq
                 if not (self.is_mended and self._is_there(send)):
                     yield send
                 continue
@@ -294,6 +299,9 @@ class Replay:
             if record.kind in (SEND, PREPARE) and not _bit(dead, record.lsn - base_lsn):
                 if record.kind == SEND:
                     send = self._send(record)
+                    if send.seq <= self._sent:
+                        yield from self._again(send, record)
+                    self._sent = send.seq
                     if self.is_mended and self._is_there(send):
                         continue
                     if not send.state.is_map:
@@ -314,23 +322,22 @@ class Replay:
         try:
             send = decode_send(record, self._index)
         except KeyError as error:
-            if self.is_mended:
-                number = NUMBER.unpack_from(record.payload)[0]
+            number = NUMBER.unpack_from(record.payload)[0]
+            if self.is_mended and 0 < number <= NUMBER_MAX:
                 self._index.declare(DestinationState(number, Destination.queue(f"{UNNAMED}.{number}")))
                 return self._send(record)
             reason = f"record {record.lsn} is a message of destination {error}, which no record declares"
             raise CorruptionError(str(record.segment.path), record.offset, reason) from None
         except MALFORMED as error:
             raise _malformed(record, error) from error
-        if send.seq <= self._sent and not self.is_mended:  # what was mended may have it twice (_is_there)
-            self._require_new(send, record)
-        self._sent = send.seq
         self._meet(send.seq)
         return send
 
-    def _require_new(self, send: Send, record: Record) -> None:
-        """No other message has its seq. Raises CorruptionError."""
-        if send.seq == self._sent or self._index.rows.row(send.state, None, send.seq) is not None:
+    def _again(self, send: Send, record: Record) -> Iterator[Change]:
+        """A message may be one that was met before: then it is none, unless the journal was mended. Yields what lets
+        those before it be applied. Raises CorruptionError."""
+        yield Forget(())
+        if not self.is_mended and self._index.rows.row(send.state, None, send.seq) is not None:
             raise _malformed(record, ValueError(f"there is another message {send.seq} of {send.state.destination}"))
 
     def _meet(self, seq: int) -> None:

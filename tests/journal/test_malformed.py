@@ -192,6 +192,7 @@ def journal_of(path: Path, *records: tuple[int, bytes]) -> JournalStore:
         ([QUEUE, (e.REMOVE, e.NUMBER.pack(1)), QUEUE], "queue://n has the number of one that was removed"),
         ([TOPIC, subscription(3, 4), (e.UNSUBSCRIBE, e.UNSUBSCRIBE_PAYLOAD.pack(3, 4)), subscription(3, 4)],
          "has the number of one that ended"),
+        ([(w.LOST, b""), message(1 << 31, 1)], "is a message of destination 2147483648, which no record declares"),
         ([QUEUE, subscription(1, 4)], "queue://n is no topic"),
         ([TOPIC, subscription(3, 1 << 31)], "is no number of a destination, nor of a subscription"),
         ([(e.COMMIT, b"")], "a transaction's id takes 0 bytes, not 32"),
@@ -205,6 +206,20 @@ def journal_of(path: Path, *records: tuple[int, bytes]) -> JournalStore:
 def test_what_no_store_has_written(tmp_path: Path, records: list[tuple[int, bytes]], says: str) -> None:
     store = journal_of(tmp_path / "s", *records)
     with pytest.raises(CorruptionError, match=says):
+        store.open()
+
+
+def test_one_message_twice_in_a_batch(tmp_path: Path) -> None:
+    store = journal_of(tmp_path / "s", QUEUE)
+    (file,) = (tmp_path / "s/journal").glob("*.seg")
+    segment = Segment(read_header(file), file)
+    (first,) = BatchReader(segment, w.HEADER_BYTES, 0)
+    sends = [(*message(1, seq), None) for seq in (1, 2, 1)]
+    data, _ = encode_records(Tail(segment, first.end, first.last_lsn, 0), sends, 0)
+    with file.open("r+b") as written:
+        written.seek(first.end)
+        written.write(data)
+    with pytest.raises(CorruptionError, match="there is another message 1 of queue://n"):
         store.open()
 
 
