@@ -25,7 +25,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ...policies.destination import Destination
@@ -37,6 +36,7 @@ from .changes import Ack, Change, Postponed, Returned, Send
 from .place import DELIVERIES, SEQ, Place
 from .records import HEAD, is_large, reference_in
 from .states import DestinationState, SubscriptionState
+from .sweep import wall_ms
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -237,7 +237,8 @@ def remove(store: Store, destination: Destination) -> None:
 
 
 class Digest:
-    """What a series of messages comes to: their records, in order, and what has happened to them."""
+    """What a series of messages comes to: their records, in order, and what has happened to them. Not until when they
+    wait: of two stores one may bring back first what is due."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -265,9 +266,23 @@ def digest(stored: Iterable[Stored]) -> Digest:
 
 def common(source: Store, target: Store, destination: Destination) -> int | None:
     """How many messages the target holds, if these are the first of the source's and as they are there; else None."""
-    found = digest(messages(read(target, destination)))
-    first = digest(islice(messages(read(source, destination)), found.count))
-    return found.count if (found.count, found.hex()) == (first.count, first.hex()) else None
+    count, rest = 0, messages(read(source, destination))
+    for there in messages(read(target, destination)):
+        ours = next(rest, None)
+        if ours is None or ours.record != there.record or not _alike(ours, there):
+            return None
+        count += 1
+    return count
+
+
+def _alike(ours: Stored, there: Stored) -> bool:
+    """Whether the same has happened to both (rule K6). What is due by now may have been brought back in one of them."""
+    now = wall_ms()
+    happened, waits = [], []
+    for one in (ours, there):
+        happened.append((one.deliveries, dict(one.waiting)))
+        waits.append((max(one.until, now), {key: until for key, until in one.untils.items() if until > now}))
+    return happened[0] == happened[1] and waits[0] == waits[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +303,7 @@ def prefix(items: Iterable[Item], target: Store, destination: Destination) -> Pr
         if isinstance(there, Seen) or ours is None or ours.record != there.record:
             return None
         count += 1
-        whole = whole and (ours.deliveries, dict(ours.waiting)) == (there.deliveries, dict(there.waiting))
-        whole = whole and (ours.until, dict(ours.untils)) == (there.until, dict(there.untils))
+        whole = whole and _alike(ours, there)
     return Prefix(count, whole)
 
 

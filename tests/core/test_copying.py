@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,25 @@ class Pairs:
         bring(both.target, A, left)
         both.later()
         assert facts(both.target, A) == facts(both.source, A)
+
+    def test_what_waits_otherwise_is_no_prefix(self, both: Both) -> None:
+        """A crash may have kept a message and not that it waits (rule K6): it would be delivered at once."""
+        soon = Destination.queue("soon")
+        for deliver_at_ms in (0, FOREVER):
+            both.source.send_many(A, [Outgoing(b"x", deliver_at_ms=deliver_at_ms)])
+        both.source.subscribe(EARLY)
+        both.source.send(T, b"t")
+        take(both.source, T, subscription=EARLY.key).release(delay=1e6)
+        both.source.send(soon, b"x", deliver_at_ms=1)
+        for destination in (A, T, soon):
+            items = list(messages(read(both.source, destination)))
+            now = [replace(item, until=0, untils={}) for item in items]
+            bring(both.target, destination, now, amount(both.source, destination).subscriptions)
+            assert common(both.source, both.target, destination) == (1 if destination == soon else None)
+            assert prefix(items, both.target, destination) == Prefix(len(items), destination == soon)
+            both.target.delete(destination)
+            bring(both.target, destination, items, amount(both.source, destination).subscriptions)
+            assert common(both.source, both.target, destination) == len(items)
 
     def test_a_prefix_of_messages_of_another_origin(self, both: Both) -> None:
         for number in range(3):
