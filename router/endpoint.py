@@ -25,7 +25,7 @@ from ..adapters.messages import (
     require_persistent,
 )
 from ..policies.destination import Destination
-from ..policies.errors import ClosedError
+from ..policies.errors import ClosedError, StoreFailedError
 from .deferred_sends import KNOWN_SECONDS, once_more
 
 if TYPE_CHECKING:
@@ -134,9 +134,16 @@ class Endpoint:
         return registry.for_store(destination, partial(_send, destination, message, sync))
 
     def _send_within(self, connection: Any, messages: Sequence[Outgoing | bytes]) -> list[Receipt]:
-        return self._registry.for_store(
-            self.destination, lambda store: store.send_within(connection, self.destination, messages)
-        )
+        registry, destination = self._registry, self.destination
+        try:
+            return registry.for_store(destination, lambda store: store.send_within(connection, destination, messages))
+        except StoreFailedError as error:
+            if registry.store_of(destination) is None:
+                error.add_note(
+                    f"The store of {destination} is to be made now, with its tables, from which SQLite keeps it while "
+                    "your transaction has written: call send_many([]) without a connection once, before you begin one."
+                )
+            raise
 
     def send_many(
         self, messages: Iterable[Outgoing | bytes], sync: bool | None = None, *, connection: Any = None

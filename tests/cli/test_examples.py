@@ -36,6 +36,12 @@ SAYS = {
         "  orders.packed: ['a train']\n"
         "  audit.orders: ['accepted a train', 'packed a train', 'a doll']\n"
     ),
+    "own_database": (
+        "rolled back: an order without a toy\n"
+        "orders: ['a train', 'a doll']\n"
+        "parcels: ['a train']\n"
+        "to pack: ['a doll']\n"
+    ),
     "worker": (
         "to carol: welcome\n"
         "delivery 1 of mail-as-text: DecodeError\n"

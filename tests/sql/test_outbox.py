@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import sqlalchemy.orm
+from pydantic import SecretStr
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
@@ -447,6 +448,29 @@ def test_other_stores_refuse_it(url: str, tmp_path: Path) -> None:
         shared.close()
 
 
+def test_a_store_that_is_not_made_yet(tmp_path: Path) -> None:
+    """SQLite does not let it make its tables while the caller has written: the error says what to do before."""
+    engine = caller_engine(f"sqlite:///{tmp_path / 'db'}")
+    SALES.metadata.create_all(engine)
+    options = SqlOptions(url=SecretStr(f"sqlite:///{tmp_path / 'db'}"))
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], sql=options)])
+    with anabranch.open(config) as router:
+        queue = router.queue("q")
+
+        def sell(name: str) -> None:
+            with engine.begin() as connection:
+                connection.execute(SALES.insert(), {"name": name})
+                queue.send(name.encode(), connection=connection)
+
+        with pytest.raises(StoreFailedError) as caught:
+            sell("hat")
+        assert any("call send_many([]) without a connection once" in note for note in caught.value.__notes__)
+        queue.send_many([])
+        sell("coat")
+        assert [message.body for message in queue.browse()] == [b"coat"]
+    engine.dispose()
+
+
 def test_another_database_is_refused(shared: Shared, store: Store, tmp_path: Path, request: Any) -> None:
     elsewhere = [sa.create_engine("sqlite://"), sa.create_engine(f"sqlite:///{tmp_path / 'copy.db'}")]
     if shared.engine.dialect.name == "sqlite":
@@ -498,7 +522,7 @@ def test_what_is_no_connection_is_refused(shared: Shared, store: Store) -> None:
         store.send_within(shared.engine, A, [b"1"])
     with sqlalchemy.orm.Session(shared.engine) as session, pytest.raises(TypeError, match=r"session.connection\(\)"):
         store.send_within(session, A, [b"1"])
-    with pytest.raises(TypeError, match="not a str"):
+    with pytest.raises(TypeError, match="Connection, not str"):
         store.send_within("x", A, [b"1"])
     with shared.engine.connect() as connection:
         pass
