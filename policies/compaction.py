@@ -54,7 +54,7 @@ def choose(files: Iterable[F], live_percent: int, min_segments: int, bytes_max: 
     for file in files:
         if not file.live:
             continue
-        if file.live_bytes * 100 <= live_percent * (file.taken + header_bytes):
+        if is_dying(file, live_percent, header_bytes):
             dying.setdefault(file.generation, []).append(file)
         elif file.generation and file.taken * TOGETHER <= bytes_max:
             small.setdefault(file.generation, []).append(file)
@@ -67,6 +67,11 @@ def choose(files: Iterable[F], live_percent: int, min_segments: int, bytes_max: 
         if first := _first(group, TOGETHER, bytes_max):
             return first
     return []
+
+
+def is_dying(file: Used, live_percent: int, header_bytes: int) -> bool:
+    """Whether at most so much of what it takes is live."""
+    return file.live_bytes * 100 <= live_percent * (file.taken + header_bytes)
 
 
 def _first(group: Sequence[F], least: int, bytes_max: int) -> list[F]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ...policies.compaction import MESSAGES_MAX, choose
+from ...policies.compaction import MESSAGES_MAX, choose, is_dying
 from ...policies.errors import AnabranchError, ClosedError, StoreFullError
 from ...policies.options import JournalOptions
 from ..background import CoalescedJob
@@ -43,8 +43,10 @@ SLICE: Final = 0.0001
 PAUSE: Final = 0.001
 """Seconds of work, and of rest behind it. A thread that computes without a pause keeps the interpreter from senders,
 for 5 ms at a time; with these, one send of some hundred waits for one slice."""
-HURRIED_PAUSE: Final = 0.0002
-"""Where files have become fit for it faster than they were compacted."""
+HURRIED_SLICE: Final = 0.001
+HURRIED_PAUSE: Final = 0.0005
+"""Where segments die faster than they are compacted. Senders that wait for nothing keep the interpreter for 5 ms behind
+each pause: with short slices a busy store would grow for as long as it is busy."""
 AGAIN_SECONDS: Final = 5.0
 """After a full disk, or one that could not be written or read."""
 
@@ -70,7 +72,8 @@ class Compactor:
         self._stopping = False
         self._not_before = 0.0
         self._unreadable: set[int] = set()
-        self._pause_at, self._pause_seconds = 0.0, PAUSE
+        self._pause_at = 0.0
+        self._slice, self._rest = SLICE, PAUSE
         self.compactions = 0
         """How many files of copies count since it was made."""
         self.copied = 0
@@ -136,7 +139,7 @@ class Compactor:
 
     def _compact(self, sources: Sequence[Segment]) -> None:
         generation = 1 + max(segment.generation for segment in sources)
-        self._pause_seconds = HURRIED_PAUSE if len(sources) > 2 * self._min_segments else PAUSE
+        self._slice, self._rest = (HURRIED_SLICE, HURRIED_PAUSE) if self._is_behind() else (SLICE, PAUSE)
         writer: CopiesWriter | None = None
         messages: list[Copied] = []
         try:
@@ -160,6 +163,12 @@ class Compactor:
         # What was not found in them counts there still; else they would come here again at once.
         left = [segment for segment in sources if segment.live and segment in self._log.table.all]
         self._unreadable.update(segment.number for segment in left)
+
+    def _is_behind(self) -> bool:
+        """Whether many more segments wait than are compacted together."""
+        percent = self._options.compact_live_percent
+        waiting = sum(is_dying(s, percent, w.HEADER_BYTES) for s in self._log.table.segments if s.live)
+        return waiting > 2 * self._min_segments
 
     def _next_number(self) -> int:
         """Of a file of copies, behind COPIES: never used before, since each that counts has a record of the log."""
@@ -193,8 +202,8 @@ class Compactor:
         if self._stopping:
             raise ClosedError(f"{self._log.name} is being closed")
         if time.perf_counter() >= self._pause_at:
-            time.sleep(self._pause_seconds)
-            self._pause_at = time.perf_counter() + SLICE
+            time.sleep(self._rest)
+            self._pause_at = time.perf_counter() + self._slice
 
     def _publish(self, writer: CopiesWriter, messages: list[Copied]) -> None:
         """Let a file count. Raises AnabranchError, OSError; the file is removed then, unless it may count."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -279,6 +281,47 @@ def test_it_goes_on_by_itself(disk: JournalDisk) -> None:
     assert_whole(store)
     held = content(store)
     assert content(rebuilt(disk, store, True)) == held
+
+
+@pytest.mark.parametrize(("rounds", "rest"), [(4, compaction.PAUSE), (12, compaction.HURRIED_PAUSE)])
+def test_it_hurries_where_many_wait(
+    disk: JournalDisk, monkeypatch: pytest.MonkeyPatch, rounds: int, rest: float
+) -> None:
+    monkeypatch.setattr(compaction.Compactor, "notice", lambda self: None)
+    store = disk.create(compact_min_segments=2)
+    mixed(store, rounds=rounds)
+    rests: list[float] = []
+    clock = SimpleNamespace(sleep=rests.append, perf_counter=time.perf_counter, monotonic=time.monotonic)
+    monkeypatch.setattr("anabranch.adapters.journal.compaction.time", clock)
+    assert compact(store)
+    assert set(rests) == {rest}
+    assert_whole(store)
+
+
+def test_what_was_copied_from_goes_before_more_is_copied(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the background: else all of it would be on the disk twice."""
+    monkeypatch.setattr(compaction.Compactor, "notice", lambda self: None)
+    store = disk.create(compact_min_segments=2, compact_live_percent=90)
+    assert isinstance(store, JournalStore)
+    for n in range(12):  # so much lives that two segments fill a file of copies
+        store.send_many(B, [f"{n:06d}".encode().ljust(1000, b"+")] * 30)
+        store.send_many(A, [b"." * 1000] * 30)
+        drain(store, A)
+    held = content(store)
+    before, most = len(segments_of(store)), 0
+    publish = compaction.Compactor._publish
+
+    def counted(self: compaction.Compactor, *args: object) -> None:
+        nonlocal most
+        publish(self, *args)  # type: ignore[arg-type]
+        most = max(most, len(segments_of(store)) + len(copies_of(store)) - before)
+
+    monkeypatch.setattr(compaction.Compactor, "_publish", counted)
+    store.backend._compactor._run_in_background()
+    assert store.stats().compactions > 3
+    assert most <= 2
+    assert content(store) == held
+    assert_whole(store)
 
 
 def test_a_snapshot_may_come_at_any_time(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
