@@ -28,12 +28,12 @@ from typing import Any, Final
 import anabranch
 from anabranch.adapters.descriptors import shares
 
+MIB: Final = 1 << 20
 KINDS: Final[dict[str, Any]] = {
     "journal": anabranch.JournalOptions(sync=anabranch.Sync.NEVER, duplicate_window=0),
     "sql": anabranch.SqlOptions(duplicate_window=0),
-    "memory": anabranch.MemoryOptions(duplicate_window=0),
+    "memory": anabranch.MemoryOptions(duplicate_window=0, max_bytes=512 * MIB),
 }
-MIB: Final = 1 << 20
 DAY: Final = 86_400
 BATCH: Final = 1000
 
