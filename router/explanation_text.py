@@ -28,6 +28,8 @@ ROWS_MAX = 50
 """Destinations and subscriptions that are listed, those that pin most."""
 _ID_SHOWN = 16
 """Digits at the end of a transaction's id, which tell it from others of the same router."""
+_ID_FITS = 100
+"""Columns of a terminal on which a row with all of an id has room."""
 
 
 def render_text(explanation: DirectoryExplanation, width: int = 120) -> str:
@@ -133,13 +135,19 @@ def _store(store: StoreExplanation, at_ms: int, width: int, unfinished: str | No
     if store.transactions:
         rows = [["prepared transaction", "sends", "acks", "bytes", "segment"]]
         rows += [
-            [t.id, f"{t.sends:,}", f"{t.acks:,}", human_bytes(t.bytes), str(t.segment)] for t in store.transactions
+            [_shortened(t.id, width), f"{t.sends:,}", f"{t.acks:,}", human_bytes(t.bytes), str(t.segment)]
+            for t in store.transactions
         ]
         lines += [*table(rows, right=range(1, 5)), ""]
     lines += [*_segments(store, at_ms, width), *wrapped(_beside(store), width), ""]
     if store.damages:
         lines += ["Damage:", *(f"  {damage}" for damage in store.damages), ""]
     return lines
+
+
+def _shortened(transaction: str, width: int) -> str:
+    """Its id, or the end of it where the table would be too wide; `anabranch transactions` lists all of it."""
+    return transaction if width >= _ID_FITS else f"...{transaction[-_ID_SHOWN:]}"
 
 
 def _figures(pinning: Pinning, at_ms: int) -> list[str]:

@@ -162,6 +162,10 @@ def test_a_prepared_transaction_keeps_its_record_and_what_it_acks(tmp_path: Path
     with anabranch.open(config(tmp_path)) as router:
         assert [one.transaction for one in router.in_doubt()] == [waiting.id]
     assert "1 acked by a prepared transaction" in " ".join(render_text(explain(tmp_path), 200).split())
+    assert waiting.id in render_text(explain(tmp_path), 100)
+    narrow = render_text(explain(tmp_path), 80)
+    assert f"...{waiting.id[-16:]} " in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_of_many_destinations_the_text_names_those_with_the_most(tmp_path: Path) -> None:
