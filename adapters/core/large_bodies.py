@@ -108,6 +108,8 @@ class LargeBodies:
         self.streams: weakref.WeakSet[LargeStream] = weakref.WeakSet()
         self._adopting = threading.RLock()
         """Held by who copies a body from another store, or shares one."""
+        self._noting = threading.RLock()
+        """Held by who notes whose a body is, and who notes that it is several's: that is never written over."""
         self._passing: set[bytes] = set()
         """Names of bodies that are not to survive the store's being closed."""
         self._work = threading.RLock()
@@ -377,15 +379,17 @@ class LargeBodies:
         return own
 
     def _promise(self, body: LargeBody) -> None:
-        if body.promised:
+        with self._lock:
+            first, body.promised = not body.promised, True
+        if not first:
             self._share(body)
-        body.promised = True
 
     def _share(self, body: LargeBody) -> None:
         """More than one message may name it (rule B7). Raises StoreFullError, StoreFailedError."""
-        if not body.shared and body.lasting:
-            self.storage.note(body.name, named_by(0, 0), sync=True)
-        body.shared = True
+        with self._noting:
+            if not body.shared and body.lasting:
+                self.storage.note(body.name, named_by(0, 0), sync=True)
+            body.shared = True
 
     def _copied(self, body: LargeBody, name: bytes, persistent: bool) -> LargeBody:
         own = self._begun(name, persistent)
@@ -519,8 +523,9 @@ class LargeBodies:
     def _note_some(self) -> None:
         while self._to_note:
             body, number, seq = self._to_note.popleft()
-            if seq in self._live.get(number, ()) and not body.shared:
-                self.storage.note(body.name, named_by(number, seq), sync=False)
+            with self._noting:
+                if seq in self._live.get(number, ()) and not body.shared:
+                    self.storage.note(body.name, named_by(number, seq), sync=False)
 
     def forget_dead(self) -> None:
         """What is acked does not count any more, though its body may be there for a little while. With the store's lock

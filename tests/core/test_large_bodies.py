@@ -9,14 +9,16 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import Store, copying
+from anabranch.adapters.core import Store, copying, large_bodies
 from anabranch.adapters.core.engine import Engine
 from anabranch.adapters.core.large import CHUNK_BYTES, LargeBody
+from anabranch.adapters.core.large_files import LargeFiles
 from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.messages import Message, Outgoing
 from anabranch.policies.destination import Destination
@@ -314,6 +316,38 @@ def test_a_damaged_body_is_not_copied(store: Store, other: Store) -> None:
     with pytest.raises(CorruptionError, match="large body"):
         copying.bring(other, A, copying.read(store, A))
     assert (contents(other), kept(other), kept(store)) == ([], 0, 1)
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["noted", "shared"])
+def test_a_body_that_is_shared_just_when_it_is_noted_whose_it_is(
+    disk: Disk, store: Store, monkeypatch: pytest.MonkeyPatch, shares: bool
+) -> None:
+    """That it is several's stands in the end (rule B7): else it went with the first of them after a crash."""
+    monkeypatch.setattr(large_bodies, "SOON_SECONDS", 3600.0)
+    store.send(A, io.BytesIO(body()))
+    content = next(store.browse(A)).content
+    steps = [store.bodies.tidy, partial(store.send, B, content)]
+    other = threading.Thread(target=steps[not shares])
+    note = LargeFiles.note
+
+    def noted(files: LargeFiles, name: bytes, what: bytes, sync: bool) -> None:
+        if sync:
+            note(files, name, what, sync)
+        if not other.ident:
+            other.start()
+            other.join(0.3)  # all of it, where nobody waits for the other
+        if not sync:
+            note(files, name, what, sync)
+
+    monkeypatch.setattr(LargeFiles, "note", noted)
+    steps[shares]()
+    other.join(PATIENCE)
+    again = disk.crash(store)
+    take(again, A).ack()
+    again.sync()
+    again.bodies.tidy()
+    assert take(again, B).read() == body()
+    assert_whole(again)
 
 
 def test_what_was_not_to_survive_is_copied_for_what_is(store: Store) -> None:
