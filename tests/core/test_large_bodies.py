@@ -326,7 +326,7 @@ def test_a_body_that_is_shared_just_when_it_is_noted_whose_it_is(
     monkeypatch.setattr(large_bodies, "SOON_SECONDS", 3600.0)
     store.send(A, io.BytesIO(body()))
     content = next(store.browse(A)).content
-    steps = [store.bodies.tidy, partial(store.send, B, content)]
+    steps: list[Callable[[], object]] = [store.bodies.tidy, partial(store.send, B, content)]
     other = threading.Thread(target=steps[not shares])
     note = LargeFiles.note
 
