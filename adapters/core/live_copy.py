@@ -438,7 +438,7 @@ class LiveCopy:
             place = (*place[:DELIVERIES], lease.place[DELIVERIES], place[OWN])
         successor = Lease(tuple(feeds), place, hold, lease.whole)
         successor.number = lease.number
-        successor.kept = lease.is_kept
+        successor.kept, successor.counted = lease.is_kept, lease.is_counted
         for feed in feeds:
             feed.held[seq] = successor
         return successor

@@ -207,11 +207,10 @@ class Settling:
 
     def _give_back(self, leases: Sequence[Lease], delivered: bool, delay_ms: int | None = None) -> None:
         engine = self._engine
-        changes: list[Change] = []
-        if delivered:
-            changes = returned_of(lease for lease in leases if not lease.is_counted)
-        elif engine.backend.settings.count_on_receive:
-            changes = uncounted_of(leases)
+        # Who counts when is said by each lease, not by this store: it may have come from another one, which counts when
+        # it hands out.
+        uncounted = (lease for lease in leases if not lease.is_counted)
+        changes = returned_of(uncounted) if delivered else uncounted_of(leases)
         if delay_ms or (delay_ms is None and delivered and engine.backend.settings.redelivery is not None):
             changes += postponements(leases, engine.backend.settings, delivered, delay_ms)
         if changes:

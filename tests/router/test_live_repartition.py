@@ -512,6 +512,26 @@ def test_transactions_over_stores_that_move(tmp_path: Path) -> None:
         assert router.in_doubt() == []
 
 
+@pytest.mark.parametrize("delivered", [True, False])
+@pytest.mark.parametrize(
+    ("source", "target"), [("on_receive", "on_receive"), ("on_receive", "on_return"), ("on_return", "on_receive")]
+)
+def test_what_is_held_counts_its_deliveries_once(tmp_path: Path, source: str, target: str, delivered: bool) -> None:
+    """Whichever store has counted this one: when it is handed out, or when it is given back."""
+    before = Config(tmp_path, [StoreConfig("one", [">"], journal=JOURNAL | {"count_deliveries": source})])
+    after = Config(tmp_path, [StoreConfig("two", [">"], journal=JOURNAL | {"count_deliveries": target})])
+    with anabranch.open(before) as router:
+        router.queue("q").send(b"1")
+        message = router.queue("q").receive()
+        assert message is not None
+        router.repartition(after)
+        message.release(delivered)
+        message = None
+    with anabranch.open(after) as router:
+        again = router.queue("q").receive()
+        assert again is not None and again.deliveries == 1 + delivered
+
+
 def test_a_queue_that_is_there_anew_meanwhile(tmp_path: Path) -> None:
     """What is sent to it then is in its new store, and is not taken for the copy."""
     fill(old(tmp_path))
