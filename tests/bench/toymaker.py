@@ -52,6 +52,8 @@ class Disk:
     peak_bytes: int
     end_files: int
     end_bytes: int
+    pending_bytes: int
+    """Bodies that were sent and not acked, at their most."""
 
 
 def operations(n: int) -> list[Operation]:
@@ -66,8 +68,16 @@ def operations(n: int) -> list[Operation]:
 
 def replay(operations: Sequence[Operation], day: Day) -> Disk:
     """Does them all, looking at the disk after every few."""
-    peak_files = peak_bytes = 0
+    peak_files = peak_bytes = pending = pending_bytes = 0
+    sizes: dict[tuple[str, int], int] = {}
     for step, group in enumerate(transactions(operations)):
+        for op in group:
+            if op.op == "send":
+                sizes[op.destination, op.id] = op.size
+                pending += op.size
+            else:
+                pending -= sizes.pop((op.destination, op.id))
+        pending_bytes = max(pending_bytes, pending)
         if group[0].op == "send":
             day.send([(op.destination, op.id, op.id.to_bytes(8, "big").ljust(op.size, b"\0")) for op in group])
         else:
@@ -76,7 +86,7 @@ def replay(operations: Sequence[Operation], day: Day) -> Disk:
             files, size = day.disk()
             peak_files, peak_bytes = max(peak_files, files), max(peak_bytes, size)
     files, size = day.disk()
-    return Disk(max(peak_files, files), max(peak_bytes, size), files, size)
+    return Disk(max(peak_files, files), max(peak_bytes, size), files, size, pending_bytes)
 
 
 def transactions(operations: Sequence[Operation]) -> Iterator[list[Operation]]:

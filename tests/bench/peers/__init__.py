@@ -25,6 +25,7 @@ from typing import Any
 MODULES = {
     "anabranch": "anabranch",
     "anabranch-split": "anabranch",
+    "anabranch-compacted": "anabranch",
     "sqlite3": "sqlite",
     "persist-queue": "persist_queue",
     "huey": "huey",

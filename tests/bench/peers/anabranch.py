@@ -2,7 +2,8 @@
 
 Durable: `sync: always`. Not durable: `sync: never`; what returned then survives the process, not a power loss.
 `receive` leases, `ack` is a record of its own in the journal. `anabranch-split` replays the toy maker's day with
-`orders.custom` and `dlq` in stores of their own.
+`orders.custom` and `dlq` in stores of their own, `anabranch-compacted` in one store of the smallest segments that
+compacts as much as pays there: pending are 675 messages at most, 20 such segments.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ STORES = 100
 
 
 def opened(
-    directory: Path, stores: dict[str, list[str]], *, durable: bool, segment_bytes: int = 32 * 2**20
+    directory: Path, stores: dict[str, list[str]], *, durable: bool, segment_bytes: int = 32 * 2**20, **options: Any
 ) -> anabranch.Router:
     journal = anabranch.JournalOptions(
-        sync=anabranch.Sync.ALWAYS if durable else anabranch.Sync.NEVER, segment_size=segment_bytes
+        sync=anabranch.Sync.ALWAYS if durable else anabranch.Sync.NEVER, segment_size=segment_bytes, **options
     )
     return anabranch.open(
         anabranch.Config(
@@ -126,6 +127,14 @@ class AnabranchSplit:
         return Day(directory, SPLIT)
 
 
+class AnabranchCompacted:
+    name = "anabranch-compacted"
+
+    @staticmethod
+    def day(directory: Path) -> Day:
+        return Day(directory, {"all": [">"]}, 64 * 1024, compact_live_percent=80, compact_min_segments=1)
+
+
 class Routes:
     """A hundred stores to choose from, none of them open."""
 
@@ -144,8 +153,14 @@ class Day:
     its own pace. Files in the pool, at most two a store, hold none.
     """
 
-    def __init__(self, directory: Path, stores: dict[str, list[str]]) -> None:
-        self._router = opened(directory, stores, durable=False, segment_bytes=toymaker.SEGMENT_BYTES)
+    def __init__(
+        self,
+        directory: Path,
+        stores: dict[str, list[str]],
+        segment_bytes: int = toymaker.SEGMENT_BYTES,
+        **options: Any,
+    ) -> None:
+        self._router = opened(directory, stores, durable=False, segment_bytes=segment_bytes, **options)
         self._in_hand: dict[tuple[str, int], anabranch.Message] = {}
 
     def send(self, messages: Sequence[tuple[str, int, bytes]]) -> None:
@@ -174,4 +189,4 @@ class Day:
         self._router.close()
 
 
-PEERS = [Anabranch, AnabranchSplit]
+PEERS = [Anabranch, AnabranchSplit, AnabranchCompacted]
