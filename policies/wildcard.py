@@ -119,7 +119,15 @@ class Pattern:
     def __str__(self) -> str:
         return self.text
 
-    @property
+    def __hash__(self) -> int:
+        # Each receive by a pattern looks it up; a dataclass would hash its segments anew.
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kinds, self._segments))
+
+    @cached_property
     def exact(self) -> bool:
         """Whether it is a name: without any wildcard."""
         return all(segment.rank == _LITERAL for segment in self._segments)

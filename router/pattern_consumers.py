@@ -201,7 +201,8 @@ class PatternConsumer:
         """Its first message; without one the place is where it comes back from. Raises CorruptionError for a message
         that is damaged, which stays leased."""
         destination, registry = place.destination, self._registry
-        if destination not in registry.table.destinations:  # it was deleted; or is about to be recorded, and then added
+        row = registry.table.destinations.get(destination)
+        if row is None:  # it was deleted; or is about to be recorded, and then added
             if self._places.get(destination) is place:
                 self._places.pop(destination, None)
             return None
@@ -211,7 +212,7 @@ class PatternConsumer:
             if registry.is_at_gate(destination):
                 self._look_later(place, RETRY_SECONDS if registry.is_stuck(destination) else MOVING_SECONDS)
                 return None
-            away = self._away.get(registry.table.destinations[destination].store_id) if self._away else None
+            away = self._away.get(row.store_id) if self._away else None
             if away is not None and away > time.monotonic():
                 self._look_later(place, away - time.monotonic())
                 return None

@@ -163,7 +163,7 @@ class StoreRegistry:
 
     def is_at_gate(self, destination: Destination) -> bool:
         """Whether it is about to change its store: who asked for that store would wait."""
-        return destination in self._gates
+        return bool(self._gates) and destination in self._gates
 
     def close_gate(self, destination: Destination, row: StoreRow) -> Gate:
         """Nobody finds the store of a destination, which this row says, until the gate that is returned was opened with
