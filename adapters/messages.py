@@ -47,6 +47,7 @@ NESTED_MAX: Final = 64
 PRIORITY_MAX: Final = (1 << 16) - 1
 DEFAULT_PRIORITY: Final = 4
 EXPIRES_MAX_MS: Final = (1 << 63) - 1
+_NEVER: Final = 0
 
 
 @runtime_checkable
@@ -171,13 +172,15 @@ def checked(
     """A message that is sent later: copied, and refused now if its types are wrong. Raises TypeError, ValueError."""
     if message_id is not None:
         encoded_id(message_id)
-    require_order(priority, expires_at_ms)
+    if priority is not DEFAULT_PRIORITY or expires_at_ms is not _NEVER:
+        require_order(priority, expires_at_ms)
     if deliver_at_ms:
         require_time("deliver_at_ms", deliver_at_ms)
     plain = plain_headers(headers) if headers else None
     if type(body) is not bytes and not _is_kept_apart(body):
         body = plain_body(body)
-    require_persistent(persistent)
+    if persistent is not True:
+        require_persistent(persistent)
     return Outgoing(body, plain, message_id, priority, expires_at_ms, persistent, requeued, deliver_at_ms)
 
 

@@ -204,7 +204,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
 
     for change in changes:
         if isinstance(change, Send):
-            if change.deliver_at_ms:
+            if change.aside is not None and change.deliver_at_ms:
                 delays.append((len(sends), change.deliver_at_ms))
             sends.append((number_of(change.state), change.record, change.record_bytes))
         elif isinstance(change, Ack):

@@ -10,7 +10,7 @@ it is applied and settled under the store's lock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from .leases import Lease
 from .place import DELIVERIES, SEQ, Place, is_volatile
@@ -55,11 +55,16 @@ class Change:
         return ()
 
 
+class _Aside(NamedTuple):
+    deliver_at_ms: int
+    large: LargeBody | None
+
+
 class Send(Change):
     """A message at the end of its destination."""
 
-    __slots__ = ("deliver_at_ms", "entitled", "expires_at_ms", "large", "name", "order", "own", "record",
-                 "record_bytes", "seq", "size", "state")  # fmt: skip
+    __slots__ = ("aside", "entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "size",
+                 "state")  # fmt: skip
 
     brings = True
 
@@ -77,22 +82,37 @@ class Send(Change):
         """The message id."""
         self.order = order
         self.expires_at_ms = expires_at_ms
-        self.deliver_at_ms = 0
-        """Until then it waits; 0: it does not. Set by `wait_until`."""
         self.seq = 0
         """Set by the plan."""
         self.entitled: Sequence[SubscriptionState] = ()
         """Of a topic's: whom it is for. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written it."""
-        self.large: LargeBody | None = None
+        self.aside: _Aside | None = None
+        """What few messages have, so that the others pay for one question: `deliver_at_ms` and `large`."""
+
+    @property
+    def deliver_at_ms(self) -> int:
+        """Until then it waits; 0: it does not. Set by `wait_until`."""
+        return 0 if self.aside is None else self.aside.deliver_at_ms
+
+    @property
+    def large(self) -> LargeBody | None:
         """Its body, if that is kept apart."""
+        return None if self.aside is None else self.aside.large
+
+    @large.setter
+    def large(self, body: LargeBody | None) -> None:
+        self._set_aside(self.deliver_at_ms, body)
 
     def wait_until(self, due: int) -> None:
         """It is not to be delivered before this time (ms; 0: at once). Before it is in a ticket."""
-        self.deliver_at_ms = due
+        self._set_aside(due, self.large)
         if due:
             self.size += SMALL_BYTES
+
+    def _set_aside(self, due: int, body: LargeBody | None) -> None:
+        self.aside = _Aside(due, body) if due or body is not None else None
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Its seq, and whether it is a duplicate."""
@@ -120,11 +140,12 @@ class Send(Change):
                 plan.drop()
         if self.expires_at_ms:
             plan.expire()
-        if self.large is not None:
-            plan.name_body(self)
         plan.changes.append(self)
-        if self.deliver_at_ms:
-            plan.changes.append(Postponed(state, seq, 0, self.deliver_at_ms))
+        if self.aside is not None:
+            if self.aside.large is not None:
+                plan.name_body(self)
+            if self.aside.deliver_at_ms:
+                plan.changes.append(Postponed(state, seq, 0, self.aside.deliver_at_ms))
         return seq, False
 
     def apply(self, table: Table) -> None:

@@ -260,24 +260,21 @@ class Receiving:
     def read(self, lease: Lease) -> Message | None:
         """The message; None if it has died meanwhile, or is damaged where the store salvages: that is written down, and
         it is dead."""
+        state = lease.feeds[0].state
         try:
-            return self._read(lease)
+            record = self.engine.delivery.records.pop(lease.place[SEQ], None)
+            if record is not None:
+                return decode(self._store, state.destination, lease.place, record, lease)
+            for record in self.engine.rows.bodies(state, [lease.place]):
+                if record is not None:
+                    return decode(self._store, state.destination, lease.place, record, lease)
+            return None
         except CorruptionError as error:
             backend = self.engine.backend
             if not backend.salvages or not self.is_damage(error):
                 raise
-            backend.lose(lease.feeds[0].state, lease.place, error)
+            backend.lose(state, lease.place, error)
         self._store._sending.write(acks_of([lease]))
-        return None
-
-    def _read(self, lease: Lease) -> Message | None:
-        state = lease.feeds[0].state
-        record = self.engine.delivery.records.pop(lease.place[SEQ], None)
-        if record is not None:
-            return decode(self._store, state.destination, lease.place, record, lease)
-        for record in self.engine.rows.bodies(state, [lease.place]):
-            if record is not None:
-                return decode(self._store, state.destination, lease.place, record, lease)
         return None
 
     def let_go(self, lease: Lease) -> None:

@@ -399,19 +399,27 @@ def new_send(
     if not isinstance(message, Outgoing):
         record, name = encode(state.destination, message, None, None, limit)
         return Send(state, record, name, order_of(DEFAULT_PRIORITY, priorities), 0)
-    if type(message.body) is not bytes:
+    plain = type(message.body) is bytes and not message.deliver_at_ms
+    if not plain:
         message = keeper.kept(message)
     record, name = encode_outgoing(state.destination, message, limit)
-    send = Send(state, record, name, order_of(message.priority, priorities), message.expires_at_ms)
+    order = order_of(message.priority, True) if priorities else 0
+    send = Send(state, record, name, order, message.expires_at_ms)
+    if not plain:
+        _set_aside(send, message)
+    if message.persistent or keeper.apart is None:
+        return send
+    keeper.apart()
+    return VolatileChange(send)
+
+
+def _set_aside(send: Send, message: Outgoing) -> None:
+    """Say of a message what is kept beside its record."""
     if isinstance(message.body, LargeBody):
         send.large = message.body
     if message.deliver_at_ms:
         require_time("deliver_at_ms", message.deliver_at_ms)
         send.wait_until(message.deliver_at_ms)
-    if message.persistent or keeper.apart is None:
-        return send
-    keeper.apart()
-    return VolatileChange(send)
 
 
 def require_known(engine: Engine, sends: Iterable[Sent]) -> None:

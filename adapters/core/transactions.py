@@ -95,7 +95,10 @@ class Transactions:
         self, sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any], grant: Grant | None
     ) -> list[Receipt]:
         """Of sends; acks come behind them."""
-        made = [Receipt(destination, *done) for (destination, _), done in zip(sends, outcomes, strict=False)]
+        made = [
+            tuple.__new__(Receipt, (destination, *done))  # as its own, less a call
+            for (destination, _), done in zip(sends, outcomes, strict=False)
+        ]
         self._engine.sends += len(made)
         if grant is not None and grant.dropped:
             self._tell_dropped(sends, grant)
@@ -259,7 +262,8 @@ class Transactions:
         self._backend.require_owned()
         first: list[Change] = [self._sending.change(change) for change in changes]
         dropped = room.dropped if room is not None else ()
-        first += self._sending.sends([send for at, send in enumerate(sends) if at not in dropped])
+        kept = [send for at, send in enumerate(sends) if at not in dropped] if dropped else sends
+        first += self._sending.sends(kept)
         leases: Sequence[Lease] = ()
         if acks:
             leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)

@@ -299,16 +299,16 @@ class Coordinator:
         """Room in all these stores, or in none (rule T1). Where it has to be waited for, nothing is reserved meanwhile
         in the others: so no two transactions wait for each other."""
         since = monotonic()
-        full: Participant | None = None
+        full, order = None, participants
         while True:
             try:
-                for one in sorted(participants, key=lambda one: one is not full):
+                for one in order:
                     one.room = one.call(self._registry, partial(_reserve, one, since, one is full))
                 return
             except NoRoomYetError:
                 if not may_wait() or one is full:
                     raise
-                full = one
+                full, order = one, [one, *[other for other in participants if other is not one]]
                 for other in participants:
                     other.let_go_of_room()
 

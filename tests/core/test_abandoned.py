@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 from collections.abc import Callable
 
@@ -10,8 +11,16 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.gates import Gate
-from anabranch.adapters.messages import Message, ReceivedMessage
-from anabranch.policies.errors import StoreFailedError
+from anabranch.adapters.messages import (
+    CodedMessage,
+    LargeMessage,
+    Message,
+    ReceivedCodedMessage,
+    ReceivedLargeMessage,
+    ReceivedMessage,
+    coded,
+)
+from anabranch.policies.errors import LargeMessageError, StoreFailedError
 
 from ..contract.disk import A, B, eventually, take
 from ..crash.test_interrupts import everywhere
@@ -52,6 +61,31 @@ def test_only_what_is_in_hand_is_seen_to() -> None:
         store.claim(three)
         store.commit([], [three])
         assert {type(message) for message in (one, two, three)} == {Message}
+
+
+def test_one_with_a_large_body_is_seen_to_likewise() -> None:
+    """It is of classes of its own, so that no other message is asked for its attributes the long way."""
+    assert not hasattr(Message, "__getattr__")
+    with memory() as disk:
+        store = disk.create(large_message_size=1024)
+        store.send(A, io.BytesIO(bytes(2000)))
+        (browsed,) = store.browse(A)
+        message = store.receive(A)
+        assert message is not None
+        assert [type(one) for one in (browsed, message)] == [LargeMessage, ReceivedLargeMessage]
+        for one in (browsed, message, coded(browsed, lambda one, body: body)):
+            assert (one.is_large, one.size) == (True, 2000)
+            with pytest.raises(LargeMessageError):
+                _ = one.body
+            with pytest.raises(LargeMessageError):
+                _ = one.raw_body
+        del browsed, one, message
+        store.take_undelivered()
+        message = take(store)
+        assert (message.deliveries, message.read()) == (2, bytes(2000))
+        assert type(coded(message, lambda one, body: body)) is ReceivedCodedMessage
+        message.ack()
+        assert type(message) is CodedMessage
 
 
 def test_in_a_store_that_has_failed_nobody_holds_anything(recwarn: pytest.WarningsRecorder) -> None:
