@@ -164,8 +164,8 @@ class JournalOptions(StoreOptions):
     min_files: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
     """So many segment files there are at least, in use or kept for use: they are made ahead, in the background."""
     compact_live_percent: Annotated[int, Field(strict=True, ge=0, le=95)] = 50
-    """A segment whose messages have died but for at most this part of its bytes is compacted: what lives in it is
-    copied, and it is released. 0: none is."""
+    """A segment whose messages have died but for at most this part of its bytes, header included, is compacted: what
+    lives in it is copied, and it is released. 0: none is. At most 95."""
     compact_min_segments: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 4
     """So many such segments are compacted together; fewer wait for more."""
     on_corruption: OnCorruption = OnCorruption.REFUSE
