@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from ..adapters.directory import is_empty
-from ..adapters.files import make_directory, replace_file, sync_directory
+from ..adapters.files import FULL, make_directory, refused, replace_file, sync_directory
 from ..adapters.journal import JournalStore
 from ..adapters.journal.directory import StoreDirectory
 from ..adapters.journal.salvage import LossReport, made_for_priorities, reports, store_id_of, summary
@@ -29,7 +29,8 @@ from ..adapters.journal.salvage import salvage as mend
 from ..adapters.reading_lock import kept_closed
 from ..policies.config import Config, JournalOptions
 from ..policies.durability import OnCorruption
-from ..policies.errors import CorruptionError, PlacementError
+from ..policies.errors import CorruptionError, PlacementError, StoreFullError
+from ..policies.text import human_bytes
 from . import bindings
 from .destinations_table import RECORD, DestinationsTable
 from .explanation import LOCK
@@ -99,6 +100,7 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
             for path in [source / LOCK, *sorted(source.rglob("store.lock"))]:
                 locks.enter_context(kept_closed(path, "the router" if path.name == LOCK else "a store"))
             copying = _Copying(source, making)
+            copying.require_room(target)
             copying.tree(source)
         found = _Salvaging(source, making, config, copying.unreadable).run(target)
         replace_file(making / REPORT, msgspec.json.format(msgspec.json.encode(asdict(found)), indent=2) + b"\n")
@@ -106,8 +108,10 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
             target.rmdir()
         making.rename(target)
         sync_directory(target.absolute().parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(making, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise refused(f"{target} cannot be made: {error}", error, "; nothing is left of it") from error
         raise
     return found
 
@@ -118,6 +122,16 @@ class _Copying:
     def __init__(self, source: Path, target: Path) -> None:
         self._source, self._target = source, target
         self.unreadable: dict[str, int] = {}
+
+    def require_room(self, target: Path) -> None:
+        """Raise StoreFullError if the disk of `target` has no room for the copy, before anything is read."""
+        needed = sum(path.stat().st_size for path in self._source.rglob("*") if path.is_file())
+        free = shutil.disk_usage(target.absolute().parent).free
+        if needed > free:
+            raise StoreFullError(
+                f"{target} would take {human_bytes(needed)}, and {human_bytes(free)} are free there; name a directory "
+                "on another disk"
+            )
 
     def tree(self, directory: Path) -> None:
         """A directory with all that is in it. Raises OSError."""
@@ -193,6 +207,7 @@ class _Salvaging:
             self._notes.append(f"{relative}: nothing of its journal reads, and it has no store.id; it is as it was")
             return SalvagedStore(str(relative), 0, None, "nothing of it can be read")
         self._fetch_index(path, store_id)
+        earlier = {where for where, _ in reports(path)}
         is_ordered = made_for_priorities(path / "index.mdb", store_id)
         mend(name, path, path / "journal", path / "index.mdb", store_id, keep=False)
         options = JournalOptions(
@@ -206,7 +221,8 @@ class _Salvaging:
         finally:
             store.close()
         self._notes += [f"{relative}: {violation}" for violation in violations]
-        report: LossReport | None = next((report for _, report in reversed(list(reports(path)))), None)
+        told = [report for where, report in reports(path) if where not in earlier]
+        report: LossReport | None = told[-1] if told else None
         loss = None if report is None or report.is_empty else msgspec.to_builtins(report)
         return SalvagedStore(
             str(relative), messages, loss, summary(report) if report is not None else "nothing is lost"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -123,6 +124,13 @@ def mend_usage(path: Path) -> list[str]:
 
 def mend_database(path: Path, name: str) -> list[str]:
     """What SQLite says of the database of a store, whose directory has the name; and its store.id is what is in it."""
+    cut = frames_cut(path.with_name(f"{path.name}-wal"))
+    notes = []
+    if cut:
+        notes.append(
+            f"{name}/{path.name}-wal: {count_of(cut, 'frame')} behind a damaged one, which SQLite takes for torn: it "
+            "reads no further, and unless it was, the database is that of an earlier moment"
+        )
     try:
         with closing(sqlite3.connect(path)) as database:
             found = [row[0] for row in database.execute("PRAGMA integrity_check(1)")]
@@ -137,14 +145,49 @@ def mend_database(path: Path, name: str) -> list[str]:
         found, ids = [str(error)], []
     if found != ["ok"]:
         return [
+            *notes,
             f"{name}/{path.name} is damaged, and was copied as it is: {found[0]}. Restore it from a backup of the "
-            "database: see docs/sql.md"
+            "database: see docs/sql.md",
         ]
+    notes.append(f"{name} is a database: it was copied as it is, and SQLite finds nothing wrong with it")
     try:
         (written,) = ids
-        return restored_id(path.parent, bytes.fromhex(written), "the database says", name)
+        return [*notes, *restored_id(path.parent, bytes.fromhex(written), "the database says", name)]
     except ValueError:
-        return []
+        return notes
+
+
+def frames_cut(path: Path) -> int:
+    """How many frames of the latest writes to a log of SQLite's lie behind one whose checksum does not match; 0 without
+    the file. The format: https://www.sqlite.org/fileformat2.html#walformat"""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    if len(data) < _WAL.size:
+        return 0
+    magic, _, page_bytes, _, *salts, first, second = _WAL.unpack_from(data)
+    words_of = struct.Struct(f"{'>' if magic & 1 else '<'}{(8 + page_bytes) // 4}I")
+    size = _FRAME.size + page_bytes
+    for at in range(_WAL.size, len(data) - size + 1, size):
+        _, _, *its_salts, one, two = _FRAME.unpack_from(data, at)
+        if its_salts != salts:
+            return 0  # of an earlier use of the file
+        words = iter(words_of.unpack(data[at : at + 8] + data[at + _FRAME.size : at + size]))
+        for word, next_word in zip(words, words, strict=True):
+            first = first + word + second & _WORD
+            second = second + next_word + first & _WORD
+        if (first, second) != (one, two):
+            behind = range(at + size, len(data) - size + 1, size)
+            return sum(list(_FRAME.unpack_from(data, place)[2:4]) == salts for place in behind)
+    return 0
+
+
+_WAL: Final = struct.Struct(">8I")
+"""Magic, version, bytes of a page, number of the checkpoint, two salts, two halves of the checksum."""
+_FRAME: Final = struct.Struct(">6I")
+"""Page, pages of the database after a commit, two salts, two halves of the checksum. Then the page."""
+_WORD: Final = (1 << 32) - 1
 
 
 def restored_id(path: Path, written: bytes, by: str, name: str | None = None) -> list[str]:

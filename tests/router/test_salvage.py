@@ -89,6 +89,15 @@ def test_a_whole_directory_is_whole(data: Path) -> None:
     assert {store.directory: store.messages for store in found.stores} == {"stores/a": 41, "stores/per/queue.p.1": 41}
 
 
+def test_what_was_lost_before_is_not_told_again(data: Path) -> None:
+    damage(segment(data / "stores/a"), inside(segment(data / "stores/a")))
+    first = salvage(data, data.with_name("new"))
+    assert not first.is_whole
+    again = salvage(data.with_name("new"), data.with_name("again"))
+    assert again.is_whole
+    assert list((data.with_name("again") / "stores/a").glob("loss-*.json"))
+
+
 def test_a_damaged_placement_record_is_out_of_the_way(data: Path) -> None:
     (data / "placement.records").write_bytes(b"nothing of ours" * 1000)
     salvage(data, data.with_name("new"))
@@ -162,3 +171,20 @@ class TestCommand:
         assert done.exit_code == 1
         assert "is open" in done.output
         assert not data.with_name("new").exists()
+
+    def test_without_room_it_says_so_at_once_and_leaves_nothing(
+        self, data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        new = data.with_name("new")
+        with monkeypatch.context() as patched:
+            patched.setattr("shutil.disk_usage", lambda path: mock.Mock(free=1000))
+            done = CliRunner().invoke(app, ["salvage", str(data), "--to", str(new)])
+        assert done.exit_code == 1
+        assert "are free there; name a directory on another disk" in done.output
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with mock.patch("anabranch.router.salvage.mend", side_effect=full):
+            done = CliRunner().invoke(app, ["salvage", str(data), "--to", str(new)])
+        assert done.exit_code == 1
+        assert "cannot be made" in done.output
+        assert "nothing is left of it" in done.output
+        assert [path.name for path in data.parent.iterdir()] == ["data"]
