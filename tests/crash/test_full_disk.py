@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 import anabranch
+from anabranch.policies.limits import LimitOptions, WhenFull
 
 from ..contract.disk import eventually
 from ..router.disk import crashed
@@ -159,6 +161,100 @@ def test_a_disk_full_of_another_kind_of_store_is_emptied_and_used_again(disk: Pa
         assert violations(router) == []
     with anabranch.open(setup) as router:
         assert contents(router) == ({"q": expected} if kind == "sql" else {})
+        assert violations(router) == []
+
+
+@pytest.mark.parametrize("kind", ["journal", "sql", "memory"])
+def test_a_disk_full_of_large_bodies_is_emptied_and_used_again(disk: Path, kind: str) -> None:
+    """What did not fit leaves nothing; bodies go with their messages, and others take their room."""
+    spare = disk / "spare"
+    spare.write_bytes(bytes(4608 * 1024))  # SQLite needs as much room as its WAL holds
+    options = {
+        "journal": anabranch.JournalOptions(segment_size=256 * 1024, pool_files=0, large_message_size=1024),
+        "sql": anabranch.SqlOptions(large_message_size=1024),
+        "memory": anabranch.MemoryOptions(large_message_size=1024),
+    }[kind]
+    setup = anabranch.Config(disk / "data", [anabranch.StoreConfig("all", [">"], **{kind: options})])  # type: ignore[arg-type]
+    with anabranch.open(setup) as router:
+        queue = router.queue("q")
+        sent = fill_with_files(queue, 0)
+        assert sent > 5
+        expected = [f"s.{number}" for number in range(sent)]
+        assert contents(router) == {"q": expected}
+        assert violations(router) == []  # nor is there a body of no message
+        spare.unlink()
+        for identity in expected[:-2]:
+            message = queue.receive()
+            assert message is not None
+            assert identity_of(message.read()) == identity
+            message.ack()
+        del message
+        free = shutil.disk_usage(disk).free
+        eventually(lambda: kept_large(router) == 2, lambda: kept_large(router))
+        router.reclaim()
+        assert kind == "sql" or shutil.disk_usage(disk).free > free
+        again = fill_with_files(queue, sent)
+        assert again > sent + 5
+        expected = [f"s.{number}" for number in range(sent - 2, again)]
+        assert contents(router) == {"q": expected}
+        assert violations(router) == []
+    with anabranch.open(setup) as router:
+        assert contents(router) == ({} if kind == "memory" else {"q": expected})
+        assert violations(router) == []
+
+
+def fill_with_files(queue: anabranch.Queue, start: int) -> int:
+    """As `fill`, with bodies that are kept apart."""
+    number = start
+    while True:
+        try:
+            queue.send(BytesIO(body_of(f"s.{number}", 100_000)))
+        except anabranch.StoreFullError:
+            return number
+        number += 1
+
+
+def kept_large(router: anabranch.Router) -> int:
+    (store,) = router.registry.open_stores()
+    store.bodies.tidy()
+    return sum(1 for _ in store.bodies.storage.kept())
+
+
+@pytest.mark.parametrize("kind", ["journal", "sql"])
+def test_a_ring_on_a_full_disk_drops_nothing_for_what_is_refused(disk: Path, kind: str) -> None:
+    spare = disk / "spare"
+    spare.write_bytes(bytes(4608 * 1024))
+    limits = (LimitOptions(match=("ring",), max_messages=5, when_full=WhenFull.DROP_OLD),)
+    options = {
+        "journal": anabranch.JournalOptions(segment_size=256 * 1024, pool_files=0, limits=limits),
+        "sql": anabranch.SqlOptions(limits=limits),
+    }[kind]
+    setup = anabranch.Config(disk / "data", [anabranch.StoreConfig("all", [">"], **{kind: options})])  # type: ignore[arg-type]
+    with anabranch.open(setup) as router:
+        ring, queue = router.queue("ring"), router.queue("q")
+        ids = [f"r.{number}" for number in range(7)]
+        for identity in ids:
+            ring.send(body_of(identity, BODY))
+        sent = fill(queue)
+        fill_up(disk / "filler")
+        number = len(ids)
+        while True:
+            before = [identity_of(message.body) for message in ring.browse()]
+            assert before == [f"r.{n}" for n in range(number - 5, number)]
+            try:
+                ring.send(body_of(f"r.{number}", BODY))
+            except anabranch.StoreFullError:
+                break
+            number += 1
+            assert number < 1000, "a ring that always finds room needs none"
+        expected = {"ring": before, "q": [f"s.{n}" for n in range(sent)]}
+        assert contents(router) == expected
+        spare.unlink()
+        (disk / "filler").unlink()
+        ring.send(body_of(f"r.{number}", BODY))
+        expected["ring"] = [*before[1:], f"r.{number}"]
+    with anabranch.open(setup) as router:
+        assert contents(router) == expected
         assert violations(router) == []
 
 

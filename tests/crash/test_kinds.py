@@ -5,19 +5,25 @@ What the journal is put through alone is in the modules beside this one.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import anabranch
 import anabranch.adapters.sql
+from anabranch.adapters.core.large import CHUNK_BYTES
+from anabranch.policies.limits import LimitOptions, WhenFull
 from anabranch.policies.options import StoreOptions
 
 from ..contract.children import forked, reaped
@@ -195,7 +201,110 @@ def test_a_forked_child_is_refused_and_harms_nothing(tmp_path: Path) -> None:
         assert violations(router) == []
 
 
+def test_a_forked_child_harms_nothing_that_waits_is_leased_or_streamed(tmp_path: Path) -> None:
+    """It is refused, and what it lets go of when it ends is not its own: bodies, leases, times."""
+    large, kinds = CHUNK_BYTES + 5000, ("journal", "sql", "memory")
+    with anabranch.open(all_kinds(tmp_path / "data")) as router:
+        queues = [router.queue(f"{kind}.q") for kind in kinds]
+        streams, leased, waiters = [], [], []
+        got: list[anabranch.Message | None] = []
+        for queue in queues:
+            queue.send(BytesIO(body_of("l.0", large)))
+            queue.send(body_of("s.0"))
+            message = queue.receive(lease=600)
+            assert message is not None
+            stream = message.open()
+            streams.append(stream)
+            assert stream.read(3) == b"l.0"
+            leased += [message, queue.receive()]
+            queue.send(body_of("s.1"), deliver_in=1.0)
+            waiters.append(threading.Thread(target=lambda q=queue: got.append(q.receive(timeout=60))))
+        for waiter in waiters:
+            waiter.start()
+
+        def child() -> list[str]:
+            wrong = []
+            calls: list[Callable[[], object]] = [stream.read for stream in streams]
+            for message in leased:
+                calls += [message.ack, message.release, message.extend if message.seq == 1 else message.ack]
+            calls += [partial(queue.receive, 0) for queue in queues]
+            calls += [partial(queue.send, BytesIO(bytes(large))) for queue in queues]
+            for call in calls:
+                try:
+                    call()
+                    wrong.append(f"{call} works")
+                except anabranch.ClosedError:
+                    pass
+            calls.clear()
+            leased.clear()
+            streams.clear()
+            gc.collect()
+            return wrong
+
+        assert reaped(forked(child)) == 0
+        for waiter in waiters:
+            waiter.join(60)
+        assert [message and message.body for message in got] == [body_of("s.1")] * 3
+        for stream, queue in zip(streams, queues, strict=True):
+            assert b"l.0" + stream.read() == body_of("l.0", large)
+            stream.close()
+            assert queue.counts().leased == 3
+        leased[0].extend(600)
+        for message in leased:
+            message.ack()
+        assert [queue.depth() for queue in queues] == [1, 1, 1]
+        assert violations(router) == []
+
+
 # A thousand threads --------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_threads_that_delay_lease_stream_and_fill_rings(tmp_path: Path) -> None:
+    """Each sends one that waits and a large one, gives back what it received, and sends to a ring."""
+    failed: list[BaseException] = []
+    acked: Counter[str] = Counter()
+    lock = threading.Lock()
+    limits = (LimitOptions(match=("*.ring",), max_messages=20, when_full=WhenFull.DROP_OLD),)
+    common: dict[str, Any] = {"large_message_size": 1024, "limits": limits}
+    setup = config(tmp_path / "data", journal=anabranch.JournalOptions(**common), sql=anabranch.SqlOptions(**common))
+
+    def work(router: anabranch.Router, number: int) -> None:
+        kind = ("journal", "sql")[number % 2]
+        queue = router.queue(f"{kind}.q")
+        try:
+            queue.send(body_of(f"w{number}.0"), deliver_in=0.2)
+            queue.send(BytesIO(body_of(f"l{number}.0", 2000)))
+            # Where all that is in a ring is being sent by others, nothing may go for one more.
+            with suppress(anabranch.StoreFullError), router.transaction() as tx:
+                tx.send("journal.ring", body_of(f"r{number}.0"))
+                tx.send("sql.ring", body_of(f"r{number}.0"))
+            message = queue.receive(timeout=300, lease=300)
+            assert message is not None
+            message.release(delay=0.05)
+            message = queue.receive(timeout=300)
+            assert message is not None
+            identity = identity_of(message.read())
+            message.ack()
+            with lock:
+                acked[identity] += 1
+        except BaseException as error:
+            failed.append(error)
+
+    with anabranch.open(setup) as router:
+        threads = [threading.Thread(target=work, args=(router, number)) for number in range(1000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(600)
+        assert not any(thread.is_alive() for thread in threads)
+        assert failed == []
+        assert len(acked) == sum(acked.values()) == 1000
+    with anabranch.open(setup) as router:
+        found = contents(router)
+        assert len(found["journal.ring"]) == len(found["sql.ring"]) == 20
+        left = [*found.get("journal.q", []), *found.get("sql.q", [])]
+        assert sorted([*left, *acked]) == sorted(f"{sort}{number}.0" for number in range(1000) for sort in "wl")
+        assert violations(router) == []
 
 
 def test_a_thousand_threads_over_all_kinds(tmp_path: Path) -> None:
