@@ -18,7 +18,7 @@ from ..adapters.core import Store
 from ..adapters.core.gates import LeaseMovedError
 from ..adapters.messages import Message
 from ..adapters.store_types import Settlement
-from ..policies.errors import AnabranchError, UnknownMessageError
+from ..policies.errors import AnabranchError, ClosedError, UnknownMessageError
 
 if TYPE_CHECKING:
     from .store_registry import StoreRegistry
@@ -99,8 +99,8 @@ class TokenSettler:
         """The tokens of what may be settled elsewhere, by their places, once that is known."""
         found: dict[int, str] = {}
         for place, wrong in enumerate(results):
-            if not isinstance(wrong, LeaseMovedError | UnknownMessageError):
-                continue
+            if not isinstance(wrong, LeaseMovedError | UnknownMessageError | ClosedError):
+                continue  # ClosedError: its store was removed, empty, when it had just been found
             try:
                 if isinstance(wrong, LeaseMovedError):
                     wrong.gate.wait()

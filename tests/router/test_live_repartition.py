@@ -62,6 +62,26 @@ def test_there_and_back(tmp_path: Path, source: str, target: str) -> None:
     assert stores_of(before) == ["all"]
 
 
+def test_a_token_whose_store_is_removed_when_it_was_just_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its message has moved with its lease: it is settled where that is now."""
+    before = Config(tmp_path, [StoreConfig("one", [">"], journal=JOURNAL)])
+    after = Config(tmp_path, [StoreConfig("other", [">"], journal=JOURNAL)])
+    with anabranch.open(before) as router:
+        queue = router.queue("q")
+        queue.send(b"1")
+        message = queue.receive()
+        assert message is not None
+        token, one = message.token, message._store
+        router.repartition(after)
+        assert [store.name for store in router.registry.open_stores()] == ["other"]
+        find = router._tokens._store
+        monkeypatch.setattr(router._tokens, "_store", lambda of: one if of == token else find(of))
+        router.settle(token, Settlement.ACK)
+        assert queue.counts() == (0, 0, 0)
+        with pytest.raises(UnknownMessageError):
+            message.ack()
+
+
 def test_an_empty_queue_goes_and_comes_again(tmp_path: Path) -> None:
     """A store that never had anything written of it forgets the moves all the same."""
     one, other = StoreConfig("one", ["x.*"], journal=JOURNAL), StoreConfig("other", [">"], journal=JOURNAL)
