@@ -25,6 +25,7 @@ from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Survey
 from ..wal.ticket import Tail
 from . import snapshot as snapshots
+from .copied import Compacted
 from .encoding import (
     COMPACTED,
     COMPACTED_PAYLOAD,
@@ -269,8 +270,26 @@ class Replay:
                     self._name(change)
             except MALFORMED as error:
                 raise _malformed(record, error) from error
-            if change is not None:
+            if isinstance(change, Compacted) and self.is_mended and self._index.checkpointed is None:
+                yield from self._compacted(change)
+            elif change is not None:
                 yield change
+
+    def _compacted(self, change: Compacted) -> Iterator[Change]:
+        """In a mended journal the segments may be lost from which messages were copied, with the snapshot that let them
+        go. What was copied lived then: what is not there now counts from here on."""
+        there, found = self._index.rows, {}
+        states = self._index.states
+        yield Forget(())  # what is told before is applied first
+        for one in change.messages:
+            state = states.get(one.number)
+            found[one.own[0]] = state is not None and there.row(state, None, one.seq) is not None
+        yield Compacted(change.copies, [one for one in change.messages if found[one.own[0]]])
+        copies = change.copies
+        for batch in BatchReader(copies, w.HEADER_BYTES, copies.base_lsn - 1, copies.end):
+            for record in records_of(batch):
+                if record.kind == SEND and not found.get(record.lsn, True):
+                    yield self._send(record)
 
     def _name(self, change: Change) -> None:
         """A destination, or a subscription, comes or goes. Raises ValueError for what cannot come."""

@@ -48,13 +48,21 @@ from .encoding import (
     RANGE_PAYLOAD,
     SEND,
     SEND_START,
+    SNAPSHOT,
 )
 from .index import Index, is_of_index
 
 log = logging.getLogger(__name__)
 
 UNFINISHED: Final = ".unfinished"
-_KINDS: Final = {SEND: "message", ACK: "ack", ACK_RANGE: "acks", DECLARE: "destination", PREPARE: "transaction"}
+_KINDS: Final = {
+    SEND: "message",
+    ACK: "ack",
+    ACK_RANGE: "acks",
+    DECLARE: "destination",
+    PREPARE: "transaction",
+    SNAPSHOT: "snapshot",
+}
 
 
 class LostMessage(msgspec.Struct, frozen=True):
@@ -235,6 +243,11 @@ def summary(report: LossReport) -> str:
     )
     if others:
         parts.append(f"{count_of(others, 'record')} that may have been messages, or acks of messages that come again")
+    if report.since_record == 1 and any(lost.reads_as == _KINDS[SNAPSHOT] for lost in report.lost):
+        parts.append(
+            "a snapshot, so that messages acked long ago may come again, and durable subscriptions and names of "
+            "destinations may be missing"
+        )
     if any(lost.reason == MISSING for lost in report.lost):
         parts.append("a file, of whose end nothing is known")
     return f"lost: {', '.join(parts)}" if parts else "nothing is lost but what could be made anew"

@@ -21,6 +21,8 @@ from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.files import read_header
 from anabranch.adapters.wal.log import Log
+from anabranch.adapters.wal.reader import BatchReader, records_of
+from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.config import JournalOptions
 from anabranch.policies.destination import Destination
 from anabranch.policies.durability import OnCorruption
@@ -212,6 +214,22 @@ class TestOtherRecords:
         (lost,) = report.lost
         assert (lost.reads_as, lost.seq) == ("ack", 1)
         assert "come again" in summary(report)
+
+    def test_a_lost_snapshot_is_told_where_the_index_is_gone_too(self, tmp_path: Path) -> None:
+        store = made(tmp_path / "made")
+        snapshots = [
+            record
+            for path in sorted((store.path / "journal").glob("*.seg"))
+            for batch in BatchReader(Segment(read_header(path), path), w.HEADER_BYTES, read_header(path).base_lsn - 1)
+            for record in records_of(batch)
+            if record.kind == w.SNAPSHOT
+        ]
+        latest = snapshots[-1]
+        flip(latest.segment.path, latest.offset + latest.length - 1)
+        (store.path / "index.mdb").unlink()
+        found, (report,) = salvaged(store.path)
+        assert "a snapshot, so that messages acked long ago may come again" in summary(report)
+        assert store.held.keys() <= found.keys()
 
     def test_a_lost_prepared_transaction_is_named_and_what_it_claimed_is_free(self, disk: JournalDisk) -> None:
         store = disk.create()
