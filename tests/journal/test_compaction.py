@@ -20,6 +20,7 @@ from anabranch.adapters.journal.index_file import IndexFile
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import copies as wal_copies
+from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError
 
@@ -211,9 +212,9 @@ def test_a_damaged_segment_stays(disk: JournalDisk) -> None:
     """What cannot be read is not taken for dead."""
     store = disk.create()
     mixed(store)
-    path = segments_of(store)[3]
+    path = next(path for path in segments_of(store)[1:] if b"+" * 100 in path.read_bytes())
     data = bytearray(path.read_bytes())
-    data[10_000] ^= 1
+    data[HEADER_BYTES] ^= 1  # the header of its first batch, ahead of what lives
     path.write_bytes(data)
     assert compact(store)
     assert compact(store) == 0
