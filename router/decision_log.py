@@ -319,6 +319,12 @@ class DecisionLog:
         """Their outcomes are durable in all participants. Not synced: what is not forgotten is settled once more."""
         self._write(FORGOTTEN, b"".join(transactions), unsynced=True)
 
+    def sync(self) -> None:
+        """What was forgotten stays so. Raises StoreFailedError."""
+        log = self._log
+        if log is not None:
+            log.sync()
+
     def _write(
         self,
         kind: int,

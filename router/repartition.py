@@ -323,8 +323,8 @@ class Repartitioning:
         it can. Returns its name if it is gone."""
         used = bool(self._table.destinations_in(row.store_id))
         needed = self._directories.config_at(self._directories.path(row)) is not None and ":" not in row.name
-        named = any(row.store_id in transaction.participants for transaction in self._router.coordinator.table.all())
-        if used or needed or named or self._registry.with_row(row, _holds_anything):
+        holds = used or needed or self._registry.with_row(row, _holds_anything)
+        if holds or not self._router.coordinator.cleanup.has_forgotten(row.store_id):
             self._registry.with_row(row, lambda store: store.reclaim())
             return []
         self._write(None, (row.path, row.store_id))

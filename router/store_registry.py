@@ -77,6 +77,10 @@ class StoreRegistry:
             lambda row: self._stores.get(row) is not None,
             lambda row: self.with_row(row, lambda store: store.stats()),
         )
+        self.forget_decisions: Callable[[bytes], None] = lambda store_id: None
+        """Called with the id of a store that may be about to be removed, with nothing held."""
+        self.may_remove: Callable[[bytes], bool] = lambda store_id: True
+        """Whether no decision names it, nor will one after a crash. Both are set by the coordinator."""
         self.removals = 0
         """Destinations that were removed since this was made, or began to move to another store: who had found a store
         before looks again after the call."""
@@ -483,6 +487,7 @@ class StoreRegistry:
         while (store := self.store_of(destination)) is not None:
             row = self.table.stores.get(store.store_id)
             if row is not None:
+                self._prepare_removal(row, destination)
                 with self._stores.removing(row.path):
                     known = self.table.destinations.get(destination)
                     if known is not None and known.store_id == row.store_id:
@@ -500,7 +505,7 @@ class StoreRegistry:
         if prepared or self.with_row(row, lambda store: store.recover_prepared()):
             return count  # these may send there: only what has a row is never lost sight of
         self.table.let_go(destination)
-        if row.name.partition(":")[2] == str(destination):
+        if _is_own(row, destination):
             self._remove_store(row, destination)
         return count
 
@@ -512,6 +517,7 @@ class StoreRegistry:
         row = self.table.stores.get(known.store_id) if known is not None else None
         if row is None:
             return known is None
+        self._prepare_removal(row, destination)
         with self._stores.removing(row.path):
             if self.table.destinations.get(destination) is not known or destination in self._gates:
                 return False
@@ -520,15 +526,19 @@ class StoreRegistry:
                 if not may_be() or not self.with_row(row, lambda store: store.delete_if_idle(destination, gate)):
                     return False
                 self.table.let_go(destination)
-                if row.name.partition(":")[2] == str(destination):
+                if _is_own(row, destination):
                     self._remove_store(row, destination)
                 return True
             finally:
                 self.open_gate(gate)
 
+    def _prepare_removal(self, row: StoreRow, destination: Destination) -> None:
+        if _is_own(row, destination):
+            self.forget_decisions(row.store_id)
+
     def _remove_store(self, row: StoreRow, destination: Destination) -> None:
         """The store of one destination, which is deleted (rule D2). It stays while somebody waits for messages in it,
-        and where its directory is not all that it has."""
+        while a decision names it, and where its directory is not all that it has."""
 
         def remove() -> None:
             if destination not in self.table.destinations:  # else somebody has sent there meanwhile
@@ -541,7 +551,8 @@ class StoreRegistry:
         if contained is None or config.index_directory is not None or not contained(config.options):
             return
         try:
-            self._stores.discard(row, remove)
+            if self.may_remove(row.store_id):
+                self._stores.discard(row, remove)
         except (AnabranchError, OSError) as error:
             log.warning("store %s, whose one destination is deleted, stays: %s", row.name, error)
 
@@ -708,3 +719,8 @@ class StoreRegistry:
 
 def _row(destination: Destination, row: StoreRow, match: Match[StoreConfig]) -> DestinationRow:
     return DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
+
+
+def _is_own(row: StoreRow, destination: Destination) -> bool:
+    """Whether a store is that of this one destination."""
+    return row.name.partition(":")[2] == str(destination)

@@ -65,6 +65,7 @@ class Coordinator:
         self.log = DecisionLog(directory, options.sync, file_mode)
         self.table = TransactionTable(options, self.log)
         self.cleanup = DecisionCleanup(self.log, registry, self.table)
+        registry.forget_decisions, registry.may_remove = self.cleanup.forget_of, self.cleanup.has_forgotten
         self.resolver = Resolver(self.log, registry, self.table, self.cleanup)
 
     # Opening and closing

@@ -76,6 +76,26 @@ class DecisionCleanup:
                 self._count = 0
             self.forget(self.made_durable(self._done(), SYNC_SECONDS))
 
+    def forget_of(self, store_id: bytes) -> None:
+        """The same, where a store is about to be removed that decisions name. Waits for no disk for long, and not for
+        ever for somebody else who is at it."""
+        if self._names(store_id) and self.busy.acquire(timeout=SYNC_SECONDS):
+            try:
+                self.forget(self.made_durable(self._done(), SYNC_SECONDS))
+            finally:
+                self.busy.release()
+
+    def has_forgotten(self, store_id: bytes) -> bool:
+        """Whether no decision names a store, nor will one after a crash: no router would open that misses it (rule T3).
+        Raises StoreFailedError."""
+        if self._names(store_id):
+            return False
+        self._log.sync()
+        return True
+
+    def _names(self, store_id: bytes) -> bool:
+        return any(store_id in transaction.participants for transaction in self._table.all())
+
     def forget(self, transactions: Sequence[GlobalTransaction]) -> None:
         """Drop their decisions."""
         if transactions:

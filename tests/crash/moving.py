@@ -31,6 +31,7 @@ from ..places import in_memory
 from .calls import Crash, Faults, Jobs, simulated
 from .disk import Recorder, State, build, differences, states
 from .ledger import violations
+from .power.waiting import until_of
 from .spoiling import POWER, Campaign, of_arguments, parser
 
 JOURNAL: Final = anabranch.JournalOptions(segment_size=64 * 1024)
@@ -39,7 +40,7 @@ PAGE: Final = 4
 Facts = dict[str, list[Any]]
 XID: Final = anabranch.Xid(1, "moving", "b")
 """Prepared before, committed in the end."""
-ACKED: Final = {"queue://a": b"1", "queue://b": b"1", "topic://t second": b"4"}
+ACKED: Final = {"queue://a": b"1", "queue://b": b"2", "topic://t second": b"4"}
 SENT: Final = {"queue://a": b"x", "topic://t": b"x", "queue://new": b"x"}
 
 
@@ -86,6 +87,12 @@ def fill(directory: Path, prepared: bool = True) -> Facts:
             assert message is not None
             message.ack()
         router.topic("idle").subscribe("nothing")
+        for endpoint in (router.queue("a"), topic):  # they come to lie in pages of their own
+            for number in range(PAGE):
+                endpoint.send(b"later %d" % number, deliver_in=1e6)
+        message = router.queue("b").receive()
+        assert message is not None
+        message.release(delay=1e6)
         if prepared:
             prepare(router, second)
         return facts_of(router)
@@ -107,7 +114,7 @@ def facts_of(router: anabranch.Router) -> Facts:
     """What an open router shows."""
 
     def of(messages: Any) -> list[Any]:
-        return [(m.body, m.headers, m.message_id, m.timestamp_ms, m.deliveries) for m in messages]
+        return [(m.body, m.headers, m.message_id, m.timestamp_ms, m.deliveries, until_of(router, m)) for m in messages]
 
     found: Facts = {str(d): of(router.queue(d).browse()) for d in router.destinations() if str(d)[0] == "q"}
     for known in router.subscriptions():

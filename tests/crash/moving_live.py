@@ -94,7 +94,7 @@ class Script:
 
 def plain(facts: Facts) -> Facts:
     """Without the time at which something was sent, and how often it was given back."""
-    return {name: [(m[0], m[1], m[2]) for m in messages] for name, messages in facts.items() if messages}
+    return {name: [(m[0], m[1], m[2], m[5]) for m in messages] for name, messages in facts.items() if messages}
 
 
 def shown(settings: anabranch.Config, allowed: Sequence[Facts]) -> list[str]:

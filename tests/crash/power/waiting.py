@@ -253,17 +253,19 @@ def _turn(worker: Waiter, turn: int) -> None:
 def states_of(router: anabranch.Router) -> dict[tuple[str, str], State]:
     """Of all that is there."""
     found: dict[tuple[str, str], State] = {}
-    names = [name for name in contents(router) if not name.startswith("=")]  # opens the stores
-    engines = [store._engine for store in router.registry.open_stores()]
-    for name in names:
-        for message in source(router, name).browse():
-            engine = next(e for e in engines if message.destination in e.catalog.destinations)
-            state = engine.catalog.destinations[message.destination]
-            key = message.subscription
-            subscriber = state.subscriptions[key] if key is not None else None
-            until = engine.asked(lambda: engine.rows.until(state, subscriber, message.seq))  # noqa: B023
-            found[name, identity_of(message.read())] = until, message.deliveries
+    for name in contents(router):
+        if not name.startswith("="):
+            for message in source(router, name).browse():
+                found[name, identity_of(message.read())] = until_of(router, message), message.deliveries
     return found
+
+
+def until_of(router: anabranch.Router, message: anabranch.Message) -> int:
+    """Until when it waits (ms); 0: it is free."""
+    engine = router.registry.store_for(message.destination)._engine
+    state, key = engine.catalog.destinations[message.destination], message.subscription
+    subscriber = state.subscriptions[key] if key is not None else None
+    return engine.asked(lambda: engine.rows.until(state, subscriber, message.seq))
 
 
 def compare(router: anabranch.Router, found: Contents, marks: Sequence[Sequence[Any]]) -> list[str]:
