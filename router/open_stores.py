@@ -246,11 +246,11 @@ class OpenStores:
             self.by_destination.pop(destination, None)
 
     def discard(self, row: StoreRow, remove: Callable[[], None]) -> bool:
-        """Close a store if nobody needs it open, call `remove`, and keep nothing of it; returns whether it did. With
-        `removing` held."""
+        """Close a store that has no destination if nobody needs it open, call `remove`, and keep nothing of it; returns
+        whether it did. With `removing` held."""
         with self.exclusive(row.path):
             store = self._open.get(row.path)
-            if store is None or not self._retired(store):
+            if store is None or not self._retired(store, to_remove=True):
                 return False
             self._close(row.path)
             remove()
@@ -365,8 +365,8 @@ class OpenStores:
         return True
 
     @staticmethod
-    def _retired(store: Store) -> bool:
+    def _retired(store: Store, to_remove: bool = False) -> bool:
         try:
-            return store.retire()
+            return store.retire(to_remove)
         except AnabranchError:
             return False  # failed: it stays, for its users to hear why and to reopen it

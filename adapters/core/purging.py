@@ -108,14 +108,14 @@ class Removal:
         state = engine.catalog.destinations.get(queue)
         if state is None:
             engine.require_here(queue)
-            return True
         if self.idle_mark(queue) is None or queue in gates:
             return False
         try:
             self._sending.write([CloseGate(gate)])  # what was sent before it is seen now, and nothing is sent behind it
-            if engine.catalog.destinations.get(queue) is not state or engine.asked(lambda: self._mark(state)) is None:
+            if engine.catalog.destinations.get(queue) is not state or self.idle_mark(queue) is None:
                 return False
-            self._remove(state, moves=True)
+            if state is not None:
+                self._remove(state, moves=True)
             return True
         finally:
             if gates.get(queue) is gate:

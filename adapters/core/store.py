@@ -829,10 +829,10 @@ class Store:
         if gates.get(gate.destination) is gate:
             gates.pop(gate.destination, None)
 
-    def retire(self) -> bool:
+    def retire(self, to_remove: bool = False) -> bool:
         """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then
         be closed, and opened again later, without anyone noticing. A volatile store refuses as long as it holds
-        anything."""
+        anything; one that is `to_remove`, as long as it has a destination: who had found it before may have sent."""
         engine = self._engine
         try:
             self._writer.flush()
@@ -853,6 +853,8 @@ class Store:
             if engine.limited and engine.limits.is_waited_for:
                 return False
             if self.volatile and self._holds_anything():
+                return False
+            if to_remove and any(engine.catalog.declared()):
                 return False
             if engine.delivery.next_due and any(feed.takers for feed in engine.catalog.feeds()):
                 return False  # who watches would not hear that something is due

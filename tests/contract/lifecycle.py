@@ -222,6 +222,13 @@ class LifecycleContract:
         store.open()
         assert drain(store) == ([] if disk.volatile else [b"x", b"y"])
 
+    def test_one_that_is_to_be_removed_retires_empty(self, store: Store) -> None:
+        store.send(A, b"x")
+        take(store).ack()
+        assert not store.retire(to_remove=True)  # its destination is there still
+        store.delete(A)
+        assert store.retire(to_remove=True)
+
     @survives
     def test_retire_loses_nothing_that_is_under_way(self, disk: Disk, store: Store) -> None:
         futures = [store.send_nowait(A, str(n).encode()) for n in range(100)]

@@ -12,6 +12,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.messages import Message
+from anabranch.policies.destination import Destination
 from anabranch.router import idle_queues
 
 from ..contract.disk import PATIENCE, Parallel, eventually
@@ -161,6 +162,35 @@ def test_nothing_is_lost_that_is_sent_at_that_moment(router: anabranch.Router) -
         receiver.result()
     assert sorted(map(int, got)) == list(range(count))
     eventually(lambda: not router.exists("q"))
+
+
+@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize("used", [True, False])
+def test_nothing_is_lost_that_is_sent_behind_its_removal(
+    router: anabranch.Router, monkeypatch: pytest.MonkeyPatch, idle: bool, used: bool
+) -> None:
+    """By who had found its store before, which is to go as well: it stays then."""
+    queue = router.queue("each.q").destination
+    store = router.registry.store_for(queue)
+    if used:
+        router.queue("each.q").send(b"1")
+        take(router, "each.q").ack()
+    table = router.registry.table
+    let_go = table.let_go
+
+    def let_go_and_send(gone: bytes | Destination) -> None:
+        let_go(gone)
+        if gone == queue:
+            store.send(queue, b"late")
+
+    monkeypatch.setattr(table, "let_go", let_go_and_send)
+    if idle:
+        assert router.registry.delete_if_idle(queue, lambda: True)
+    else:
+        router.delete("each.q")
+    monkeypatch.undo()
+    assert take(router, "each.q").body == b"late"
+    assert router.destinations() == [queue]
 
 
 def test_nobody_remembers_one_that_is_gone(journals: anabranch.Router) -> None:
