@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...policies.errors import AnabranchError, ClosedError
 from ..messages import Message
+from .gates import LeaseMovedError
 from .leases import MOVED, MOVING, Lease
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def is_moving(messages: Sequence[Message]) -> bool:
 
 def after_move(error: ClosedError, messages: Sequence[Message], call: Callable[[Store, list[Message]], object]) -> None:
     """A call with messages in hand has raised this, and done nothing: call again, with those of each store, if one of
-    them has moved. Else raises the error."""
-    moved = False
+    them has moved, or was about to (by now that may be given up). Else raises the error."""
+    moved = isinstance(error, LeaseMovedError)
     for message in messages:
         moved |= follow(message)
     if not moved:

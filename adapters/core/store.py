@@ -55,7 +55,7 @@ from .abandoned import Abandoned
 from .backend import Backend, Found
 from .engine import Engine
 from .forwarding import after_move, follow, is_moving
-from .gates import Gate
+from .gates import Gate, LeaseMovedError
 from .handing_out import HandingOut
 from .headers import pack_id
 from .large import LargeBody
@@ -615,7 +615,7 @@ class Store:
         error: ClosedError, messages: Sequence[Message], call: Callable[[Store, list[Message]], object]
     ) -> Future[None]:
         """As `after_move`, on a thread of ours. What is not moving is refused at once."""
-        if not is_moving(messages):
+        if not is_moving(messages) and not isinstance(error, LeaseMovedError):
             raise error
         return shared().call(lambda: after_move(error, messages, call))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.forwarding import follow, give_back, is_moving
+from anabranch.adapters.core.gates import Gate, LeaseMovedError
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, take
@@ -34,6 +37,31 @@ def test_each_is_settled_where_it_is(both: Both) -> None:  # noqa: F811
     ]  # fmt: skip
     with pytest.raises(UnknownMessageError):
         first.ack()
+
+
+def test_a_move_that_is_given_up_just_then(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Between the refusal and the look at the message: it is settled where it stayed."""
+    store = both.source
+    store.send_many(A, [b"%d" % number for number in range(6)])
+    delivery = store._engine.delivery
+    take_of = delivery.take
+
+    def refuse_once(*_: Any) -> Any:
+        monkeypatch.undo()
+        raise LeaseMovedError(Gate.passed(A))
+
+    for settle in (
+        lambda message: store.ack([message]),
+        lambda message: store.ack_nowait([message]).result(10),
+        lambda message: store.release([message]),
+        lambda message: store.release_nowait([message]).result(10),
+        store.claim,
+    ):
+        message = take(store)
+        monkeypatch.setattr(delivery, "take", refuse_once)
+        settle(message)
+        assert delivery.take == take_of
+    assert store.depth(A) == 4
 
 
 def test_after_the_store_was_closed(both: Both) -> None:  # noqa: F811
