@@ -91,7 +91,10 @@ def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[
     reading = None
     for number, place, pending in index.rows.all():
         seq, (lsn, offset, length) = place[SEQ], place[OWN]
-        if index.states[number].is_map:
+        state = index.states.get(number)
+        if state is None:
+            yield f"C2 message {seq} is of destination {number}, which is not there"
+        elif state.is_map:
             counted.keyed[number, seq], pending = pending, 0
         counted.row(number, place, pending, index.priorities)
         segment = table.find(lsn)

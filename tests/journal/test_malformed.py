@@ -209,6 +209,15 @@ def test_what_no_store_has_written(tmp_path: Path, records: list[tuple[int, byte
         store.open()
 
 
+def test_a_message_behind_the_removal_of_its_destination(tmp_path: Path) -> None:
+    """Where a record is lost that may have told of it: `check` says so."""
+    removed = (e.REMOVE, e.NUMBER.pack(1))
+    store = journal_of(tmp_path / "s", QUEUE, message(1, 1), (w.LOST, b""), removed, message(1, 2))
+    store.open()
+    assert list(store.check()) == ["C2 message 2 is of destination 1, which is not there"]
+    store.close()
+
+
 def test_one_message_twice_in_a_batch(tmp_path: Path) -> None:
     store = journal_of(tmp_path / "s", QUEUE)
     (file,) = (tmp_path / "s/journal").glob("*.seg")
