@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from sys import maxsize
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..adapters.clock import now_ms
 from ..adapters.core import Store
 from ..adapters.core.large import LargeBody, Sized
+from ..adapters.core.sending import plain_bodies
 from ..adapters.core.waiting import delay_ms
 from ..adapters.messages import (
     DEFAULT_PRIORITY,
@@ -30,9 +32,6 @@ from .deferred_sends import KNOWN_SECONDS, once_more
 
 if TYPE_CHECKING:
     from .store_registry import StoreRegistry
-
-
-_BYTES: Final = {bytes}
 
 
 class SendOptions(TypedDict, total=False):
@@ -155,19 +154,23 @@ class Endpoint:
                 f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
                 "message is sent by send()"
             )
-        outgoing = list(messages)
+        outgoing = tuple(messages)
         if connection is not None:
             return self._send_within(connection, outgoing)
-        for at, message in enumerate(outgoing) if set(map(type, outgoing)) != _BYTES else ():
-            if not isinstance(message, Outgoing):
-                continue
-            require_persistent(message.persistent)
-            if type(message.body) is not bytes:
-                body = kept(self._registry, self.destination, message.body, None, message.persistent)
-                outgoing[at] = message._replace(body=body)
+        if plain_bodies(outgoing, 0, maxsize, maxsize)[0] < len(outgoing):
+            outgoing = tuple(map(self._outgoing, outgoing))
         return self._registry.for_store(
             self.destination, lambda store: store.send_many(self.destination, outgoing, sync)
         )
+
+    def _outgoing(self, message: Outgoing | bytes) -> Outgoing | bytes:
+        """One of many, whose body, if it is a file, is read by now."""
+        if not isinstance(message, Outgoing):
+            return message
+        require_persistent(message.persistent)
+        if type(message.body) is bytes:
+            return message
+        return message._replace(body=kept(self._registry, self.destination, message.body, None, message.persistent))
 
     def send_nowait(
         self,
