@@ -101,12 +101,14 @@ class IdleQueues:
             store = self._registry.open_store_of(destination)
             if store is not None:
                 mark = store.idle_mark(destination)
-            elif is_over and idle.mark is None:  # nobody has opened it yet
+            elif idle.mark is not None:
+                mark = idle.mark  # in one that is closed nothing passes
+            elif is_over:  # nobody has opened it in all that time
                 mark = idle.mark = self._registry.for_held(
                     destination, lambda store: store.idle_mark(destination), None
                 )
             else:
-                mark = idle.mark  # in one that is closed nothing passes
+                return
             if mark is None or mark != idle.mark:
                 idle.begin(mark)
             elif is_over and not self._registry.delete_if_idle(destination, lambda: self._may_go(destination, idle)):
