@@ -25,13 +25,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from ..adapters.core import Store
+from ..adapters.core.damaged import is_damage
 from ..adapters.core.gates import MovedError
 from ..adapters.core.lease_times import require_seconds
-from ..adapters.core.receiving import Receiving
 from ..adapters.core.watching import Watch
 from ..adapters.messages import Message
 from ..policies.destination import Destination, Kind
-from ..policies.errors import AnabranchError, ClosedError, CorruptionError, DestinationError, NoRouteError
+from ..policies.errors import AnabranchError, ClosedError, DestinationError, NoRouteError
 from ..policies.wildcard import Pattern
 from .addresses import Address, queue_of
 from .codecs import Codec, Coder, codec_of
@@ -241,7 +241,7 @@ class PatternConsumer:
 
     def _pass_over(self, place: _Place, store: Store | None, error: AnabranchError) -> None:
         """What is wrong with one store holds up no other (invariant 7). Raises what is wrong with one message."""
-        if store is not None and isinstance(error, CorruptionError) and Receiving.is_damage(error):
+        if store is not None and is_damage(error):
             self._ring.put(place)
             raise error
         row = self._registry.table.destinations.get(place.destination)

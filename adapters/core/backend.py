@@ -234,9 +234,11 @@ class Backend(Rows, Protocol):
         """The records of these messages; None for one that has died meanwhile. Raises CorruptionError where one is
         damaged, and ReadError where the disk does not give it now. Any thread."""
 
-    def lose(self, state: DestinationState, place: Place, error: CorruptionError) -> None:
+    def lose(
+        self, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None = None
+    ) -> None:
         """Of one that `salvages`: write down, durably, that this message is lost; it is acked behind that. Any thread,
-        without the lock. Raises AnabranchError."""
+        without the lock. Its id, if the caller knows it, else as far as it is to be found. Raises AnabranchError."""
         raise AssertionError(f"{self.kind} does not salvage")
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:

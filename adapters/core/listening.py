@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...policies.errors import AnabranchError
 from ..background import shared
 from ..messages import Message, note_received
+from .damaged import is_damage
 from .forwarding import give_back
 from .gates import MovedError
 from .leases import Feed, Lease, Taker
@@ -229,7 +230,7 @@ class Listener(Taker):
         try:
             message = receiving.read(lease)
         except AnabranchError as error:
-            if not receiving.is_damage(error):
+            if not is_damage(error):
                 raise
             log.error("store %s: a message is damaged, and stays leased: %s", receiving.engine.name, error)
             return None

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...policies.destination import Destination, Kind
-from ...policies.errors import DestinationError
+from ...policies.errors import CorruptionError, DestinationError
 from ..messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_text
 from .changes import Ack, Change, Send, acks_of
+from .damaged import lose, readable
 from .engine import Engine
 from .keyed import KeyChangedError, Unchanged
 from .leases import Taker
@@ -97,13 +98,14 @@ class Maps:
                 return
             state, looked = page
             found = [one for one in looked if one[0].startswith(first)]
-            records = engine.backend.bodies(state, [place for _, place in found]) if found else ()
-            for (name, place), record in zip(found, records, strict=True):
+            names, places = [name.decode() for name, _ in found], [place for _, place in found]
+            records = readable(engine, state, places, names)
+            for name, place, record in zip(names, places, records, strict=True):
                 body = body_of(record) if record is not None and _lives(place) else None
-                if record is None:  # it was put anew meanwhile, or is gone
-                    body = self.get(destination, name.decode())
+                if record is None:  # it was put anew meanwhile, or is gone, or lost
+                    body = self.get(destination, name)
                 if body is not None:
-                    yield name.decode(), body
+                    yield name, body
             if len(found) < PAGE:
                 return
             start = found[-1][0] + b"\0"
@@ -279,10 +281,22 @@ class Maps:
                 place = engine.backend.keyed(state, name) if state is not None else None
             if place is None or state is None or not _lives(place):
                 return _Look(state, None, number)
-            for record in engine.backend.bodies(state, [place]):
-                if record is not None:
-                    return _Look(state, Value(body_of(record), place), number)
+            try:
+                for record in engine.backend.bodies(state, [place]):
+                    if record is not None:
+                        return _Look(state, Value(body_of(record), place), number)
+            except CorruptionError as error:
+                lose(engine, state, place, error, name.decode())
+                self._remove(state, name, place, number)
             # Another one has taken its place, or none, since.
+
+    def _remove(self, state: DestinationState, name: bytes, place: Place, number: int) -> None:
+        """A key's value that is lost, unless it has another since."""
+        ack = Ack(state, place[SEQ], 0, place if place[OWN] is not None else None)
+        try:
+            self._sending.write([Unchanged(state, (name,), number), ack])
+        except KeyChangedError:
+            self._writer.flush()  # what has changed it is seen from now on
 
     def _written(self, send: Send | None) -> Value | None:
         """What a message that may not be in the rows yet puts there."""

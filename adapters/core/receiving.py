@@ -12,8 +12,8 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError, CorruptionError, DestinationError
 from ..messages import Message, Undelivered
 from ..store_types import SubscriptionKey
-from .backend import ReadError
 from .changes import acks_of
+from .damaged import is_damage, lose, readable
 from .delivery import CLOCK_SECONDS
 from .engine import Engine
 from .forwarding import give_back
@@ -80,7 +80,7 @@ class Receiving:
                     message.__class__ = message._received  # as note_received
                     return message
             except BaseException as error:
-                if not self.is_damage(error):
+                if not is_damage(error):
                     self.cancel(feed, taker)
                 raise
             self.let_go(lease)  # it was purged after it had been fetched
@@ -104,7 +104,7 @@ class Receiving:
         except AnabranchError as error:
             if not messages:
                 raise
-            level = logging.ERROR if self.is_damage(error) else logging.DEBUG  # else the next call meets it again
+            level = logging.ERROR if is_damage(error) else logging.DEBUG  # else the next call meets it again
             log.log(level, "store %s: no more is received at once: %s", self.engine.name, error)
         except BaseException:
             for message in messages:
@@ -143,7 +143,7 @@ class Receiving:
         except BaseException as error:
             for taker in takers:
                 self.cancel(feed, taker)
-            if not self.is_damage(error):
+            if not is_damage(error):
                 raise
         message = self.receive(destination, 0, key, seconds)  # which tells whether it is the first one that is damaged
         if message is not None:
@@ -270,10 +270,7 @@ class Receiving:
                     return decode(self._store, state.destination, lease.place, record, lease)
             return None
         except CorruptionError as error:
-            backend = self.engine.backend
-            if not backend.salvages or not self.is_damage(error):
-                raise
-            backend.lose(state, lease.place, error)
+            lose(self.engine, state, lease.place, error)
         self._store._sending.write(acks_of([lease]))
         return None
 
@@ -342,7 +339,7 @@ class Receiving:
                     message = self.read(lease)
                 except CorruptionError as error:  # others go on
                     log.error("store %s: %s", engine.name, error)
-                    if not self.is_damage(error):
+                    if not is_damage(error):
                         self.give_back(lease)
                     continue
                 if message is not None:
@@ -447,30 +444,13 @@ class Receiving:
                 places, after = self._page(state, subscriber, after, PAGE if left < 0 else min(PAGE, left))
             if not places:
                 continue
-            for place, record in zip(places, self._readable(state, places), strict=True):
+            for place, record in zip(places, readable(self.engine, state, places), strict=True):
                 if record is None or (subscriber is not None and not self._lives(state, subscriber, place)):
                     continue
                 message = decode(self._store, destination, place, record, None)
                 message.subscription = key
                 yield message
                 left -= 1
-
-    def _readable(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """The records of these messages, in order; None for one that has died meanwhile, or is damaged where the store
-        salvages: that is written down, and it is dead once somebody would receive it."""
-        rows, backend = self.engine.rows, self.engine.backend
-        done = 0
-        while done < len(places):
-            try:
-                for record in rows.bodies(state, places[done:]):
-                    yield record
-                    done += 1
-            except CorruptionError as error:
-                if not backend.salvages or not self.is_damage(error):
-                    raise
-                backend.lose(state, places[done], error)
-                yield None
-                done += 1
 
     def _page(
         self, state: DestinationState, subscriber: SubscriptionState | None, after: Position, count: int
@@ -500,9 +480,3 @@ class Receiving:
         with engine.lock:
             engine.current()
             return engine.rows.row(state, subscriber, place[SEQ], place[ORDER]) is not None
-
-    @staticmethod
-    def is_damage(error: BaseException) -> bool:
-        """Whether a message's bytes were read and are damaged: it stays leased, for receivers to go on behind it. What
-        the disk did not give may be tried again."""
-        return isinstance(error, CorruptionError) and not isinstance(error, ReadError)

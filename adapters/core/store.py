@@ -53,6 +53,7 @@ from ..store_types import (
 )
 from .abandoned import Abandoned
 from .backend import Backend, Found
+from .damaged import readable
 from .engine import Engine
 from .forwarding import after_move, follow, is_moving
 from .gates import Gate, LeaseMovedError
@@ -919,7 +920,7 @@ class Store:
         key, sequencer = (state.number, name), engine.sequencer
         seq = sequencer.window.get(key) or sequencer.volatile_window.get(key)
         place = engine.asked(lambda: engine.rows.row(state, None, seq)) if seq is not None else None
-        for record in engine.rows.bodies(state, [place]) if place is not None else ():
+        for record in readable(engine, state, [place], [message_id]) if place is not None else ():
             if record is not None:
                 return decode(self, destination, place, record, None)  # type: ignore[arg-type]
         return None

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..messages import Message, note_received
+from .damaged import is_damage
 from .leases import Feed, Taker
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def receive_or_watch(
                     note_received(message)
                     return message
         except BaseException as error:
-            if not receiving.is_damage(error):
+            if not is_damage(error):
                 receiving.cancel(feed, taker)
             raise
         if taker.lease is not None:

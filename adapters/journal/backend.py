@@ -294,10 +294,13 @@ class JournalBackend(Backend):
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         return self._bodies.read(state, places)
 
-    def lose(self, state: DestinationState, place: Place, error: CorruptionError) -> None:
+    def lose(
+        self, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None = None
+    ) -> None:
         what = f"message {place[SEQ]} of {state.destination} is damaged, and that cannot be written down"
         with disk_errors(f"store {self.name!r}: {what}"):
-            self._lost.add(str(state.destination), place, self._id_of(state.number, place[SEQ]), error)
+            message_id = message_id or self._id_of(state.number, place[SEQ])
+            self._lost.add(str(state.destination), place, message_id, error)
 
     def _id_of(self, number: int, seq: int) -> str | None:
         """A message's id, if it is in the duplicate window."""

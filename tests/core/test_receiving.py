@@ -57,7 +57,7 @@ def test_what_is_damaged_is_told_and_acked_where_the_store_salvages() -> None:
         told: list[tuple[str, int]] = []
         backend: Any = store.backend
         backend.salvages = True
-        backend.lose = lambda state, place, error: told.append((str(state.destination), place[SEQ]))
+        backend.lose = lambda state, place, error, message_id: told.append((str(state.destination), place[SEQ]))
         Unreadable(store, CorruptionError("file", 0, "its checksum is wrong"))
         assert (drain(store), store.depth(A), store.stats().leased) == ([b"2"], 0, 0)
         assert told == [("queue://a", 1)]

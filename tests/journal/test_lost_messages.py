@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from anabranch.adapters.core.maps import Maps
 from anabranch.adapters.journal import JournalStore, lost_messages
 from anabranch.adapters.journal.salvage import LossReport, reports, summary
 from anabranch.adapters.messages import Message
@@ -26,6 +27,7 @@ from .disk import JournalDisk, directory_of, segments_of
 from .test_salvage import flip, place_of
 
 T = Destination.topic("prices")
+M = Destination.map("m")
 SALVAGE = OnCorruption.SALVAGE
 
 
@@ -141,6 +143,73 @@ def test_what_expires_is_no_dead_letter(disk: JournalDisk) -> None:
     damaged(store, 1)
     assert [one.message.body for one in store.take_undelivered()] == [b"2"]
     assert [seq for _, seq, _ in lost(store)] == [1]
+
+
+def test_a_value_of_a_map_is_lost_alone(disk: JournalDisk) -> None:
+    store = disk.create(on_corruption=SALVAGE)
+    maps, keys = store.maps, ["a", "b", "c", "d", "e", "f"]
+    for key in keys:
+        maps.put(M, key, key.encode())
+    damaged(store, 1, 3, 4, 5, 6, destination=M)
+    assert list(maps.items(M)) == [("b", b"b")]
+    assert [(maps.get(M, key), maps.count(M)) for key in keys] == [(b"b" if key == "b" else None, 1) for key in keys]
+    assert maps.put_if_absent(M, "a", b"new") is None
+    assert [seq for _, seq, _ in lost(store)] == [1, 3, 4, 5, 6]
+    assert lost(store)[0] == ("map://m", 1, "a")
+    store.close()
+    store = disk.reopen(store, on_corruption=SALVAGE)
+    assert list(store.maps.items(M)) == [("a", b"new"), ("b", b"b")]
+    assert len(told(store)) == 1
+
+
+@pytest.mark.parametrize(
+    ("meet", "result", "then"),
+    [
+        (lambda maps: maps.get(M, "k"), None, None),
+        (lambda maps: maps.pop(M, "k"), None, None),
+        (lambda maps: maps.wait(M, "k", 0), None, None),
+        (lambda maps: list(maps.items(M)), [], None),
+        (lambda maps: maps.put_if_absent(M, "k", b"8"), None, b"8"),
+        (lambda maps: maps.compare_and_set(M, "k", b"7", b"8"), False, None),
+        (lambda maps: maps.compare_and_set(M, "k", None, b"8"), True, b"8"),
+        (lambda maps: maps.increment(M, "k"), 1, b"1"),
+    ],
+)
+def test_a_value_that_is_lost_is_not_there(
+    disk: JournalDisk, meet: Callable[[Maps], object], result: object, then: bytes | None
+) -> None:
+    """However it is met first."""
+    store = disk.create(on_corruption=SALVAGE)
+    store.maps.put(M, "k", b"7")
+    damaged(store, 1, destination=M)
+    assert meet(store.maps) == result
+    assert (lost(store), store.maps.get(M, "k")) == ([("map://m", 1, "k")], then)
+
+
+def test_a_damaged_value_that_is_replaced_is_not_told_of(disk: JournalDisk) -> None:
+    store = disk.create(on_corruption=SALVAGE)
+    store.maps.put(M, "a", b"1")
+    damaged(store, 1, destination=M)
+    store.maps.put(M, "a", b"2")
+    assert (store.maps.pop(M, "a"), told(store)) == (b"2", [])
+
+
+def test_a_damaged_value_is_raised_without_the_option(disk: JournalDisk) -> None:
+    store = disk.create()
+    store.maps.put(M, "a", b"1")
+    damaged(store, 1, destination=M)
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="message 1 of map://m"):
+            store.maps.pop(M, "a")
+    assert (told(store), store.maps.count(M)) == ([], 1)
+
+
+def test_what_is_looked_for_by_its_id(disk: JournalDisk) -> None:
+    store = filled(disk)
+    damaged(store, 3)
+    assert store.find(A, "id3") is None
+    assert lost(store) == [("queue://a", 3, "id3")]
+    assert (store.find(A, "id4") or take(store)).body == b"body 4"
 
 
 def test_a_report_has_an_end(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from anabranch import (
     ClosedError,
     Config,
     ConfigError,
+    CorruptionError,
     Counts,
     PlacementError,
     Settlement,
@@ -26,12 +27,14 @@ from anabranch import (
     TransactionError,
     UnknownMessageError,
 )
+from anabranch.adapters.journal import JournalStore
 from anabranch.router.repartition import repartition
 from anabranch.router.repartition_progress import NAME
 
 from ..contract.disk import eventually
 from ..contract.leasing import LONG, Lasting
 from ..crash.traffic import Traffic
+from ..journal.test_salvage import flip, place_of
 from .disk import drain
 from .test_repartition import JOURNAL, KINDS, XID, config, facts, fill, new, old, stores_of
 
@@ -634,3 +637,31 @@ def test_it_waits_for_transactions_on_connections_of_the_users_own(tmp_path: Pat
         with pytest.raises(TransactionError), engine.connect() as connection:
             queue.send(b"", connection=connection)
     engine.dispose()
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("on_corruption", ["refuse", "salvage"])
+def test_it_goes_on_without_no_message(tmp_path: Path, live: bool, on_corruption: str) -> None:
+    """A damaged one is named, and its destination stays where it was: one can go back, and all else is there."""
+    before = config(tmp_path, ("all", [">"]), journal={**JOURNAL, "on_corruption": on_corruption})
+    after = config(tmp_path, ("new", ["q"]), ("all", [">"]), journal={**JOURNAL, "on_corruption": on_corruption})
+    with anabranch.open(before) as router:
+        for number in range(3):
+            router.queue("q").send(b"%d" % number)
+        store = router.registry.store_for(router.queue("q").destination)
+        assert isinstance(store, JournalStore)
+        path, offset, length = place_of(store, router.queue("q").destination, 2)
+        if live:
+            flip(path, offset + length - 1)
+            with pytest.raises(CorruptionError, match="message 2 of queue://q"):
+                router.repartition(after)
+            assert router.registry.store_for(router.queue("q").destination) is store
+            assert router.queue("q").depth() == 3
+    if not live:
+        flip(path, offset + length - 1)
+        with pytest.raises(CorruptionError, match="message 2 of queue://q"):
+            repartition(after, before)
+    repartition(before, before, restart=True)
+    with anabranch.open(before) as router:
+        assert router.queue("q").depth() == 3
+        assert not list(tmp_path.rglob("loss-*"))
