@@ -139,6 +139,11 @@ class LargeBodies:
             self._know(body, owned=True)
             self._found[name] = body, kept
 
+    @property
+    def highest_low(self) -> int:
+        """Of what was found by `open`: what names one comes behind it (rules B6, A5)."""
+        return max((kept.low for _, kept in self._found.values() if kept.low != NEVER), default=0)
+
     def _know(self, body: LargeBody, owned: bool) -> None:
         """From now on its name finds it, and who lets go of it last puts it into `garbage`."""
         ref = BodyRef(body, self.garbage.append)

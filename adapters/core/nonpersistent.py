@@ -11,6 +11,8 @@ A3  So a write under way may bring lower seqs than are there already. Whoever ap
     (`Delivery.set_back`), and these messages have two lanes of each order in memory, both in order of seq: one for what
     is done at once, one for what goes with a plan.
 A4  What is in `_written` takes effect, whatever Ctrl-C does: whoever takes the lock next goes on with it.
+A5  After a crash no backend knows of their seqs. But what is durable may speak of one: a subscription begins behind it,
+    a large body's `low` is it. The next open goes on behind all of these: else what is sent then would come before.
 """
 
 from __future__ import annotations

@@ -286,8 +286,10 @@ class Sequencer:
         """Of the last plan that was accepted."""
 
     def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:
-        """At open; the catalog is filled. `ids`: of the duplicate window, oldest first."""
-        self.last_seq = last_seq
+        """At open; the catalog is filled. `ids`: of the duplicate window, oldest first. Seqs go on behind `last_seq`,
+        and behind where any subscription begins (rule A5)."""
+        subscribers = (one for state in self.catalog.destinations.values() for one in state.subscriptions.values())
+        self.last_seq = max([last_seq, *(one.start for one in subscribers)])
         latest: dict[Key, int] = {}
         for key, seq in ids:
             latest.pop(key, None)  # requeued: it is among the latest

@@ -246,7 +246,7 @@ class Store:
 
     def _load(self, found: Found) -> None:
         engine = self._engine
-        engine.sequencer.load(found.last_seq, found.ids)
+        engine.sequencer.load(max(found.last_seq, self.bodies.highest_low), found.ids)
         engine.committed = dict.fromkeys(found.committed)
         self._transactions.load(found.prepared)
 

@@ -261,6 +261,25 @@ class LargeContract:
             assert kept(one) == 1
             assert_whole(one)
 
+    @survives
+    def test_a_branch_that_outlives_messages_which_do_not_keeps_it(self, disk: Disk, large: Store) -> None:
+        """These had seqs of their own, which nobody knows of after a crash: what is committed then comes behind them
+        all the same, and each later open finds that it names its body (rule A5)."""
+        large.send(A, b"x")
+        for _ in range(3):
+            large.send(A, b"x", persistent=False)
+            large.send(B, io.BytesIO(body(seed=3)), persistent=False)
+        take(large).ack()
+        prepare(large, 1, [(B, Outgoing(io.BytesIO(body())))])
+        store = disk.crash(large)
+        store.commit_prepared(transaction(1)).wait()
+        for _ in range(2):
+            assert (contents(store, B), kept(store)) == ([body()], 1)
+            assert_whole(store)
+            store = disk.reopen(store)
+        store = disk.crash(store)
+        assert (contents(store, B), kept(store)) == ([body()], 1)
+
     # Which message names it
 
     @survives

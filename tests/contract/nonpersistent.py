@@ -206,6 +206,24 @@ class NonpersistentContract:
 
     # What is not delivered any more
 
+    @survives
+    @pytest.mark.parametrize("within", [False, True])
+    def test_a_subscription_that_began_behind_them_misses_nothing_after_a_crash(
+        self, disk: Disk, store: Store, within: bool, place: str
+    ) -> None:
+        """Nobody knows of their seqs any more, and it is for what comes behind these (rule A5)."""
+        alternate(store)
+        if within:
+            store.commit([], [], changes=[Change(DESK, True)])
+        else:
+            store.subscribe(DESK)
+        for _ in range(2):
+            later = disk.later(store, place)
+            later.send_many(T, [b"%d" % number for number in range(8)])
+            assert drain(later, T, subscription=DESK.key) == [b"%d" % number for number in range(8)]
+            assert_whole(later)
+            store = later
+
     def test_they_expire(self, store: Store) -> None:
         store.subscribe(DESK)
         store.subscribe(BOOK)

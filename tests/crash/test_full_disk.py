@@ -57,7 +57,7 @@ def test_a_full_disk_is_emptied_and_used_again(disk: Path) -> None:
     with anabranch.open(config(disk / "data")) as router:
         queue = router.queue("q")
         sent = fill(queue)
-        assert sent > 200
+        assert sent > 150
         with pytest.raises(anabranch.StoreFullError):
             queue.send(body_of("never.0", BODY))
         assert queue.depth() == sent
@@ -68,9 +68,10 @@ def test_a_full_disk_is_emptied_and_used_again(disk: Path) -> None:
             assert identity_of(message.body) == f"s.{number}"
             message.ack()
         router.reclaim()  # what the background has not freed yet
-        assert shutil.disk_usage(disk).free > 3 * 1024 * 1024
+        room = shutil.disk_usage(disk).free
+        assert room > 3 * 1024 * 1024
         again = fill(queue, sent)
-        assert again > sent + 200
+        assert (again - sent) * BODY > room - 1024 * 1024  # a segment that is begun, and what the index takes meanwhile
         expected = [f"s.{number}" for number in range(sent - 5, again)]
         assert contents(router) == {"q": expected}
         assert violations(router) == []
