@@ -51,7 +51,7 @@ class Settlement(enum.Enum):
 
 
 class Counts(NamedTuple):
-    """How many messages of a queue, or of a subscription, are where."""
+    """How many messages of a queue, or of a subscription, are where. All but `expired` are there now."""
 
     ready: int
     """Neither leased nor delayed. Of these some may have expired, for a moment, or have reached the delivery limit."""
@@ -59,6 +59,8 @@ class Counts(NamedTuple):
     """By receivers, or claimed by transactions."""
     delayed: int = 0
     """They wait for their time."""
+    expired: int = 0
+    """Gone since the store was opened, dead-lettered or dropped, for their time was over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,8 +193,8 @@ class Consumer(Backlog):
         return self._registry.for_held(self.destination, lambda store: store.purge(self.destination, self._key), 0)
 
     def counts(self) -> Counts:
-        """How many messages are ready, and how many leased or claimed by a transaction; takes the same time however
-        many there are."""
+        """How many messages are ready, how many leased or claimed by a transaction, how many wait for their time, and
+        how many have expired since the store was opened; takes the same time however many there are."""
         return self._registry.for_held(
             self.destination, lambda store: store.counts(self.destination, self._key), Counts(0, 0)
         )

@@ -263,6 +263,9 @@ class DeadLetterSweeper:
             if transaction.state == "open":
                 transaction.rollback()
             raise
+        if not rejected:
+            for message in (message for message, reason in found if reason == EXPIRED):
+                message._store.count_expired((message,))  # it may have moved meanwhile
         for event in events:
             self._events.tell(event)
         return kept

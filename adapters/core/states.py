@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SubscriptionState:
     """One durable subscription of a topic. All fields belong to the store's lock."""
 
-    __slots__ = ("count", "delayed", "feed", "number", "own", "start", "subscription", "topic", "volatile")
+    __slots__ = ("count", "delayed", "expired", "feed", "number", "own", "start", "subscription", "topic", "volatile")
 
     def __init__(self, number: int, topic: DestinationState, subscription: Subscription, start: int) -> None:
         self.number = number
@@ -30,6 +30,8 @@ class SubscriptionState:
         """Messages that it has yet to ack. The backend counts them."""
         self.delayed = 0
         """Those of them that wait for their time, for it alone or for all. Likewise."""
+        self.expired = 0
+        """Messages that it never acked, for their time was over; since open."""
         self.volatile: SubscriptionState | None = None
         """As of its topic."""
         self.feed = Feed(topic, self)
@@ -51,8 +53,8 @@ class DestinationState:
     """One queue, topic or map. All fields belong to the store's lock, but `declared`, which is the writer's."""
 
     __slots__ = (
-        "bytes", "count", "crowded", "declared", "delayed", "destination", "feed", "is_map", "is_topic", "number",
-        "own", "removed", "room", "subscriptions", "volatile", "waiting",
+        "bytes", "count", "crowded", "declared", "delayed", "destination", "expired", "feed", "is_map", "is_topic",
+        "number", "own", "removed", "room", "subscriptions", "volatile", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
@@ -71,6 +73,8 @@ class DestinationState:
         self.bytes = 0
         self.delayed = 0
         """Messages that wait for their time, of a topic those that do so for all. The backend counts them."""
+        self.expired = 0
+        """Messages that are gone since their time was over; since open."""
         self.crowded: dict[Feed, None] = {}
         """Its feeds where somebody waits who got nothing, since as many messages are leased as may be."""
         self.feed = Feed(self)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...policies.destination import Destination
 from ...policies.errors import StoreFailedError
 from ..store_types import Counts, StoreStats, SubscriptionKey
 from .engine import Engine
+from .leases import Lease
 from .pending_counts import Counted, PendingCounts
 from .receiving import Receiving
 from .states import SubscriptionState
@@ -41,7 +44,16 @@ class Statistics:
         feeds = (state.feed,) if isinstance(state, SubscriptionState) else state.feeds()
         held, leased = pending.of(state), sum(len(feed.held) for feed in feeds)
         delayed = state.total_delayed
-        return Counts(max(held - leased - delayed, 0), leased, delayed)
+        return Counts(max(held - leased - delayed, 0), leased, delayed, state.expired)
+
+    def count_expired(self, leases: Iterable[Lease]) -> None:
+        """What they held is gone, for its time was over."""
+        with self._engine.lock:
+            for lease in leases:
+                lease.feeds[0].state.expired += 1
+                for feed in lease.feeds:
+                    if feed.subscription is not None:
+                        feed.subscription.expired += 1
 
     def of_store(self) -> StoreStats:
         """As Store.stats."""

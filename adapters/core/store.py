@@ -494,6 +494,10 @@ class Store:
             self.bodies.tidy_if_needed()
         return self._receiving.take_undelivered(limit)
 
+    def count_expired(self, messages: Iterable[Message]) -> None:
+        """Of what `take_undelivered` gave, these are gone, for their time was over: `counts` tells how many."""
+        self._statistics.count_expired(message._note for message in messages)
+
     def keep(self, body: object, persistent: bool = True) -> bytes | LargeBody:
         """Read a body for a message that is sent here later, perhaps in a transaction; what was kept and is not sent
         goes by itself. Raises as LargeBodies.kept."""
@@ -904,8 +908,9 @@ class Store:
         return self._statistics.depth(destination, subscription)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
-        """How many messages are ready, how many leased, how many wait for their time, in constant time. Of a topic
-        without a subscription the leases of all its subscriptions are counted, and what waits for all of them."""
+        """How many messages are ready, how many leased, how many wait for their time, and how many have expired since
+        the store was opened, in constant time. Of a topic without a subscription the leases of all its subscriptions
+        are counted, what waits for all of them, and what expired before one of them had acked it."""
         return self._statistics.counts(destination, subscription)
 
     def find(self, destination: Destination, message_id: str) -> Message | None:

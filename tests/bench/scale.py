@@ -139,14 +139,14 @@ def delays(directory: Path, kind: str, n: int) -> dict[str, Any]:
         found["sent_s"] = round(time.monotonic() - started, 2)
         assert queue.receive() is None
         _punctual(queue, chance, found)
-        assert queue.counts() == (0, 0, n)
+        assert queue.counts() == (0, 0, n, 0)
         found["grown_mib"] = watched.mib
     if kind == "memory":
         return found
     with anabranch.open(config(directory, kind)) as router:
         started = time.monotonic()
         queue = router.queue("a.delayed")
-        assert queue.counts() == (0, 0, n)
+        assert queue.counts() == (0, 0, n, 0)
         found["opened_s"] = round(time.monotonic() - started, 3)
         _punctual(queue, chance, found)
     return found

@@ -195,5 +195,5 @@ class CountingContract:
             listener = store.listen(A, print, on_end=ended.append)
             eventually(lambda: ended)
             listener.close()
-        assert store.counts(A) == (2, 0, 0)
+        assert store.counts(A) == (2, 0, 0, 0)
         assert [message.deliveries for message in store.receive_many(A, 9)] == [1, 1]

@@ -81,7 +81,7 @@ class RemovingContract:
         assert store.purge(T, BOOK.key) == MANY
         store.commit([], [], None, [Change(DESK, False)])
         assert store.take_undelivered() == []
-        assert (store.depth(T, BOOK.key), store.counts(T, BOOK.key)) == (0, (0, 0, 0))
+        assert (store.depth(T, BOOK.key), store.counts(T, BOOK.key)) == (0, (0, 0, 0, 0))
         assert_whole(store)
         assert store.depth(T) == 0
 

@@ -30,7 +30,7 @@ def test_each_is_settled_where_it_is(both: Both) -> None:  # noqa: F811
     both.source.release([rest[1]])
     both.source.release_nowait([rest[2]], delivered=False).result(10)
     both.source.claim(rest[3])
-    assert both.target.counts(A) == (3, 1, 0)
+    assert both.target.counts(A) == (3, 1, 0, 0)
     rest[3]._store.unclaim([rest[3]])
     assert [(message.body, message.deliveries) for message in (take(both.target) for _ in range(3))] == [
         (b"2", 2), (b"3", 1), (b"4", 2),

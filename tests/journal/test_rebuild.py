@@ -435,7 +435,7 @@ def test_what_waits_is_told_by_snapshots(tmp_path: Path) -> None:
                 path.unlink()
             store = disk.reopen(store)
             assert_whole(store)
-            assert store.counts(A) == (1, 0, 2)
-            assert [store.counts(T, ("", name)) for name in ("desk", "book")] == [(0, 0, 2), (1, 0, 1)]
+            assert store.counts(A) == (1, 0, 2, 0)
+            assert [store.counts(T, ("", name)) for name in ("desk", "book")] == [(0, 0, 2, 0), (1, 0, 1, 0)]
             assert bodies(store, A) == [b"later", b"given back", b"free"]
             assert take(store, A).body == b"free"

@@ -128,9 +128,9 @@ def test_a_message_is_no_body_and_says_what_is(router: anabranch.Router) -> None
             send(message)
     with pytest.raises(TypeError, match="limit is a number of bytes, not str"):
         message.read("1")
-    assert queue.counts() == (0, 1, 0)
+    assert queue.counts() == (0, 1, 0, 0)
     queue.send(message.content)
-    assert queue.counts() == (1, 1, 0)
+    assert queue.counts() == (1, 1, 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["journal", "memory"])

@@ -84,6 +84,29 @@ def test_what_becomes_of_messages(tmp_path: Path, kind: str) -> None:
         assert told.is_empty
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dead_letter", ["dlq", None])
+def test_what_has_expired_is_counted(tmp_path: Path, kind: str, dead_letter: str | None) -> None:
+    """Since the store was opened; of a subscription what it had not acked."""
+    with opened(tmp_path, kind, dead_letter=dead_letter, max_deliveries=None) as router:
+        queue, topic = router.queue("q"), router.topic("t")
+        desk, book = topic.subscribe("desk"), topic.subscribe("book")
+        for persistent in (True, False):
+            queue.send(b"1", expires_in=3600, persistent=persistent)
+        take(router, "q").reject("expired")  # which it has not
+        for persistent in (True, False):
+            queue.send(b"2", expires_in=0.001, persistent=persistent)
+        topic.send(b"3", expires_in=1000)
+        message = desk.receive()
+        assert message is not None
+        message.ack()
+        topic.send(b"4", expires_in=0.001)
+        eventually(lambda: queue.counts() == anabranch.Counts(1, 0, 0, 2), queue.counts)
+        eventually(lambda: desk.counts() == anabranch.Counts(0, 0, 0, 1), desk.counts)
+        assert book.counts() == anabranch.Counts(1, 0, 0, 1)
+        assert router.queue("dlq").counts().expired == 0
+
+
 def test_what_is_dropped(tmp_path: Path) -> None:
     with opened(tmp_path, dead_letter=None, max_deliveries=None) as router:
         told = Told()

@@ -80,7 +80,7 @@ def test_a_token_whose_store_is_removed_when_it_was_just_found(tmp_path: Path, m
         find = router._tokens._store
         monkeypatch.setattr(router._tokens, "_store", lambda of: one if of == token else find(of))
         router.settle(token, Settlement.ACK)
-        assert queue.counts() == (0, 0, 0)
+        assert queue.counts() == (0, 0, 0, 0)
         with pytest.raises(UnknownMessageError):
             message.ack()
 
