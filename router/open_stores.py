@@ -316,7 +316,7 @@ class OpenStores:
         """Close a store that nobody needs open, of those that were not used lately; returns whether there was one. Of
         one that hangs a thread of the background waits for the end."""
         for path in self._candidates():
-            for _, closed, _ in shared().for_each([path], self._close_if_idle, CLOSE_SECONDS):
+            for _, closed, _ in shared().for_each([path], self.close_if_idle, CLOSE_SECONDS):
                 if closed:
                     return True
         return False
@@ -349,8 +349,8 @@ class OpenStores:
             self._period += 1
             self.forget_found()
 
-    def _close_if_idle(self, path: str) -> bool:
-        """Unless it is being closed or opened already."""
+    def close_if_idle(self, path: str) -> bool:
+        """Close the store at a path unless somebody needs it open, or is closing or opening it; whether it did."""
         store, lock = self._open.get(path), self.exclusive(path)
         if not lock.acquire(blocking=False):
             return False

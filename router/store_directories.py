@@ -61,7 +61,17 @@ class StoreDirectories:
         return _config_at(self.config, path)
 
     def options_of(self, row: StoreRow) -> StoreConfig:
-        """What to open a recorded store with: the configuration of its directory, else of its name, else defaults."""
+        """What to open a recorded store with: as it is configured, else defaults."""
+        configured = self.configured(row)
+        if configured is not None:
+            return configured
+        # What it remembers of ids, by a larger window than the default, is not to be forgotten by opening it.
+        fields = options_model(row.kind).model_fields
+        options: dict[str, Any] = {row.kind: {"duplicate_window": 10_000_000} if "duplicate_window" in fields else None}
+        return StoreConfig("unconfigured", [">"], **options)
+
+    def configured(self, row: StoreRow) -> StoreConfig | None:
+        """The configuration of a recorded store's directory, else of its name; None if there is neither."""
         name = row.name.partition(":")[0]
         configs = [self.config] if self.before is None else [self.config, self.before]
         for whole in configs:
@@ -71,10 +81,7 @@ class StoreDirectories:
         for config in (store for whole in configs for store in whole.stores):
             if config.name == name and config.kind == row.kind:
                 return config
-        # What it remembers of ids, by a larger window than the default, is not to be forgotten by opening it.
-        fields = options_model(row.kind).model_fields
-        options: dict[str, Any] = {row.kind: {"duplicate_window": 10_000_000} if "duplicate_window" in fields else None}
-        return StoreConfig("unconfigured", [">"], **options)
+        return None
 
     def options(self, store: StoreConfig) -> BaseModel:
         """A store's options, with the mode of its files where it gives none itself."""

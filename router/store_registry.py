@@ -211,11 +211,16 @@ class StoreRegistry:
 
     def reroute(self, config: Config) -> None:
         """From now on what has no row goes where this configuration routes it. What stores are opened with follows it
-        too; those that are open keep what they have."""
+        too. Those that are open keep what they have, but for one that was not configured until now: it is opened anew,
+        unless somebody needs it open."""
+        opened = [row for row in list(self.table.stores.values()) if self._stores.get(row) is not None]
+        unconfigured = [row for row in opened if self._directories.configured(row) is None]
         before = self._config
         self._config, self._routes = config, config.routes()
         self._directories.config, self._directories.before = config, before
         self._reconciler.reroute(self._routes)
+        for row in unconfigured:
+            self._stores.close_if_idle(row.path)
 
     def elsewhere_by(self, config: Config) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         """`routed_elsewhere`, by another configuration of this directory."""

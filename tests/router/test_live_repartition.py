@@ -28,6 +28,7 @@ from anabranch import (
     UnknownMessageError,
 )
 from anabranch.adapters.journal import JournalStore
+from anabranch.policies.options import Redelivery
 from anabranch.router.repartition import repartition
 from anabranch.router.repartition_progress import NAME
 
@@ -83,6 +84,32 @@ def test_a_token_whose_store_is_removed_when_it_was_just_found(tmp_path: Path, m
         assert queue.counts() == (0, 0, 0, 0)
         with pytest.raises(UnknownMessageError):
             message.ack()
+
+
+def test_a_store_that_was_not_configured_has_its_options(tmp_path: Path) -> None:
+    """It was open, since somebody had looked at all; the others keep those with which they are open."""
+    slow = {**JOURNAL, "redelivery": Redelivery(delay=60)}
+    other = StoreConfig("other", ["a"], journal=slow)
+
+    def config(journal: dict[str, Any], *more: StoreConfig) -> Config:
+        return Config(tmp_path, [*more, StoreConfig("all", [">"], journal=journal)])
+
+    def waits(router: anabranch.Router, name: str) -> bool:
+        queue = router.queue(name)
+        queue.send(b"1")
+        message = queue.receive()
+        assert message is not None
+        message.release()
+        return queue.counts().delayed == 1
+
+    with anabranch.open(config(JOURNAL, other)) as router:
+        router.queue("a").send(b"0")
+        router.queue("a").delete()  # its store stays, empty
+    with anabranch.open(config(JOURNAL)) as router:
+        assert not waits(router, "b")
+        assert {store.name for store in router.registry.all_stores()} == {"all", "other"}
+        router.repartition(config(slow, other))
+        assert (waits(router, "a"), waits(router, "b")) == (True, False)
 
 
 def test_an_empty_queue_goes_and_comes_again(tmp_path: Path) -> None:
