@@ -159,8 +159,9 @@ class Endpoint:
             return self._send_within(connection, outgoing)
         if plain_bodies(outgoing, 0, maxsize, maxsize)[0] < len(outgoing):
             outgoing = tuple(map(self._outgoing, outgoing))
+        done: list[Receipt] = []  # of those that a store had stored before its destination moved to another one
         return self._registry.for_store(
-            self.destination, lambda store: store.send_many(self.destination, outgoing, sync)
+            self.destination, lambda store: store.send_many(self.destination, outgoing[len(done) :], sync, done)
         )
 
     def _outgoing(self, message: Outgoing | bytes) -> Outgoing | bytes:

@@ -10,7 +10,7 @@ it is applied and settled under the store's lock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
 
 from .leases import Lease
 from .place import DELIVERIES, SEQ, Place, is_volatile
@@ -18,6 +18,7 @@ from .records import is_requeued
 from .states import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
+    from ...policies.errors import AnabranchError
     from .delivery import Delivery
     from .large import LargeBody
     from .plan import Plan
@@ -153,6 +154,20 @@ class Send(Change):
 
     def states(self) -> Iterable[DestinationState]:
         return (self.state,)
+
+
+class Refused(Change):
+    """In place of what is refused, since what its caller had asked for just before it was."""
+
+    __slots__ = ("error",)
+
+    size: int = 0
+
+    def __init__(self, error: AnabranchError) -> None:
+        self.error = error
+
+    def plan(self, plan: Plan) -> NoReturn:
+        raise self.error
 
 
 class SendMany(Change, Sequence[Send]):

@@ -1,7 +1,8 @@
 """What many callers asked for, put in order: the one place where seqs are given out and duplicates fall away (rule X7).
 
-P1  A plan changes nothing but the tickets' outcomes and the seqs of its sends, so that it may be made again after an
-    interruption. It counts from `Sequencer.accept` on: what is planned next builds on it.
+P1  A plan changes nothing but the tickets' outcomes, the seqs of its sends, and what is refused since one before it
+    was (`Ticket.then`), so that it may be made again after an interruption. It counts from `Sequencer.accept` on: what
+    is planned next builds on it.
 P2  Plans are made and accepted by one thread at a time, in the order in which they are written.
 P3  Messages that are not persistent get seqs between plans, from any thread. `mixed` says that there are such, and who
     plans then holds `lock`; who was at it when the first one came has said before what it plans (`_planning`).
@@ -17,7 +18,7 @@ from ...policies.destination import Destination
 from ...policies.errors import AnabranchError
 from ..store_types import SubscriptionKey
 from .branches import Branch, Commit
-from .changes import Change, Send, SendMany, VolatileChange
+from .changes import Change, Refused, Send, SendMany, VolatileChange
 from .destination_changes import Declare
 from .duplicates import DuplicateWindow, Key
 from .gates import Gate, require_passage
@@ -89,6 +90,9 @@ class Plan:
                 if len(self.changes) != done:
                     raise AssertionError(f"a ticket was refused half way: {error}") from error
                 ticket.error = error
+                then = getattr(ticket, "then", None)  # as above
+                if then is not None:
+                    then.content = (Refused(error),)
             else:
                 self.tickets.append(ticket)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -277,9 +277,10 @@ class Sending:
         self.limits.reserve_nowait(send, submit)
         return future
 
-    def _send_many_limited(self, destination: Destination, sends: Sequence[Sent], sync: bool) -> list[Receipt]:
+    def _send_many_limited(
+        self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]
+    ) -> None:
         """As many at once as there is room for; where there is none for the next one, that is what the limits say."""
-        receipts: list[Receipt] = []
         at, count = 0, CHUNK
         while at < len(sends):
             some, _ = next(self._parts(sends[at : at + count]))
@@ -290,35 +291,42 @@ class Sending:
                     raise
                 count = (len(some) + 1) // 2
                 continue
-            receipts += self._send_in([(destination, send) for send in some], grant, sync)
+            done += self._send_in([(destination, send) for send in some], grant, sync)
             at, count = at + len(some), min(2 * count, CHUNK)
-        return receipts
 
     def send_many(
-        self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
+        self,
+        destination: Destination,
+        messages: Iterable[Outgoing | bytes],
+        sync: bool | None = None,
+        done: list[Receipt] | None = None,
     ) -> list[Receipt]:
         """As Store.send_many."""
         engine = self._engine
         engine.ensure_usable()
+        done = [] if done is None else done
         state = engine.catalog.state(destination)
         messages = tuple(messages)
         takes_many = self._takes_many and len(messages) > FETCH and not state.is_topic
         sends = (takes_many and self._many(state, messages)) or self._each(state, messages)
         if self.limits.yields:
-            return self._send_many_limited(destination, sends, bool(sync))
+            self._send_many_limited(destination, sends, bool(sync), done)
+            return done
         if engine.nonpersistent is not None and VolatileChange in map(type, sends):
-            return self._send_mixed(destination, sends, bool(sync))
+            self._send_mixed(destination, sends, bool(sync), done)
+            return done
         parts = list(self._parts(sends))
         tickets = [Ticket(part, size, bool(sync)) for part, size in parts]
+        for ticket, then in pairwise(tickets):
+            ticket.then = then
         if self.limited:
             grants = self.limits.reserve_all([part for part, _ in parts])
             for ticket in reversed(tickets):
                 ticket.held = grants.pop()  # the traceback of an error shall hold none
         self._writer.submit_all(tickets)
         engine.sends += len(messages)
-        done = []
-        for ticket in tickets:
-            outcomes, first = self.wait(ticket), ticket.content[0]
+        for ticket, (part, _) in zip(tickets, parts, strict=True):
+            outcomes, first = self.wait(ticket), part[0]
             if type(first) is SendMany:
                 done += receipts_from(destination, outcomes[0], len(first))
             else:
@@ -350,9 +358,8 @@ class Sending:
             first += count
         return parts
 
-    def _send_mixed(self, destination: Destination, sends: Sequence[Sent], sync: bool) -> list[Receipt]:
+    def _send_mixed(self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]) -> None:
         """Many of which some are not persistent: not all at once, since these are put in under the store's lock."""
-        done: list[Receipt] = []
         chunks = [sends[start : start + CHUNK] for start in range(0, len(sends), CHUNK)]
         parts = [part for chunk in chunks for part, _ in self._parts(chunk)]
         grants = self.limits.reserve_all(parts) if self.limited else [None] * len(parts)
@@ -363,7 +370,6 @@ class Sending:
         finally:
             for grant in grants:
                 release(grant)
-        return done
 
     def _parts(self, sends: Sequence[Sent]) -> Iterator[tuple[Sequence[Sent], int]]:
         """As large as a ticket may be, each with its size."""

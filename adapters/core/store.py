@@ -397,11 +397,16 @@ class Store:
         return sending.send_nowait(destination, ticket)
 
     def send_many(
-        self, destination: Destination, messages: Iterable[Outgoing | bytes], sync: bool | None = None
+        self,
+        destination: Destination,
+        messages: Iterable[Outgoing | bytes],
+        sync: bool | None = None,
+        done: list[Receipt] | None = None,
     ) -> list[Receipt]:
         """Store many, in order, with as few waits for the disk as may be. Not atomic: a crash keeps a prefix. One that
-        is `requeued` is no duplicate, here as in `commit` and in a branch."""
-        return self._sending.send_many(destination, messages, sync)
+        is `requeued` is no duplicate, here as in `commit` and in a branch. `done` is returned, with the receipts added
+        to it: where it raises, they say which are stored, the first ones, and the others can be sent elsewhere."""
+        return self._sending.send_many(destination, messages, sync, done)
 
     def send_within(
         self, connection: Any, destination: Destination, messages: Iterable[Outgoing | bytes]

@@ -23,3 +23,5 @@ class Ticket(ticket.Ticket):
     """They are a transaction's."""
     moves = False
     """They are a move's own, which no gate keeps out (gates.py)."""
+    then: Ticket | None = None
+    """The next one of the same call. If a plan refuses this one, it refuses that one, too: their order is kept."""

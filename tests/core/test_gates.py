@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,9 @@ import pytest
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.destination_changes import CloseGate
 from anabranch.adapters.core.gates import Gate, MovedError
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.plan import Plan
+from anabranch.adapters.core.tickets import Ticket
+from anabranch.adapters.messages import Outgoing, Receipt
 from anabranch.adapters.store_types import Change, Subscription
 from anabranch.policies.errors import StoreFailedError
 
@@ -56,6 +58,36 @@ def test_is_sent_away(store: Store, call: Callable[[Store], object]) -> None:
     assert (store.depth(A), store.depth(B), store.subscriptions()) == (2, 0, [])
     held.ack()
     assert store.depth(A) == 1
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_what_follows_one_that_is_sent_away_is_sent_away(tmp_path: Path, limited: bool) -> None:
+    """Also if the gate is gone by then, as that of a move that was given up: many keep their order. What had passed has
+    its receipts, and need not be sent again."""
+    options = {"max_messages": 1000} if limited else {}
+    with JournalDisk(tmp_path) as disk:
+        store = disk.create(large_message_size=1 << 20, **options)
+        sequencer, bodies = store._engine.sequencer, [b"%d" % n + bytes(700_000) for n in range(6)]
+        plans: list[int] = []
+
+        def plan(tickets: Sequence[Ticket], real: Callable[[Sequence[Ticket]], Plan] = sequencer.plan) -> Plan:
+            plans.append(len(tickets))
+            sequencer.gates.clear()
+            if len(plans) == 3:
+                sequencer.gates[A] = Gate.passed(A)
+            return real(tickets)
+
+        sequencer.plan = plan  # type: ignore[method-assign]
+        done: list[Receipt] = []
+        with pytest.raises(MovedError):
+            store.send_many(A, bodies, done=done)
+        store._writer.flush()
+        assert [receipt.seq for receipt in done] == [1, 2]
+        assert [message.body for message in store.browse(A)] == bodies[:2]
+        assert len(plans) > 5
+        assert store.send_many(A, bodies[2:], done=done) is done
+        assert [receipt.seq for receipt in done] == list(range(1, 7))
+        assert [message.body for message in store.browse(A)] == bodies
 
 
 def test_a_copy_of_the_error_says_the_same() -> None:
