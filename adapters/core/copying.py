@@ -34,7 +34,7 @@ from ..store_types import Subscription, SubscriptionKey
 from .branches import send_of
 from .changes import Ack, Change, Postponed, Returned, Send
 from .place import DELIVERIES, SEQ, Place
-from .records import HEAD, is_large, reference_in
+from .records import HEAD, as_carried, is_large, reference_in
 from .states import DestinationState, SubscriptionState
 from .sweep import wall_ms
 
@@ -59,7 +59,7 @@ class Stored:
     """A message as it lies in a store."""
 
     record: bytes
-    """As records.py makes it."""
+    """As records.py makes it, and as another store is given it (`as_carried`)."""
     deliveries: int = 0
     """Of a queue's: how often it was given back."""
     waiting: Mapping[SubscriptionKey, int] = field(default_factory=dict)
@@ -121,6 +121,7 @@ def read(
             held = waiting.get(place[SEQ], _NOBODY)
             if record is not None and (held or not state.is_topic):  # else it was left by a subscription that ended
                 until, each = untils.get(place[SEQ], _AT_ONCE)
+                record = as_carried(record)
                 large = store.bodies.body_of(reference_in(record)) if is_large(record) else None
                 yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held, until, each, place[SEQ], large)
     for _, name in ids[at:]:

@@ -44,6 +44,9 @@ is dead at once, so that its key has none."""
 _NEVER: Final = 0
 _pack = HEAD.pack
 _unpack = HEAD.unpack_from
+_FLAGS: Final = struct.Struct("<H")
+_FLAGS_AT: Final = struct.calcsize("<H")  # behind the priority
+_pack_flags = _FLAGS.pack
 
 
 @inner_loop
@@ -134,6 +137,14 @@ def body_of(record: bytes) -> bytes:
 def is_requeued(record: bytes) -> bool:
     """Whether it is stored whatever the duplicate window says."""
     return bool(_unpack(record)[1] & REQUEUED)
+
+
+def as_carried(record: bytes) -> bytes:
+    """As another store is given it, of whatever kind: without what only the store that it was sent to had to know."""
+    flags = _unpack(record)[1]
+    if not flags & (REQUEUED | NONPERSISTENT):
+        return record
+    return record[:_FLAGS_AT] + _pack_flags(flags & ~(REQUEUED | NONPERSISTENT)) + record[_FLAGS_AT + _FLAGS.size :]
 
 
 def is_large(record: bytes) -> bool:

@@ -20,6 +20,7 @@ from anabranch import (
     CorruptionError,
     Counts,
     PlacementError,
+    Receipt,
     Settlement,
     StoreConfig,
     StoreFailedError,
@@ -32,7 +33,7 @@ from anabranch.policies.options import Redelivery
 from anabranch.router.repartition import repartition
 from anabranch.router.repartition_progress import NAME
 
-from ..contract.disk import eventually
+from ..contract.disk import PATIENCE, eventually
 from ..contract.leasing import LONG, Lasting
 from ..crash.traffic import Traffic
 from ..journal.test_salvage import flip, place_of
@@ -158,6 +159,72 @@ def test_while_it_is_used(tmp_path: Path, source: str, target: str) -> None:
         assert {str(d): count for d, count in router.stats().stores["other"].destinations.items() if count} == {}
         for store in router.registry.all_stores():
             assert list(store.check()) == []
+
+
+SOURCES: dict[str, dict[str, Any]] = {**KINDS, "memory": {"memory": {}}}
+
+
+def moving(directory: Path, source: str, target: str, match: list[str], **options: Any) -> tuple[Config, Config]:
+    """All in store `one` of a kind, and all in store `two` of another, with these options."""
+
+    def config(name: str, kind: str) -> Config:
+        given: dict[str, Any] = {kind: {**SOURCES[kind][kind], **options}}
+        return Config(directory, [StoreConfig(name, match, **given)])
+
+    return config("one", source), config("two", target)
+
+
+@pytest.mark.parametrize("how", ["live", "offline"])
+@pytest.mark.parametrize("target", KINDS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_was_put_back_or_need_not_be_kept(tmp_path: Path, source: str, target: str, how: str) -> None:
+    """A dead letter that was put back, whose id is in the duplicate window, and what a memory store holds that was sent
+    with `persistent=False`: a kind of store that keeps no note of either takes them all the same."""
+    if source == "memory" and how == "offline":
+        return  # nothing of it is there
+    before, after = moving(tmp_path, source, target, ["q", "dlq"], dead_letter="dlq")
+    with anabranch.open(before) as router:
+        queue = router.queue("q")
+        queue.send(b"1", message_id="m-1")
+        message = queue.receive()
+        assert message is not None
+        message.reject()
+        assert router.requeue("dlq") == 1
+        queue.send(b"2", persistent=source != "memory")
+        if how == "live":
+            router.repartition(after)
+    if how == "offline":
+        repartition(after, before)
+    with anabranch.open(after) as router:
+        queue = router.queue("q")
+        assert queue.send(b"3", message_id="m-1").duplicate
+        assert [message.persistent for message in queue.browse()] == [True, True]
+        assert drain(router, "q") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("target", KINDS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_many_that_wait_for_room_are_stored_once(tmp_path: Path, source: str, target: str) -> None:
+    """Those that had room before the move are not sent again after it; each has its receipt, and its place."""
+    before, after = moving(tmp_path, source, target, ["q"], max_messages=3, when_full="block", block_timeout=PATIENCE)
+    many = [b"%d" % number for number in range(8)]
+    receipts: list[Receipt] = []
+    with anabranch.open(before) as router:
+        queue = router.queue("q")
+        sender = threading.Thread(target=lambda: receipts.extend(queue.send_many(many)))
+        sender.start()
+        eventually(lambda: queue.depth() == 3)
+        router.repartition(after)
+        got: list[bytes] = []
+        while len(got) < len(many):
+            message = queue.receive(PATIENCE)
+            assert message is not None
+            got.append(message.body)
+            message.ack()
+        sender.join(PATIENCE)
+        assert (got, queue.depth()) == (many, 0)
+        assert len(receipts) == len(many)
+        assert not any(receipt.duplicate for receipt in receipts)
 
 
 class TestHolding:
