@@ -121,6 +121,8 @@ class Hand:
         self.router, self.marks, self.name, self.chance = router, marks, name, chance
         self.stores = [store.name for store in router.config.stores]
         self.sent = 0
+        self._identities: dict[str, str] = {}
+        """By token, of those that were received: a large body may not be read a second time."""
 
     def new(self, destination: str, priority: int, expires: bool = False) -> str:
         """A message's identity."""
@@ -148,7 +150,16 @@ class Hand:
         if message is not None:
             assert not 0 < message.expires_at_ms < now, f"{channel(message)}: {message!r} was over"
             assert message.deliveries <= MOST, f"{channel(message)}: {message!r} is spent"
+            try:
+                self._identities[message.token] = identity_of(message.read())
+            except anabranch.AnabranchError:  # its large body is not to be had now
+                message.release(delivered=False)
+                return None
         return message
+
+    def identity(self, message: anabranch.Message) -> str:
+        """Of one that `receive` gave."""
+        return self._identities[message.token]
 
     # Each on its own
 
@@ -184,7 +195,7 @@ class Hand:
     def ack(self, where: str) -> None:
         message = self.receive(where)
         if message is not None:
-            operation = {"op": "ack", "q": channel(message), "ids": [identity_of(message.read())]}
+            operation = {"op": "ack", "q": channel(message), "ids": [self.identity(message)]}
             self.marks.trying(operation)
             message.ack()
             self.marks.promised(operation)
@@ -199,7 +210,7 @@ class Hand:
 
     def _back(self, messages: Iterable[anabranch.Message]) -> Operation:
         self.sent += 1
-        back = [[channel(message), identity_of(message.read())] for message in messages]
+        back = [[channel(message), self.identity(message)] for message in messages]
         return {"op": "back", "ids": back, "turn": f"{self.name}.{self.sent}"}
 
     def reject(self, where: str) -> None:
@@ -257,7 +268,7 @@ class Hand:
                 message = self.receive(self.somewhere([store]))
                 if message is None:
                     continue
-                identity = identity_of(message.read())
+                identity = self.identity(message)
                 if "e." in identity and message.subscription:
                     message.release(delivered=False)  # its fate is not told by one channel alone
                     continue
@@ -290,7 +301,7 @@ class Hand:
             message = self.receive(self.somewhere([store]))
             if message is None:
                 continue
-            identity = identity_of(message.read())
+            identity = self.identity(message)
             if not message.persistent or ("e." in identity and message.subscription):
                 message.release(delivered=False)
                 continue
