@@ -110,12 +110,27 @@ class Map(Generic[V]):
 
     def compare_and_set(self, key: str, expected: V | None, value: V | None, *, ttl: float | None = None) -> bool:
         """Give a key a value if the one that it has is `expected`; returns whether that was so. None in place of either
-        is none: the key has no value, or is to have none. They are compared as the bytes that they are encoded to."""
+        is none: the key has no value, or is to have none. With a codec two are the same if they are equal, or are
+        encoded to the same bytes; what does not decode is nothing that one can expect."""
         before = None if expected is None else self._encoded(expected)
         after, expires_at_ms = None if value is None else self._encoded(value), _expiry(ttl)
-        return self._changed(
-            lambda store: store.maps.compare_and_set(self.destination, key, before, after, expires_at_ms)
-        )
+        while True:
+            there = before
+            if self._codec is not None and expected is not None:
+                there = self._held(lambda store: store.maps.get(self.destination, key), None)
+                if there is None or not self._is(key, there, expected, before):
+                    return self._missing(key, False)
+            if self._changed(partial(_replaced, self.destination, key, there, after, expires_at_ms)):
+                return True
+            if there is before:
+                return False
+
+    def _is(self, key: str, there: bytes, expected: V, encoded: bytes | None) -> bool:
+        """Whether the bytes that a key has are this value, which is encoded so now."""
+        try:
+            return there == encoded or bool(self._decoded(key, there) == expected)
+        except DecodeError:
+            return False
 
     def pop(self, key: str, default: T | None = None) -> V | T | None:
         """Remove a key; returns the value that it had, `default` if it had none. Raises DecodeError for one that the
@@ -132,7 +147,7 @@ class Map(Generic[V]):
             if body is None:
                 return self._missing(key, default)
             value = self._decoded(key, body)
-            if self._changed(partial(_removed, self.destination, key, body)):
+            if self._changed(partial(_replaced, self.destination, key, body, None, 0)):
                 return value
 
     def increment(self, key: str, by: int = 1, *, ttl: float | None = None) -> int:
@@ -156,7 +171,7 @@ class Map(Generic[V]):
 
     # Its store, and its codec
 
-    def _missing(self, key: str, default: T | None) -> T | None:
+    def _missing(self, key: str, default: T) -> T:
         key_bytes(key)  # where no store holds the map yet, none has looked at the key
         return default
 
@@ -187,8 +202,10 @@ class Map(Generic[V]):
         return cast("V", value)
 
 
-def _removed(destination: Destination, key: str, body: bytes, store: Store) -> bool:
-    return store.maps.compare_and_set(destination, key, body, None, 0)
+def _replaced(
+    destination: Destination, key: str, there: bytes | None, value: bytes | None, expires_at_ms: int, store: Store
+) -> bool:
+    return store.maps.compare_and_set(destination, key, there, value, expires_at_ms)
 
 
 def _expiry(ttl: float | None) -> int:

@@ -119,6 +119,42 @@ def test_values_of_a_codec(memory: anabranch.Router) -> None:
         plain.increment("a", 1.5)  # type: ignore[arg-type]
 
 
+def test_a_value_is_what_it_is_whatever_bytes_it_was_made_of(router: anabranch.Router) -> None:
+    """Else who has read one and changes it would never come to an end."""
+    plain, coded = router.map("m"), router.map("m", codec="json")
+    assert not coded.compare_and_set("a", {"n": 1}, {"n": 2})
+    plain.put("a", b'{ "n": 1, "m": 2 }')
+    assert not coded.compare_and_set("a", {"n": 1}, {"n": 2})
+    assert coded.compare_and_set("a", {"m": 2, "n": 1}, {"n": 3})
+    assert plain.get("a") == b'{"n":3}'
+    assert coded.compare_and_set("a", {"n": 3}, None)
+    assert not coded.compare_and_set("a", {"n": 3}, 4)
+    assert coded.compare_and_set("a", None, [5])
+    plain.put("bad", b"{bad")
+    assert not coded.compare_and_set("bad", 1, 2)
+    assert plain.get("bad") == b"{bad"
+    pickled, strings = router.map("p", codec="pickle"), {chr(97 + n) * 3 for n in range(20)}
+    strings.discard("aaa")
+    pickled.put("a", strings)
+    assert pickled.compare_and_set("a", pickled.get("a"), set())
+    with pytest.raises(ValueError, match="1 to 480 are allowed"):
+        router.map("never", codec="json").compare_and_set("", 1, 2)
+
+
+def test_one_of_many_changes_a_value(memory: anabranch.Router) -> None:
+    numbers: Any = memory.map("m", codec="json")
+    numbers.put("n", {"n": 0})
+
+    def work() -> None:
+        for _ in range(50):
+            while not numbers.compare_and_set("n", there := numbers.get("n"), {"n": there["n"] + 1}):
+                pass
+
+    with Parallel(work), Parallel(work):
+        pass
+    assert numbers.get("n") == {"n": 100}
+
+
 def test_what_does_not_decode_is_not_taken_away(router: anabranch.Router) -> None:
     plain, coded = router.map("m"), router.map("m", codec="json")
     plain.put("bad", b"{bad")
