@@ -57,6 +57,12 @@ from .router import Router
 
 log = logging.getLogger(__name__)
 
+_DAMAGED: Final = (
+    "until the repartition is done no router opens the directory. `anabranch salvage` keeps what can be read of it, "
+    "and the repartition goes on there; or restore the file from a backup and run it again. Where a large body is "
+    "damaged its message stays in either: go back with --restart and the configuration until now, receive and ack it, "
+    "and begin again"
+)
 RECLAIM_BYTES: Final = 8 << 20
 """After so much was deleted in a store it gives back the space at once: what moves next may need it."""
 Planned = tuple[StoreRow, Destination, Match[StoreConfig], Amount]
@@ -261,7 +267,12 @@ class Repartitioning:
             self._delete(target, destination)  # only its name can be there, and ids
             self._write(moving)
         stores = self._both(source, target)
-        self._copy(*stores, destination, amount)
+        try:
+            self._copy(*stores, destination, amount)
+        except CorruptionError as error:
+            if error.path != str(stores[1].directory):  # it cannot be read where it is
+                error.say(f"{destination} cannot be moved, and is where it was: {error.reason}", _DAMAGED)
+            raise
         self._branches.bring(*stores, destination)
         row = DestinationRow(destination.kind.value, destination.name, target.store_id, match.pattern.text)
         self._table.record_destinations([row])

@@ -83,6 +83,8 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
     nothing at `target`; CorruptionError for stores of another version.
     """
     source, target = Path(directory), Path(target)
+    if not source.exists():
+        raise PlacementError(f"{source} does not exist; give the data directory, or that of one store")
     if not (source / RECORD).exists() and not (source / "stores").is_dir() and not (source / "journal").is_dir():
         raise PlacementError(
             f"{source} is no data directory, and no journal store: give the directory with {RECORD} in it, or the "
@@ -102,7 +104,7 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
             copying = _Copying(source, making)
             copying.require_room(target)
             copying.tree(source)
-        found = _Salvaging(source, making, config, copying.unreadable).run(target)
+        found = _Salvaging(source, making, target, config, copying.unreadable).run()
         replace_file(making / REPORT, msgspec.json.format(msgspec.json.encode(asdict(found)), indent=2) + b"\n")
         if target.exists():
             target.rmdir()
@@ -177,11 +179,15 @@ def _read(fd: int, offset: int, size: int) -> tuple[bytes, int]:
 class _Salvaging:
     """A copy, made whole."""
 
-    def __init__(self, source: Path, copy: Path, config: Config | None, unreadable: dict[str, int]) -> None:
-        self._source, self._copy, self._config, self._unreadable = source, copy, config, unreadable
+    def __init__(
+        self, source: Path, copy: Path, target: Path, config: Config | None, unreadable: dict[str, int]
+    ) -> None:
+        """`target`: where the copy will be."""
+        self._source, self._copy, self._target = source, copy, target
+        self._config, self._unreadable = config, unreadable
         self._notes: list[str] = []
 
-    def run(self, target: Path) -> Salvaged:
+    def run(self) -> Salvaged:
         paths = [path.parent for path in sorted(self._copy.rglob("journal")) if path.is_dir()]
         logs = [self._copy / bindings.DECISIONS, self._copy / USAGE]
         stores = [self._store(path) for path in paths if path not in logs]
@@ -191,7 +197,7 @@ class _Salvaging:
                 self._notes += mend_log(self._copy / name)
         for path in sorted(self._copy.rglob("store.db")):
             self._notes += mend_database(path, str(path.parent.relative_to(self._copy)))
-        return Salvaged(str(target), tuple(stores), self._unreadable, tuple(self._notes))
+        return Salvaged(str(self._target), tuple(stores), self._unreadable, tuple(self._notes))
 
     def _store(self, path: Path) -> SalvagedStore:
         """Mend one, and see that it opens."""
@@ -220,13 +226,16 @@ class _Salvaging:
             violations = list(store.check())
         finally:
             store.close()
-        self._notes += [f"{relative}: {violation}" for violation in violations]
+        self._notes += [
+            f"{relative}: {violation}".replace(str(self._copy), str(self._target)) for violation in violations
+        ]
         told = [report for where, report in reports(path) if where not in earlier]
         report: LossReport | None = told[-1] if told else None
         loss = None if report is None or report.is_empty else msgspec.to_builtins(report)
-        return SalvagedStore(
-            str(relative), messages, loss, summary(report) if report is not None else "nothing is lost"
+        nothing = (
+            "nothing is lost" if not violations else "none of them is lost, but all is not well with it: see below"
         )
+        return SalvagedStore(str(relative), messages, loss, summary(report) if report is not None else nothing)
 
     def _fetch_index(self, path: Path, store_id: bytes) -> None:
         """An index that lies elsewhere, into the store's directory: there the copy needs no configuration."""

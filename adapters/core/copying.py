@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ...policies.destination import Destination
-from ...policies.errors import MessageTooLargeError
+from ...policies.errors import CorruptionError, MessageTooLargeError
 from .. import store_types
 from ..store_types import Subscription, SubscriptionKey
 from .branches import send_of
@@ -417,7 +417,11 @@ class Bringing:
         if isinstance(item, Stored):
             send = send_of(state, item.record, priorities)
             if item.large is not None:
-                send.large = self._store.bodies.brought(item.large)
+                try:
+                    send.large = self._store.bodies.brought(item.large)
+                except CorruptionError as error:
+                    error.say(f"the body of message {item.seq} of {self._destination}: {error.reason}")
+                    raise
             return Brought(send)
         record = HEAD.pack(0, 0, len(item.name), 0, 0, 0) + item.name
         return send_of(state, record, priorities)

@@ -4,12 +4,15 @@ is lost (Backend.lose), and who would receive it acks it instead."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ...policies.errors import CorruptionError
 from .backend import ReadError
 from .engine import Engine
 from .place import Place
 from .states import DestinationState
+
+_PUT_ANEW: Final = "put another one, or restore the file from a backup to have it again"
 
 
 def is_damage(error: BaseException) -> bool:
@@ -23,6 +26,8 @@ def lose(
     """A message was read, and raised this: if the store goes on without it, it is written down, durably, that it is
     lost; else raises the error."""
     if not engine.backend.salvages or not is_damage(error):
+        if state.is_map and message_id is not None and is_damage(error):
+            error.say(f"the value of {message_id!r} in {state.destination}: {error.reason}", _PUT_ANEW)
         raise error
     engine.backend.lose(state, place, error, message_id)
 

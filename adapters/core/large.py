@@ -188,8 +188,8 @@ class LargeBody:
         raise CorruptionError(
             path, offset,
             f"chunk {number} of a large body of {self.size} bytes is damaged or missing, from byte "
-            f"{number * self.chunk_bytes} of the body on. Its message is whole; restore the file from a backup to have "
-            "the body again",
+            f"{number * self.chunk_bytes} of the body on",
+            "its message is whole; restore the file from a backup to have the body again",
         )  # fmt: skip
 
     def verify(self) -> str | None:

@@ -37,6 +37,9 @@ KEY_BYTES_MAX: Final = 480
 """Of a key in UTF-8: more has no room in the index of a journal."""
 PAGE: Final = 64
 """Keys that are looked up together."""
+DIGITS_MAX: Final = 1000
+"""Of a number that is incremented."""
+_TOO_LONG: Final = 10**DIGITS_MAX
 _NUMBER: Final = re.compile(rb"-?[0-9]+")
 
 
@@ -215,6 +218,8 @@ class Maps:
             nonlocal total
             before = 0 if there is None else _number(destination, key, there.body)
             total = before + by
+            if abs(total) >= _TOO_LONG:
+                raise ValueError(f"the number of {key!r} in {destination} would have more than {DIGITS_MAX} digits")
             return b"%d" % total, expires_at_ms if there is None else there.expires_at_ms
 
         self._change(destination, key, decide, sync)
@@ -373,8 +378,9 @@ def _body(value: Value | None) -> bytes | None:
 
 
 def _number(destination: Destination, key: str, body: bytes) -> int:
-    if _NUMBER.fullmatch(body) is None:
+    if len(body) > DIGITS_MAX or _NUMBER.fullmatch(body) is None:
         raise ValueError(
-            f"the value of {key!r} in {destination} is no whole number in decimal digits: {body[:40]!r}; put one first"
+            f"the value of {key!r} in {destination} is no whole number in at most {DIGITS_MAX} decimal digits: "
+            f"{body[:40]!r}; put one first"
         )
     return int(body)

@@ -77,8 +77,8 @@ class Bodies:
         raise CorruptionError(
             where,
             offset,
-            f"message {place[SEQ]} of {state.destination} does not read back: its bytes are damaged. "
-            "Receivers go on behind it; restore the file from a backup to have it again",
+            f"message {place[SEQ]} of {state.destination} does not read back: its bytes are damaged",
+            "receivers go on behind it; restore the file from a backup to have it again",
         )
 
     def _now(self, state: DestinationState, place: Place) -> Place | None:

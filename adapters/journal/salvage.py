@@ -191,6 +191,7 @@ def finish(
     rows = [(number, place[SEQ]) for number, place, _ in index.rows.all() if _is_in(ranges, place[OWN][0])]
     wanted = {seq for _, seq in rows}
     ids = {seq: message_id for (_, message_id), seq in index.duplicates() if seq in wanted}
+    ids |= {seq: key for _, key, seq in index.rows.all_keys() if seq in wanted}
     for number, seq in rows:
         message_id = ids.get(seq)
         named = str(index.states[number].destination)

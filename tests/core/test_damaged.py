@@ -12,6 +12,7 @@ from anabranch.policies.durability import OnCorruption
 from anabranch.policies.errors import CorruptionError, StoreFailedError
 
 from ..contract.disk import A
+from ..contract.keyed import M
 from ..journal.disk import JournalDisk
 from ..journal.test_lost_messages import damaged, told
 
@@ -20,6 +21,20 @@ def test_what_the_disk_did_not_give_is_not_damaged() -> None:
     assert is_damage(CorruptionError("file", 0, "flipped"))
     assert not is_damage(ReadError("file", 0, "not now"))
     assert not is_damage(StoreFailedError("away"))
+
+
+def test_a_value_is_named_by_its_key(tmp_path: Path) -> None:
+    """In the call that meets it; put anew it is whole."""
+    with JournalDisk(tmp_path) as disk:
+        store = disk.create()
+        for key in ("a", "b"):
+            store.maps.put(M, key, key.encode())
+        damaged(store, 2, destination=M)
+        for call in (lambda: store.maps.get(M, "b"), lambda: store.maps.pop(M, "b"), lambda: list(store.maps.items(M))):
+            with pytest.raises(CorruptionError, match=r"the value of 'b' in map://m: .* damaged; put another one, or"):
+                call()
+        store.maps.put(M, "b", b"c")
+        assert list(store.maps.items(M)) == [("a", b"a"), ("b", b"c")]
 
 
 @pytest.mark.parametrize("salvages", [True, False])

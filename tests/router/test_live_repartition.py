@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 import time
@@ -731,6 +732,26 @@ def test_it_waits_for_transactions_on_connections_of_the_users_own(tmp_path: Pat
         with pytest.raises(TransactionError), engine.connect() as connection:
             queue.send(b"", connection=connection)
     engine.dispose()
+
+
+def test_a_large_body_that_is_damaged_is_named_with_its_message(tmp_path: Path) -> None:
+    """And what can be done."""
+    journal = {**JOURNAL, "large_message_size": 1024}
+    before, after = (config(tmp_path, (name, [">"]), journal=journal) for name in ("all", "new"))
+    with anabranch.open(before) as router:
+        router.queue("q").send_many([b"1", io.BytesIO(bytes(3000))])
+    (body,) = tmp_path.glob("stores/all/large/*")
+    flip(body, 1000)
+    with pytest.raises(CorruptionError, match=r"queue://q cannot be moved.* message 2 of queue://q.*--restart and the"):
+        repartition(after, before)
+    repartition(before, before, restart=True)
+    with anabranch.open(before) as router:
+        first, second = router.queue("q").receive_many(2)
+        second.ack()
+        first.release()
+    repartition(after, before)
+    with anabranch.open(after) as router:
+        assert drain(router, "q") == [b"1"]
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -87,6 +88,29 @@ def test_a_whole_directory_is_whole(data: Path) -> None:
     found = salvage(data, data.with_name("new"))
     assert found.is_whole
     assert {store.directory: store.messages for store in found.stores} == {"stores/a": 41, "stores/per/queue.p.1": 41}
+
+
+def test_a_value_is_named_by_its_key_and_a_body_by_its_file(tmp_path: Path) -> None:
+    """Where that will be, not where it was while the copy was made."""
+    options = anabranch.JournalOptions(large_message_size=1024)
+    with anabranch.open(anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("a", [">"], journal=options)])) as r:
+        for number in range(40):
+            r.map("m").put(f"key{number}", b"." * 500)
+        r.queue("q").send(io.BytesIO(b"-" * 3000))
+    store = tmp_path / "data/stores/a"
+    damage(segment(store), inside(segment(store)))
+    (body,) = (store / "large").iterdir()
+    damage(body, 1000)
+    found = salvage(tmp_path / "data", tmp_path / "new")
+    (made,) = found.stores
+    assert made.loss is not None
+    (lost,) = made.loss["messages"]
+    assert lost["destination"] == "map://m"
+    assert lost["message_id"].startswith("key")
+    (note,) = found.notes
+    assert f"stores/a: message 41 of queue://q: {tmp_path / 'new/stores/a/large' / body.name}" in note
+    again = salvage(tmp_path / "new", tmp_path / "again")
+    assert "all is not well with it" in again.stores[0].text
 
 
 def test_what_was_lost_before_is_not_told_again(data: Path) -> None:
