@@ -120,7 +120,8 @@ def _parse(text: str) -> Destination:
     if "," in text:
         raise DestinationError(
             f"destination {text!r} holds a comma, which separates the parts of a composite; name one destination, or "
-            "give one that is really named so as Destination.queue(name) or Destination.topic(name)"
+            "give one that is really named so as Destination.queue(name), Destination.topic(name) or "
+            "Destination.map(name)"
         )
     return _split(text)
 

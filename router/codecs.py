@@ -187,5 +187,8 @@ def _is_of(given: object, content_type: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # it is nested too deeply, or its own
+        return f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from ..adapters.clock import now_ms
 from ..adapters.core import Store
@@ -145,7 +145,7 @@ class Endpoint:
             raise
 
     def send_many(
-        self, messages: Iterable[Outgoing | bytes], sync: bool | None = None, *, connection: Any = None
+        self, messages: Iterable[Outgoing | bytes | Readable], sync: bool | None = None, *, connection: Any = None
     ) -> list[Receipt]:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
         a prefix; a transaction keeps all or none. With a `connection`, as `send`."""
@@ -154,7 +154,7 @@ class Endpoint:
                 f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
                 "message is sent by send()"
             )
-        outgoing = tuple(messages)
+        outgoing = cast("tuple[Outgoing | bytes, ...]", tuple(messages))
         if connection is not None:
             return self._send_within(connection, outgoing)
         if plain_bodies(outgoing, 0, maxsize, maxsize)[0] < len(outgoing):
@@ -164,10 +164,12 @@ class Endpoint:
             self.destination, lambda store: store.send_many(self.destination, outgoing[len(done) :], sync, done)
         )
 
-    def _outgoing(self, message: Outgoing | bytes) -> Outgoing | bytes:
+    def _outgoing(self, message: Outgoing | bytes | Readable) -> Outgoing | bytes:
         """One of many, whose body, if it is a file, is read by now."""
         if not isinstance(message, Outgoing):
-            return message
+            if not isinstance(message, Readable):
+                return message
+            message = Outgoing(message)
         require_persistent(message.persistent)
         if type(message.body) is bytes:
             return message

@@ -16,6 +16,7 @@ import heapq
 import itertools
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -51,7 +52,7 @@ def require_seconds(seconds: object, what: str) -> None:
     """Raise TypeError or ValueError for what is no time that a lease may last."""
     if not isinstance(seconds, int | float) or isinstance(seconds, bool):
         raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}: {seconds!r}")
-    if not (seconds > 0 and math.isfinite(seconds)):
+    if not 0 < seconds <= sys.float_info.max:
         raise ValueError(f"{what} is a number of seconds above 0, not {seconds!r}; leave it out for the store's own")
 
 

@@ -227,9 +227,12 @@ class Room:
         if not _beyond(self._max_messages, messages, more[0]):
             found = (self._bytes_option, self._max_bytes, size, more[1], f"bytes of {self._what}")
         option, limit, held, count, what = found
+        step = "receive and ack some, remove some if they are values of a map, or raise the limit"
+        if self.is_too_small(more):
+            step = "that is more than it ever holds; send less at once, or raise the limit"
         return kind(
-            f"{self.name} holds {held} {what}, {count} more would come; {option} is {limit}{why}: receive and ack "
-            "some, or raise the limit. Nothing was sent"
+            f"{self.name} holds {held} {what}, {count} more would come; {option} is {limit}{why}: {step}. "
+            "Nothing was sent"
         )
 
 

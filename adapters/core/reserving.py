@@ -241,7 +241,9 @@ class Limits:
             for room in waits:
                 if not any(room.reserved()):
                     self._oldest.give_back(grant)
-                    raise room.error(needs[room], why=", and somebody holds all that could go")
+                    raise room.error(
+                        needs[room], why=", and there is nothing that could go: it is held, or values of maps"
+                    )
         if waits:
             self._oldest.give_back(grant)
             first = next(iter(waits))

@@ -60,6 +60,8 @@ def command(path: Path, as_json: bool) -> None:
       anabranch init
       anabranch init config/stores.yaml
     """
+    if path.is_dir():
+        raise ConfigError(["is a directory; give the name of a file in it, as stores.yaml"], str(path))
     try:
         write_new_file(path, TEMPLATE)
     except FileExistsError as error:

@@ -71,6 +71,7 @@ def test_init_overwrites_nothing() -> None:
     assert result.stderr == "stores.yaml: exists already and was left as it is; give another name\n"
     assert Path("stores.yaml").read_text() == "mine"
     assert json.loads(run("init", "other.yaml", "--json").stdout) == {"written": "other.yaml"}
+    assert run("init", ".").stderr == ".: is a directory; give the name of a file in it, as stores.yaml\n"
     assert run("init", "stores.yaml/inside.yaml").stderr.startswith("stores.yaml: exists already")
 
 

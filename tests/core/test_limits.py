@@ -37,6 +37,8 @@ def test_what_would_never_fit_is_known() -> None:
     assert not room.is_too_small((4, 100))
     assert room.is_too_small((5, 0))
     assert room.is_too_small((1, 101))
+    assert "that is more than it ever holds; send less at once, or raise the limit" in str(room.error((1, 101)))
+    assert "receive and ack some, remove some if they are values of a map" in str(room.error((4, 100)))
 
 
 def test_one_that_holds_more_than_it_may_shrinks_a_little_with_each() -> None:

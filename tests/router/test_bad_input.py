@@ -32,6 +32,14 @@ def in_transaction(call: Callable[[Any], object]) -> Call:
     return run
 
 
+def nested() -> list[Any]:
+    """So deeply that it cannot even be shown."""
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
 OUTGOING: Any = Outgoing(b"x")
 NUMBER: Any = 5
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
@@ -84,6 +92,14 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (in_transaction(lambda tx: tx.put("m", "k", "text")), TypeError, "a value of a map is bytes, not str"),
     (lambda r: r.map("m").put("k", b"1", ttl=math.inf), ValueError, "ttl is a number of seconds above 0, .*not inf"),
     (lambda r: r.map("m").increment("k", True), TypeError, "a number is incremented by an int, not bool: True"),
+    (
+        lambda r: r.map("m").increment("k", 10**5000),
+        ValueError,
+        "the number of 'k' in map://m would have more than 1000",
+    ),
+    (lambda r: r.queue("q").receive(lease=10**400), ValueError, "lease is a number of seconds above 0, not 1000"),
+    (lambda r: r.queue("q", codec="json").send(nested()), ValueError, "for queue://q cannot be .*; it is a list"),
+    (lambda r: r.map("a,b"), DestinationError, r"or Destination.map\(name\)"),
 ]
 
 

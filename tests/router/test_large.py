@@ -122,7 +122,7 @@ def test_a_composite_is_read_once(router: Router) -> None:
 
 def test_many_with_files_among_them(router: Router) -> None:
     queue = router.queue("tables.a")
-    queue.send_many([b"1", Outgoing(io.BytesIO(body())), Outgoing(io.BytesIO(b"3"))])
+    queue.send_many([b"1", Outgoing(io.BytesIO(body())), io.BytesIO(b"3")])
     assert [message.read() for message in queue.browse()] == [b"1", body(), b"3"]
     assert queue.send_nowait(io.BytesIO(body(seed=2)), size=2000).result(60).seq
 
