@@ -558,6 +558,7 @@ class Transaction:
                 new.sends.append((destination, message))
             elif place == ACK:
                 acked = next(acks[old.store_id])
+                self._registry.pass_gate(acked.destination)  # its lease says so a little later
                 follow(acked)
                 new = of(acked._store, acked.destination)
                 order.append((new, ACK))

@@ -6,7 +6,7 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from anabranch import (
     TransactionError,
     UnknownMessageError,
 )
+from anabranch.adapters.core.live_copy import LiveCopy
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.options import Redelivery
 from anabranch.router.repartition import repartition
@@ -226,6 +227,54 @@ def test_many_that_wait_for_room_are_stored_once(tmp_path: Path, source: str, ta
         assert (got, queue.depth()) == (many, 0)
         assert len(receipts) == len(many)
         assert not any(receipt.duplicate for receipt in receipts)
+
+
+@pytest.mark.parametrize("target", KINDS)
+@pytest.mark.parametrize("source", KINDS)
+def test_a_transaction_that_acks_while_the_gate_is_being_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str
+) -> None:
+    """It waits for the move to be over, as one that sends does: what it prepared in the old store by then would ack
+    nothing, and the copy would be delivered again (invariants 3 and 4)."""
+    out = StoreConfig("out", ["out"], journal=JOURNAL)
+    before = Config(tmp_path, [StoreConfig("one", ["q"], **KINDS[source]), out])
+    after = Config(tmp_path, [StoreConfig("two", ["q"], **KINDS[target]), out])
+    begin, staged, closed = (threading.Event() for _ in range(3))
+    with anabranch.open(before) as router:
+        queue = router.queue("q")
+        queue.send(b"1")
+        message = queue.receive()
+        assert message is not None
+        transaction = router.transaction()
+        transaction.ack(message)
+        transaction.send("out", message.body)
+        backend, close = message._store.backend, LiveCopy.close
+
+        def stage(branch: Any, real: Callable[[Any], None] = backend.stage) -> None:
+            staged.set()
+            closed.wait(1)
+            real(branch)
+
+        def slow_close(copy: LiveCopy, gate: Any) -> None:
+            begin.set()
+            staged.wait(0.3)
+            close(copy, gate)
+            closed.set()
+
+        def commit() -> None:
+            begin.wait(PATIENCE)
+            transaction.commit()
+
+        monkeypatch.setattr(backend, "stage", stage)
+        monkeypatch.setattr(LiveCopy, "close", slow_close)
+        committing = threading.Thread(target=commit)
+        committing.start()
+        router.repartition(after)
+        committing.join(PATIENCE)
+        assert not staged.is_set()
+        assert (queue.depth(), router.queue("out").depth()) == (0, 1)
+    with anabranch.open(after) as router:
+        assert (drain(router, "q"), drain(router, "out")) == ([], [b"1"])
 
 
 class TestHolding:
