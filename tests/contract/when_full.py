@@ -345,7 +345,7 @@ class WhenFullContract:
         assert bodies(store) == [b"1", b"3", b"4"]
         second, third = take(store), take(store)
         store.claim(third)
-        with pytest.raises(StoreFullError, match="somebody holds"):
+        with pytest.raises(StoreFullError, match="nothing that could go: it is held"):
             store.send(A, b"5")
         first.release()
         store.send(A, b"5")

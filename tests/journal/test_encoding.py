@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback, payload_of
-from anabranch.adapters.core.changes import Ack, AckRange, Change, Returned, Send, SendMany, VolatileChange
+from anabranch.adapters.core.changes import Ack, AckRange, Change, Refused, Returned, Send, SendMany, VolatileChange
 from anabranch.adapters.core.copying import Brought
 from anabranch.adapters.core.destination_changes import CloseGate, Declare, Remove, Subscribe, Unsubscribe
 from anabranch.adapters.core.dropping import Dropped
@@ -98,7 +98,7 @@ def read(data: bytes, segment: Segment) -> list[Record]:
 def test_every_change_has_a_record_of_its_own() -> None:
     ours = {one for one in Change.__subclasses__() if one.__module__.startswith("anabranch.")}
     # Of SendMany and Brought a SEND each is written; no backend is told of the others.
-    untold = {VolatileChange, CloseGate, Unchanged, Dropped, Drained}
+    untold = {VolatileChange, CloseGate, Unchanged, Dropped, Drained, Refused}
     assert set(CODECS) == ours - untold - {SendMany, Brought}
     assert len(DECODERS) == len(CODECS)
 
