@@ -97,6 +97,8 @@ class Router:
     """
 
     def __init__(self, config: Config) -> None:
+        if not isinstance(config, Config):
+            raise TypeError(f"a Router is of an anabranch.Config; anabranch.open({config!r}) opens one of a file")
         self.config = config
         self._lock = threading.RLock()
         self._directory_lock = DirectoryLock(
