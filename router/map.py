@@ -122,7 +122,7 @@ class Map(Generic[V]):
                     return self._missing(key, False)
             if self._changed(partial(_replaced, self.destination, key, there, after, expires_at_ms)):
                 return True
-            if there is before:
+            if self._codec is None or expected is None:
                 return False
 
     def _is(self, key: str, there: bytes, expected: V, encoded: bytes | None) -> bool:
