@@ -387,8 +387,8 @@ def test_a_transaction_while_the_decision_log_is_full_takes_effect_nowhere(disk:
 
 
 def fill_up(path: Path) -> None:
-    """Leave not one page."""
-    with path.open("wb", buffering=0) as file:
+    """Leave not one page. May be done again."""
+    with path.open("ab", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
