@@ -114,16 +114,14 @@ class Map(Generic[V]):
         encoded to the same bytes; what does not decode is nothing that one can expect."""
         before = None if expected is None else self._encoded(expected)
         after, expires_at_ms = None if value is None else self._encoded(value), _expiry(ttl)
+        if self._codec is None or expected is None:
+            return self._changed(partial(_replaced, self.destination, key, before, after, expires_at_ms))
         while True:
-            there = before
-            if self._codec is not None and expected is not None:
-                there = self._held(lambda store: store.maps.get(self.destination, key), None)
-                if there is None or not self._is(key, there, expected, before):
-                    return self._missing(key, False)
+            there = self._held(lambda store: store.maps.get(self.destination, key), None)
+            if there is None or not self._is(key, there, expected, before):
+                return self._missing(key, False)
             if self._changed(partial(_replaced, self.destination, key, there, after, expires_at_ms)):
                 return True
-            if self._codec is None or expected is None:
-                return False
 
     def _is(self, key: str, there: bytes, expected: V, encoded: bytes | None) -> bool:
         """Whether the bytes that a key has are this value, which is encoded so now."""
