@@ -98,7 +98,10 @@ class Router:
 
     def __init__(self, config: Config) -> None:
         if not isinstance(config, Config):
-            raise TypeError(f"a Router is of an anabranch.Config; anabranch.open({config!r}) opens one of a file")
+            raise TypeError(
+                f"a Router takes an anabranch.Config, not {type(config).__name__}: {config!r}; anabranch.open takes "
+                "the path of a file, too"
+            )
         self.config = config
         self._lock = threading.RLock()
         self._directory_lock = DirectoryLock(

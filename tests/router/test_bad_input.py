@@ -75,7 +75,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
         TypeError,
         "a configuration is the path of a file, or an anabranch.Config, not int: 5",
     ),
-    (lambda r: anabranch.Router(NUMBER), TypeError, "a Router is of an anabranch.Config; anabranch.open.5. opens"),
+    (lambda r: anabranch.Router(NUMBER), TypeError, "a Router takes an anabranch.Config, not int: 5; anabranch.open"),
     (lambda r: r.repartition(None), TypeError, "a configuration is the path of a file, .* not NoneType: None"),
     (lambda r: r.repartition(r.config, prepared_seconds=-1), ValueError, "prepared_seconds is .* 0 or more, not -1"),
     (
