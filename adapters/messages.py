@@ -13,10 +13,12 @@ from typing import (
     BinaryIO,
     ClassVar,
     Final,
+    Generic,
     NamedTuple,
     Protocol,
     Self,
     TypeGuard,
+    TypeVar,
     cast,
     runtime_checkable,
 )
@@ -32,9 +34,16 @@ from ..policies.errors import (
 from .background import shared
 
 if TYPE_CHECKING:
-    from .core.large import LargeBody
+    import typing_extensions
+
     from .core.store import Store
     from .store_types import SubscriptionKey
+
+    T = typing_extensions.TypeVar("T", default=bytes)
+    T_co = typing_extensions.TypeVar("T_co", default=bytes, covariant=True)
+else:
+    T, T_co = TypeVar("T"), TypeVar("T_co", covariant=True)
+"""What a body is: bytes where nobody says otherwise."""
 
 HeaderValue = str | int | float | bool | bytes | None | Sequence["HeaderValue"] | Mapping[str, "HeaderValue"]
 """Plain, or lists and maps of such, as JSON nests them; a tuple comes back as a list."""
@@ -58,10 +67,28 @@ class Readable(Protocol):
         """So many bytes, or fewer; none at the end."""
 
 
-class Outgoing(NamedTuple):
+class LargeBody:
+    """A body of any size, which a store keeps apart from its message: `Message.content`. It can be sent on as it is. It
+    is there as long as this object is, though its message is acked meanwhile."""
+
+    __slots__ = ()
+
+    size: int
+    """Of it, in bytes."""
+
+    def open(self) -> BinaryIO:
+        """A stream of its bytes, which can seek. Raises ClosedError once its store is closed."""
+        raise AssertionError("a store keeps bodies of a class of its own")
+
+    def __len__(self) -> int:
+        """Bytes of memory that its message takes, which is what a transaction counts."""
+        raise AssertionError("likewise")
+
+
+class Outgoing(NamedTuple, Generic[T]):
     """A message to be sent."""
 
-    body: bytes | Readable | LargeBody
+    body: T | Readable | LargeBody
     headers: Headers | None = None
     message_id: str | None = None
     priority: int = DEFAULT_PRIORITY
@@ -92,8 +119,6 @@ def plain_body(body: object) -> bytes:
 
 def _is_kept_apart(body: object) -> TypeGuard[Readable | LargeBody]:
     """Whether a body is one that a store keeps apart, or is to be read from a file, and checked there."""
-    from .core.large import LargeBody  # not above: it stands on this module
-
     return isinstance(body, LargeBody | Readable)
 
 
@@ -244,12 +269,13 @@ REJECTED: Final = "rejected"
 class Rejecting(Protocol):
     """A store's owner, which knows where its dead letters go."""
 
-    def reject(self, message: Message, reason: str) -> None:
+    def reject(self, message: Message[Any], reason: str) -> None:
         """As Message.reject."""
 
 
-class Message:
-    """A message read from a store. Read-only by convention; compares by identity.
+class Message(Generic[T_co]):
+    """A message read from a store. Read-only by convention; compares by identity. Its `body` is bytes, or what the
+    codec of the queue makes of them that it was received from.
 
     One that `receive` gave is leased to this process until `ack()`, `release()` or `reject()`, or until the process
     ends; if nobody has it any more without that, it is free again, with a ResourceWarning. One that `browse` gave is a
@@ -261,11 +287,14 @@ class Message:
         "headers", "leased", "message_id", "persistent", "priority", "seq", "subscription", "timestamp_ms",
     )  # fmt: skip
 
-    _plain: ClassVar[type[Message]]
+    _plain: ClassVar[type[Message[Any]]]
     """What it is once it is settled: its class, or that which its class is one of."""
-    _received: ClassVar[type[Message]]
+    _received: ClassVar[type[Message[Any]]]
     """What it is while its receiver holds it (ReceivedMessage)."""
-    _codec: Callable[[Message, bytes], Any]
+    body: T_co
+    """Bytes, or a value. Raises LargeMessageError for a large one, and DecodeError for bytes that the codec of its
+    queue does not take, when it is asked for first."""
+    _codec: Callable[[Message[Any], bytes], Any]
     _decoded: Any
 
     def __init__(
@@ -288,11 +317,9 @@ class Message:
         self._store = store
         self.destination = destination
         self.seq = seq
-        if isinstance(body, bytes):
-            self.body = body
-        else:
-            _stored_body.__set__(self, body)
-            self.__class__ = LargeMessage
+        self.body = body  # type: ignore[assignment]
+        if isinstance(body, LargeBody):
+            self.__class__ = LargeMessage  # type: ignore[assignment]
         self.headers = headers
         self.message_id = message_id
         self.timestamp_ms = timestamp_ms
@@ -443,13 +470,13 @@ class Message:
     @property
     def raw_body(self) -> bytes:
         """The body as it is stored: the same as `body`, unless that is decoded by a codec."""
-        return self.body
+        return cast("bytes", self.body)
 
     def __repr__(self) -> str:
         return f"<Message {self.seq} of {self.destination}, {self.size} bytes>"
 
 
-class ReceivedMessage(Message):
+class ReceivedMessage(Message[T_co]):
     """One that was handed to its receiver and is not settled: what becomes of it if nobody has it any more is seen to.
     Once it is settled it is a Message as any other (`note_settled`): that costs less than to ask each at its end."""
 
@@ -470,7 +497,7 @@ Message._plain, Message._received = Message, ReceivedMessage
 _stored_body: Final = cast(MemberDescriptorType, vars(Message)["body"])
 
 
-class LargeMessage(Message):
+class LargeMessage(Message[bytes]):
     """One whose body is kept apart. A class of its own, so that no other message is asked whether it is one."""
 
     __slots__ = ()
@@ -497,31 +524,32 @@ class ReceivedLargeMessage(LargeMessage):
 LargeMessage._plain, LargeMessage._received = LargeMessage, ReceivedLargeMessage
 
 
-def _not_in_memory(message: Message) -> LargeMessageError:
+def _not_in_memory(message: Message[Any]) -> LargeMessageError:
     return LargeMessageError(
         f"{message!r} has a large body, which is not in memory: read it from `message.open()`, or whole into memory "
         "with `message.read()`"
     )
 
 
-def note_received(message: Message) -> None:
+def note_received(message: Message[Any]) -> None:
     """It is handed to its receiver: see ReceivedMessage."""
     message.__class__ = message._received
 
 
-def note_settled(messages: Iterable[Message]) -> None:
+def note_settled(messages: Iterable[Message[Any]]) -> None:
     """Nobody need see to them any more. May be said again, and of any."""
     for message in messages:
         message.__class__ = message._plain
 
 
-class CodedMessage(Message):
-    """A message whose `body` is what a codec makes of the stored bytes, which are in `raw_body`."""
+class DecodedMessage(Message[Any]):
+    """One whose `body` is what a codec makes of the stored bytes, which are in `raw_body`. A class of its own, so that
+    no other message is asked for its codec."""
 
     __slots__ = ()
 
     @property
-    def body(self) -> Any:  # type: ignore[override]  # nobody sets it
+    def body(self) -> Any:  # nobody sets it
         """What the codec has decoded, when it is asked for first; later the same object again. Raises DecodeError for
         bytes that the codec does not take, and for those that another codec has made, by the header `content_type`."""
         try:
@@ -545,7 +573,7 @@ class CodedMessage(Message):
         return None if isinstance(stored, bytes) else stored
 
 
-class ReceivedCodedMessage(CodedMessage):
+class ReceivedDecodedMessage(DecodedMessage):
     """As ReceivedMessage."""
 
     __slots__ = ()
@@ -553,18 +581,18 @@ class ReceivedCodedMessage(CodedMessage):
     __del__ = ReceivedMessage.__del__
 
 
-CodedMessage._plain, CodedMessage._received = CodedMessage, ReceivedCodedMessage
+DecodedMessage._plain, DecodedMessage._received = DecodedMessage, ReceivedDecodedMessage
 
 
-def coded(message: Message, decode: Callable[[Message, bytes], Any]) -> CodedMessage:
+def decoded(message: Message[Any], decode: Callable[[Message[Any], bytes], Any]) -> Message[Any]:
     """The same object, whose `body` is from now on what `decode` makes of it and its bytes."""
     message._codec = decode
     # Not a copy: whoever watches over its lease watches this object.
-    message.__class__ = ReceivedCodedMessage if type(message) is message._received else CodedMessage
-    return cast(CodedMessage, message)
+    message.__class__ = ReceivedDecodedMessage if type(message) is message._received else DecodedMessage
+    return message
 
 
-def require_leased(message: Message) -> None:
+def require_leased(message: Message[Any]) -> None:
     """Refuse a message that was only looked at."""
     if not message.leased:
         raise UnknownMessageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
 
 from pydantic import AfterValidator, Field
 
@@ -13,6 +13,9 @@ from .config_problems import Located
 from .config_yaml import Path as Place
 from .errors import DestinationError
 from .wildcard import Pattern, Segment
+
+if TYPE_CHECKING:
+    from .option_values import LimitValues
 
 
 class WhenFull(enum.Enum):
@@ -62,6 +65,10 @@ class LimitOptions(Options):
     """What happens to a send that goes beyond. None: as the store says."""
     block_timeout: Annotated[float, Duration(0.0, 86400)] | None = None
     """The longest that a send waits under `block`. None: as the store says."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Unpack[LimitValues]) -> None: ...
 
 
 OF_STORE: Final = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,16 @@ from .destination import Destination, Kind
 from .durability import OnCorruption, Sync
 from .limits import AT_LEAST_ONE, SOME, LimitOptions, PatternText, WhenFull
 from .units import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from .option_values import (
+        JournalValues,
+        MemoryValues,
+        RedeliveryValues,
+        SqlValues,
+        TransactionValues,
+        UsageValues,
+    )
 
 
 def _dead_letter(pattern: str) -> str:
@@ -61,6 +71,10 @@ class Redelivery(Model):
     jitter: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
     """By up to so large a part longer or shorter, at random, so that what failed together does not come back together:
     0.1 is a tenth."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Unpack[RedeliveryValues]) -> None: ...
 
     @model_validator(mode="after")
     def _first_wait_fits(self) -> Self:
@@ -179,6 +193,10 @@ class JournalOptions(StoreOptions):
     """Archived segments that were last written so long ago are deleted. None: never."""
     max_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds. None: until the disk is full."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Unpack[JournalValues]) -> None: ...
 
     @model_validator(mode="after")
     def _limits_have_an_archive(self) -> Self:
@@ -302,6 +320,10 @@ class SqlOptions(StoreOptions):
     """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails
     with OutcomeUnknownError, and the store finds out later."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Unpack[SqlValues]) -> None: ...
+
     @model_validator(mode="before")
     @classmethod
     def _url_of_an_engine(cls, values: Any) -> Any:
@@ -378,6 +400,10 @@ class MemoryOptions(StoreOptions):
     max_stored_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds, swapped ones included. None: until the disk is full."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Unpack[MemoryValues]) -> None: ...
+
 
 # Usage log -----------------------------------------------------------------------------------------------------------
 
@@ -397,6 +423,10 @@ class UsageOptions(Options):
     flush_interval: Annotated[float, Duration(0.05, 60.0)] = 1.0
     """Seconds between two writes: what a crash loses at most."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Unpack[UsageValues]) -> None: ...
+
 
 class TransactionOptions(Options):
     """What holds for all transactions of a router."""
@@ -412,6 +442,10 @@ class TransactionOptions(Options):
     """How many sends and acks one transaction may hold."""
     max_bytes: Annotated[int, Size(1, GIB)] = 64 * MIB
     """How many bytes of messages one transaction may hold; they are kept in memory until it ends."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Unpack[TransactionValues]) -> None: ...
 
     @field_validator("sync", mode="before")  # or a mistyped one would be told of periodic
     @classmethod

@@ -7,13 +7,14 @@ that was refused or by another's choice, is given as a Destination, which is tak
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from ..policies.destination import Destination, Kind, mistyped_scheme, wildcard_in
 from ..policies.errors import DestinationError
 from ..policies.wildcard import escape
 from .endpoint import Endpoint
 
-Address = str | Destination | Endpoint
+Address = str | Destination | Endpoint[Any]
 
 
 def resolve(address: Address) -> Destination:
@@ -87,7 +88,7 @@ def _plain(destination: Destination) -> Destination:
     )
 
 
-def _named(address: Destination | Endpoint) -> Destination:
+def _named(address: Destination | Endpoint[Any]) -> Destination:
     if isinstance(address, Endpoint):
         return address.destination
     if isinstance(address, Destination):

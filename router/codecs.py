@@ -4,6 +4,10 @@
     orders.send({"number": 17})                     # with the header content_type: application/json
     orders.receive().body["number"]
 
+What goes through such a queue are the same messages: who holds it without the codec sees bytes, and the header
+`content_type`. A body is decoded when it is asked for, not when its message is received: one that does not decode holds
+up no other, and is in hand, to be released or rejected.
+
 `json` and `msgpack` take plain values; `pickle` takes nearly all, and runs whatever code the bytes name, so it is used
 only where it is asked for by this name. Any object that has what `Codec` says is one.
 """
@@ -13,13 +17,21 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from ..adapters.messages import CodedMessage, Headers, Message, coded
+from ..adapters.messages import Headers, Message, Outgoing, T, decoded
 from ..policies.destination import Destination
 from ..policies.errors import DecodeError
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    V = typing_extensions.TypeVar("V", default=Any)
+else:
+    V = TypeVar("V")
+"""What a codec takes and gives: anything where nobody says otherwise."""
 
 CONTENT_TYPE: Final = "content_type"
 """The header that says which codec has made a body."""
@@ -27,17 +39,17 @@ SHOWN_MAX: Final = 80
 """Characters of a value that an error shows."""
 
 
-class Codec(Protocol):
+class Codec(Protocol[V]):
     """Values to bytes and back. Any thread calls it, several at once."""
 
     @property
     def content_type(self) -> str:
         """What the header `content_type` of a message says that it has made: `application/json`."""
 
-    def encode(self, value: Any, /) -> bytes:
+    def encode(self, value: V, /) -> bytes:
         """The bytes that are stored. What it raises, the send raises as TypeError or ValueError; nothing is sent."""
 
-    def decode(self, body: bytes, /) -> Any:
+    def decode(self, body: bytes, /) -> V:
         """The value. Whatever it raises becomes the cause of a DecodeError."""
 
 
@@ -94,7 +106,7 @@ CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec(
 """Those that can be asked for by name."""
 
 
-def codec_of(codec: str | Codec) -> Codec:
+def codec_of(codec: str | Codec[V]) -> Codec[V]:
     """The codec that is meant. Raises ValueError for a name that none has, TypeError for what is no codec."""
     if isinstance(codec, str):
         found = CODECS.get(codec)
@@ -113,7 +125,7 @@ def codec_of(codec: str | Codec) -> Codec:
     return codec
 
 
-def encoded(codec: Codec, value: Any, what: str, destination: Destination) -> bytes:
+def encoded(codec: Codec[V], value: V, what: str, destination: Destination) -> bytes:
     """The bytes of a value, which is `what` for that destination. Raises TypeError and ValueError, which name what is
     wrong with it."""
     try:
@@ -131,15 +143,20 @@ def encoded(codec: Codec, value: Any, what: str, destination: Destination) -> by
     return body
 
 
-class Coder:
-    """A codec at work for one destination. Threads: all."""
+class Coder(Generic[T]):
+    """A codec at work for one destination. Threads: all. Two are equal where their codecs are."""
 
     __slots__ = ("_codec", "_destination")
 
-    def __init__(self, codec: Codec, destination: Destination) -> None:
+    def __init__(self, codec: Codec[T], destination: Destination) -> None:
         self._codec, self._destination = codec, destination
 
-    def encode(self, value: Any, headers: Headers | None) -> tuple[bytes, Headers]:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Coder) and (other._codec is self._codec or other._codec == self._codec)
+
+    __hash__ = None  # type: ignore[assignment]  # a codec need have none
+
+    def encode(self, value: T, headers: Headers | None) -> tuple[bytes, Headers]:
         """The body, and the headers with the content type. Raises TypeError and ValueError, which name what is wrong
         with the value; and ValueError for headers that say another content type."""
         content_type = self._codec.content_type
@@ -158,11 +175,18 @@ class Coder:
             )
         return body, headers
 
-    def wrap(self, message: Message) -> CodedMessage:
-        """The same message, whose body this decodes."""
-        return coded(message, self._decode)
+    def encode_one(self, message: T | Outgoing[T]) -> Outgoing:
+        """One of many that are sent together."""
+        if not isinstance(message, Outgoing):
+            return Outgoing(*self.encode(message, None))
+        body, headers = self.encode(message.body, message.headers)  # type: ignore[arg-type]  # no codec takes a file
+        return message._replace(body=body, headers=headers)  # type: ignore[return-value]
 
-    def _decode(self, message: Message, body: bytes) -> Any:
+    def wrap(self, message: Message) -> Message[T]:
+        """The same message, whose body this decodes."""
+        return decoded(message, self._decode)
+
+    def _decode(self, message: Message[Any], body: bytes) -> T:
         content_type = self._codec.content_type
         given = message.headers.get(CONTENT_TYPE)
         if given is not None and not _is_of(given, content_type):

@@ -5,22 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic
 
 from ..adapters.core import Store
 from ..adapters.core.lease_times import require_seconds
-from ..adapters.messages import Message
+from ..adapters.messages import Message, T
 from ..adapters.store_types import Counts, Listener, SubscriptionKey
 from ..policies.destination import Destination
 from ..policies.errors import ClosedError
 from .requeue import DeadLetter, dead_letter_of, dead_letter_queue
 
 if TYPE_CHECKING:
+    from .codecs import Coder
     from .store_registry import StoreRegistry
 
 
-class Backlog:
-    """What can be looked at. Any thread may use it. What each call promises: adapters/core/store.py."""
+class Backlog(Generic[T]):
+    """What can be looked at. Any thread may use it. What each call promises: adapters/core/store.py. Two are equal that
+    are of one router, name the same, and have the same codec."""
 
     __slots__ = ()
 
@@ -28,8 +30,19 @@ class Backlog:
     destination: Destination
     _key: SubscriptionKey | None = None
     """Of the subscription whose messages these are; None for all of the destination."""
+    _coder: Coder[T] | None = None
+    """What decodes their bodies; None: they are bytes."""
 
-    def browse(self, limit: int | None = None, after: int | Message = 0) -> Iterator[Message]:
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is type(self) and isinstance(other, Backlog) and other._registry is self._registry
+            and (other.destination, other._key) == (self.destination, self._key) and other._coder == self._coder
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash((self._registry, self.destination, self._key))
+
+    def browse(self, limit: int | None = None, after: int | Message[Any] = 0) -> Iterator[Message[T]]:
         """Look at the messages in order without taking them, at most `limit` from the one after `after`: a message, or
         the seq of one where the store has no `priorities`. Of a topic these are all that some subscription has yet to
         ack, of a subscription those that it has. It may take its time: a store that is closed for being idle meanwhile
@@ -42,9 +55,10 @@ class Backlog:
             raise ValueError(f"browse takes a limit of 0 or more, or None for all; not {limit}")
         if self._registry.store_of(self.destination) is None:
             return iter(())
-        return self._browse(limit, after)
+        found: Iterator[Any] = self._browse(limit, after)
+        return found if self._coder is None else map(self._coder.wrap, found)
 
-    def _browse(self, left: int | None, after: int | Message) -> Iterator[Message]:
+    def _browse(self, left: int | None, after: int | Message[Any]) -> Iterator[Message]:
         while left is None or left > 0:
             store = self._registry.store_for(self.destination)
             if isinstance(after, Message) and after._store.store_id != store.store_id:
@@ -61,13 +75,14 @@ class Backlog:
             except ClosedError as error:
                 self._registry.forget_closed(self.destination, store, error)
 
-    def dead_letters(self) -> Iterator[DeadLetter]:
+    def dead_letters(self) -> Iterator[DeadLetter[T]]:
         """Look at those in its dead-letter queue that come from here, of a subscription those that it has given up, in
         their order, without taking them. Walks all of that queue, whatever else is in there: with a queue for each
         destination (`dead_letter: dlq.{name}`) that is nothing else. None if its store names no dead-letter queue."""
         pattern = self._registry.option_for(self.destination, "dead_letter")
         if pattern is not None:
-            for message in _Letters(self._registry, dead_letter_queue(pattern, self.destination)).browse():
+            queue = dead_letter_queue(pattern, self.destination)
+            for message in _Letters(self._registry, queue, self._coder).browse():
                 letter = dead_letter_of(message)
                 if (
                     letter is not None
@@ -82,31 +97,32 @@ class Backlog:
         return self._registry.for_held(self.destination, lambda store: store.depth(self.destination, self._key), 0)
 
 
-class _Letters(Backlog):
-    """The messages of a dead-letter queue."""
+class _Letters(Backlog[T]):
+    """The messages of a dead-letter queue, of one codec's bodies."""
 
-    __slots__ = ("_registry", "destination")
+    __slots__ = ("_coder", "_registry", "destination")
 
-    def __init__(self, registry: StoreRegistry, destination: Destination) -> None:
-        self._registry, self.destination = registry, destination
+    def __init__(self, registry: StoreRegistry, destination: Destination, coder: Coder[T] | None) -> None:
+        self._registry, self.destination, self._coder = registry, destination, coder
 
 
-class Consumer(Backlog):
+class Consumer(Backlog[T]):
     """What can be received from."""
 
     __slots__ = ()
 
-    def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> Message | None:
+    def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> Message[T] | None:
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
 
         It is this process's until `message.ack()` or `message.release()`; when the process ends, all its leases do.
         With `lease`, or the store's option `lease_timeout`, it is free again after so many seconds, counted as a
         delivery, unless `message.extend()` gives it more. A `timeout` that is over already, below 0, does not wait.
         Raises TypeError and ValueError for what is no number of seconds, and UnknownSubscriptionError for a
-        subscription that was ended.
+        subscription that was ended. That a body does not decode shows when `message.body` is asked for.
         """
         if lease is not None:
             require_seconds(lease, "lease")
+        message: Any
         if timeout == 0:
             registry, destination = self._registry, self.destination
             while True:  # as for_held, whose call and function would take a receive half a microsecond more
@@ -114,10 +130,13 @@ class Consumer(Backlog):
                 if store is None:
                     return None
                 try:
-                    return store.receive(destination, 0, self._key, lease)
+                    message = store.receive(destination, 0, self._key, lease)
+                    break
                 except ClosedError as error:
                     registry.forget_closed(destination, store, error)
-        return self._receive_in(timeout, lease)
+        else:
+            message = self._receive_in(timeout, lease)
+        return message if self._coder is None or message is None else self._coder.wrap(message)
 
     def _receive_in(self, timeout: float | None, lease: float | None) -> Message | None:
         """`receive` with a time to wait."""
@@ -130,7 +149,7 @@ class Consumer(Backlog):
 
         return self._registry.for_store(self.destination, receive)
 
-    def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> list[Message]:
+    def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> list[Message[T]]:
         """Lease up to `n` messages, in order, waiting up to `timeout` seconds for the first (None: for ever): as soon
         as there is one, all that are there then, up to `n`. An empty list if none has come.
 
@@ -140,6 +159,10 @@ class Consumer(Backlog):
         require_count(n)
         if lease is not None:
             require_seconds(lease, "lease")
+        messages: list[Any] = self._receive_many(n, timeout, lease)
+        return messages if self._coder is None else list(map(self._coder.wrap, messages))
+
+    def _receive_many(self, n: int, timeout: float | None, lease: float | None) -> list[Message]:
         if timeout == 0:
             return self._registry.for_held(
                 self.destination, lambda store: store.receive_many(self.destination, n, 0, self._key, lease), []
@@ -153,7 +176,7 @@ class Consumer(Backlog):
 
         return self._registry.for_store(self.destination, receive)
 
-    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message]:
+    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message[T]]:
         """Each message, leased, one after the other: the next one is received when it is asked for, so that none is
         leased ahead. Ends when none has come for `timeout` seconds (None: goes on for ever). Raises as `receive`."""
         require_timeout(timeout)
@@ -163,7 +186,7 @@ class Consumer(Backlog):
 
     def listen(
         self,
-        on_message: Callable[[Message], object],
+        on_message: Callable[[Message[T]], object],
         credit: int = 1,
         *,
         on_end: Callable[[Exception], object] | None = None,
@@ -183,9 +206,10 @@ class Consumer(Backlog):
         is no function, no credit or no time.
         """
         require_callbacks(on_message, on_end)
+        coder, call = self._coder, on_message
+        heard: Callable[[Any], object] = call if coder is None else lambda message: call(coder.wrap(message))
         return self._registry.for_store(
-            self.destination,
-            lambda store: store.listen(self.destination, on_message, credit, self._key, on_end, lease),
+            self.destination, lambda store: store.listen(self.destination, heard, credit, self._key, on_end, lease)
         )
 
     def purge(self) -> int:

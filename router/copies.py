@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection
-from typing import Final
+from typing import Final, cast
 
 from ..adapters.core import Store
 from ..adapters.core.headers import pack_headers
+from ..adapters.core.large import StoredBody
 from ..adapters.messages import Headers, Message
 from ..adapters.store_types import SubscriptionKey
 from ..policies.destination import Destination
@@ -71,5 +72,5 @@ def _digest(letter: Message, headers: Headers, sent_as: tuple[Destination, str])
     digest.update(pack_headers({"": [str(destination), message_id, letter.priority, letter.persistent]}))
     digest.update(pack_headers(headers))  # which says where it ends
     content = letter.content
-    digest.update(content if isinstance(content, bytes) else content.reference)
+    digest.update(content.reference if isinstance(content, StoredBody) else cast("bytes", content))
     return digest.digest()

@@ -15,14 +15,14 @@ Needs the extra `transaction`; the rest of Anabranch does not.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from transaction import manager as of_this_thread
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
 from zope.interface import classImplements, implementer
 
-from ..adapters.core.large import LargeBody
-from ..adapters.messages import Headers, Message, Readable
+from ..adapters.messages import Headers, LargeBody, Message, Readable, T
+from ..policies.destination import Destination
 from ..policies.errors import TransactionError
 from .addresses import Address
 from .endpoint import SendOptions
@@ -31,7 +31,9 @@ from .transactions.transaction import Savepoint
 from .xid import Xid, as_xid
 
 if TYPE_CHECKING:
+    from .queue import Queue
     from .router import Router
+    from .topic import Topic
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +96,14 @@ class DataManager:
 
     def send(
         self,
-        destination: Address,
-        body: bytes | Readable | LargeBody,
+        destination: Queue[T] | Topic[T] | str | Destination,
+        body: T | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
         """Send when the transaction is committed. As Transaction.send."""
-        self._transaction.send(destination, body, headers, message_id, **options)
+        self._transaction.send(cast("Queue[T]", destination), body, headers, message_id, **options)
 
     def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
         """Put a value into a map when the transaction is committed. As Transaction.put."""
@@ -111,7 +113,7 @@ class DataManager:
         """Remove a key of a map when the transaction is committed. As Transaction.remove."""
         self._transaction.remove(map, key)
 
-    def ack(self, message: Message) -> None:
+    def ack(self, message: Message[Any]) -> None:
         """Ack when the transaction is committed; if it is aborted the message is free again. As Transaction.ack."""
         self._transaction.ack(message)
 

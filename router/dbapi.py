@@ -13,10 +13,10 @@ PEP 249's: where they are broken, ProgrammingError says so and nothing has happe
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from ..adapters.core.large import LargeBody
-from ..adapters.messages import Headers, Message, Readable, Receipt
+from ..adapters.messages import Headers, LargeBody, Message, Readable, Receipt, T
+from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from .addresses import Address
 from .endpoint import SendOptions
@@ -25,7 +25,9 @@ from .transactions.transaction import Transaction
 from .xid import Xid, as_xid, checked_xid
 
 if TYPE_CHECKING:
+    from .queue import Queue
     from .router import Router
+    from .topic import Topic
 
 
 class ProgrammingError(TransactionError):
@@ -68,14 +70,14 @@ class Connection:
 
     def send(
         self,
-        destination: Address,
-        body: bytes | Readable | LargeBody,
+        destination: Queue[T] | Topic[T] | str | Destination,
+        body: T | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
         """Send when the transaction is committed. As Transaction.send."""
-        self._current().send(destination, body, headers, message_id, **options)
+        self._current().send(cast("Queue[T]", destination), body, headers, message_id, **options)
 
     def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
         """Put a value into a map when the transaction is committed. As Transaction.put."""
@@ -85,7 +87,7 @@ class Connection:
         """Remove a key of a map when the transaction is committed. As Transaction.remove."""
         self._current().remove(map, key)
 
-    def ack(self, message: Message) -> None:
+    def ack(self, message: Message[Any]) -> None:
         """Ack when the transaction is committed. As Transaction.ack."""
         self._current().ack(message)
 

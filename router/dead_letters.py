@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from ..adapters.background import shared
 from ..adapters.core import Store
@@ -85,7 +85,7 @@ class DeadLetterSweeper:
 
         shared().schedule(SWEEP_SECONDS, look)
 
-    def reject(self, message: Message, reason: str) -> None:
+    def reject(self, message: Message[Any], reason: str) -> None:
         """Put a leased message aside now. Raises what a transaction raises: the message is then free."""
         if not isinstance(message, Message):
             raise TypeError(f"a message that was received can be rejected, not {type(message).__name__}: {message!r}")

@@ -7,21 +7,23 @@ from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 
 from ..adapters.clock import now_ms
 from ..adapters.core import Store
-from ..adapters.core.large import LargeBody, Sized
+from ..adapters.core.large import Sized
 from ..adapters.core.sending import plain_bodies
 from ..adapters.core.waiting import delay_ms
 from ..adapters.messages import (
     DEFAULT_PRIORITY,
     EXPIRES_MAX_MS,
     Headers,
+    LargeBody,
     Message,
     Outgoing,
     Readable,
     Receipt,
+    T,
     checked,
     plain_body,
     require_persistent,
@@ -31,6 +33,7 @@ from ..policies.errors import ClosedError, StoreFailedError
 from .deferred_sends import KNOWN_SECONDS, once_more
 
 if TYPE_CHECKING:
+    from .codecs import Coder
     from .store_registry import StoreRegistry
 
 
@@ -45,22 +48,23 @@ class SendOptions(TypedDict, total=False):
     deliver_at: float | datetime | None
 
 
-class Endpoint:
+class Endpoint(Generic[T]):
     """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. What each call
-    promises: adapters/core/store.py."""
+    promises: adapters/core/store.py. A body is bytes, or what its codec takes."""
 
-    __slots__ = ("_registry", "destination")
+    __slots__ = ("_coder", "_registry", "destination")
 
-    def __init__(self, registry: StoreRegistry, destination: Destination) -> None:
+    def __init__(self, registry: StoreRegistry, destination: Destination, coder: Coder[T] | None = None) -> None:
         self._registry = registry
         self.destination = destination
+        self._coder = coder
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.destination.name}>"
 
     def send(
         self,
-        body: bytes | Readable | LargeBody,
+        body: T | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
@@ -93,17 +97,21 @@ class Endpoint:
         nothing.
 
         Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
-        the same `message_id`), TransactionError for a connection to another database.
+        the same `message_id`), TransactionError for a connection to another database; TypeError and ValueError for a
+        body that a codec does not take (no codec takes a file), and for headers with another `content_type` than its.
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        content: Any = body
+        if self._coder is not None:
+            content, headers = self._coder.encode(content, headers)
         if (
-            type(body) is not bytes or persistent is not True or deliver_in is not None or deliver_at is not None
+            type(content) is not bytes or persistent is not True or deliver_in is not None or deliver_at is not None
             or size is not None or connection is not None
         ):  # fmt: skip
             require_persistent(persistent)
             deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
-            message = Outgoing(
-                body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+            message: Outgoing = Outgoing(
+                content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
             )
             return self._send(message, sync, size, connection)
         registry, destination = self._registry, self.destination
@@ -111,7 +119,7 @@ class Endpoint:
             removals = registry.removals
             store = registry.by_destination.get(destination) or registry.store_for(destination)
             try:
-                receipt = store.send_plain(destination, body, headers, message_id, sync, priority, expires_at_ms)
+                receipt = store.send_plain(destination, content, headers, message_id, sync, priority, expires_at_ms)
             except ClosedError as error:
                 registry.forget_closed(destination, store, error)
                 continue
@@ -145,16 +153,19 @@ class Endpoint:
             raise
 
     def send_many(
-        self, messages: Iterable[Outgoing | bytes | Readable], sync: bool | None = None, *, connection: Any = None
+        self, messages: Iterable[T | Outgoing[T] | Readable], sync: bool | None = None, *, connection: Any = None
     ) -> list[Receipt]:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
-        a prefix; a transaction keeps all or none. With a `connection`, as `send`."""
+        a prefix; a transaction keeps all or none. With a `connection`, as `send`. If one cannot be encoded none is
+        sent."""
         if isinstance(messages, bytes | bytearray | memoryview | str | Outgoing) or not isinstance(messages, Iterable):
             raise TypeError(
                 f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
                 "message is sent by send()"
             )
-        outgoing = cast("tuple[Outgoing | bytes, ...]", tuple(messages))
+        coder: Any = self._coder
+        given = messages if coder is None else map(coder.encode_one, messages)
+        outgoing = cast("tuple[Outgoing | bytes, ...]", tuple(given))
         if connection is not None:
             return self._send_within(connection, outgoing)
         if plain_bodies(outgoing, 0, maxsize, maxsize)[0] < len(outgoing):
@@ -177,7 +188,7 @@ class Endpoint:
 
     def send_nowait(
         self,
-        body: bytes | Readable | LargeBody,
+        body: T | Readable | LargeBody,
         headers: Headers | None = None,
         message_id: str | None = None,
         sync: bool | None = None,
@@ -191,20 +202,23 @@ class Endpoint:
     ) -> Future[Receipt]:
         """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
         is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well. A
-        body that is a file is read before this returns."""
+        body that is a file is read before this returns; what cannot be encoded is refused at once."""
         if persistent is not True:
             require_persistent(persistent)
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
         registry, destination = self._registry, self.destination
-        if type(body) is not bytes or size is not None:
-            body = kept(registry, destination, body, size, persistent)
+        content: Any = body
+        if self._coder is not None:
+            content, headers = self._coder.encode(content, headers)
+        if type(content) is not bytes or size is not None:
+            content = kept(registry, destination, content, size, persistent)
         removals = registry.removals
         store = registry.by_destination.get(destination)
         if store is not None:
             try:
                 future = store.send_nowait(
-                    destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
+                    destination, content, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
                 )
             except ClosedError:
                 registry.require_open()
@@ -214,12 +228,14 @@ class Endpoint:
                 if registry.removals != removals:
                     registry.record_again(destination)
                 message = checked(
-                    body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+                    content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
                 )
                 again = partial(_send_nowait, destination, message, sync)
                 known = KNOWN_SECONDS if registry.removals != removals else 0
                 return once_more(future, lambda: registry.send_deferred(destination, again, store), known)
-        message = checked(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
+        message = checked(
+            content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+        )
         return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
 
     def delete(self) -> int:

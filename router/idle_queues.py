@@ -12,7 +12,7 @@ import logging
 import threading
 import weakref
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..adapters.background import CoalescedJob
 from ..policies.destination import Destination
@@ -37,8 +37,8 @@ class _Idle:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.handles: weakref.WeakSet[Queue] = weakref.WeakSet()
-        """Who may send there again, once it is gone."""
+        self.handles: weakref.WeakValueDictionary[int, Queue[Any]] = weakref.WeakValueDictionary()
+        """Who may send there again, once it is gone: by their ids, since equal ones are several."""
         self.mark: object = None
         """What Store.idle_mark said last."""
         self.since = monotonic()
@@ -60,14 +60,14 @@ class IdleQueues:
         self._queues: dict[Destination, _Idle] = {}
         self._job = CoalescedJob(self._look)
 
-    def add(self, queue: Queue, seconds: float) -> None:
+    def add(self, queue: Queue[Any], seconds: float) -> None:
         """It goes once it has been idle for so long; the latest word counts."""
         with self._lock:
             idle = self._queues.get(queue.destination)
             if idle is None:
                 idle = self._queues[queue.destination] = _Idle(seconds)
             idle.seconds, idle.look_at = seconds, 0.0
-            idle.handles.add(queue)
+            idle.handles[id(queue)] = queue
             idle.begin(None)
         self._job.schedule(LOOK_SECONDS)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from ..adapters.core import Store
 from ..adapters.core.maps import key_bytes, require_value, text_bytes
@@ -26,7 +26,12 @@ from .endpoint import expiry
 if TYPE_CHECKING:
     from .store_registry import StoreRegistry
 
-V = TypeVar("V")
+if TYPE_CHECKING:
+    import typing_extensions
+
+    V = typing_extensions.TypeVar("V", default=bytes)
+else:
+    V = TypeVar("V")
 T = TypeVar("T")
 
 _NUMBERS: Final = "application/json"
@@ -40,15 +45,24 @@ class Map(Generic[V]):
     A `ttl` is in seconds: after that the value is gone. Without one it stays until it is replaced or removed. What is
     written is as durable, on return, as the policy of the map's store says (invariant 1); who is interrupted while
     writing does not know whether it was (rule G3). Raises TypeError and ValueError for what is no key, no value or no
-    time.
+    time. Two are equal that are of one router, have the same name and the same codec.
     """
 
     __slots__ = ("_codec", "_registry", "destination")
 
-    def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec | None = None) -> None:
+    def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec[V] | None = None) -> None:
         self._registry = registry
         self.destination = destination
         self._codec = codec
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Map) and other._registry is self._registry and other.destination == self.destination
+            and (other._codec is self._codec or other._codec == self._codec)
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash((self._registry, self.destination))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.destination.name}>"
@@ -190,14 +204,13 @@ class Map(Generic[V]):
         if self._codec is None:
             return cast("V", body)
         try:
-            value: Any = self._codec.decode(body)
+            return self._codec.decode(body)
         except Exception as error:
             raise DecodeError(
                 f"the value of {key!r} in {self.destination} does not decode as {self._codec.content_type}: "
                 f"{error or type(error).__name__}; a map without the codec gives its bytes, {body[:40]!r}",
                 None,
             ) from error
-        return cast("V", value)
 
 
 def _replaced(

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..adapters.core import Store
 from ..adapters.core.damaged import is_damage
@@ -35,7 +35,6 @@ from ..policies.errors import AnabranchError, ClosedError, DestinationError, NoR
 from ..policies.wildcard import Pattern
 from .addresses import Address, queue_of
 from .codecs import Codec, Coder, codec_of
-from .coded import CodedQueue
 from .consumer import require_timeout
 from .queue import Queue
 
@@ -271,8 +270,8 @@ class PatternConsumers:
         registry.table.on_record = self._recorded
 
     def receiver(
-        self, pattern: Address, timeout: float | None, lease: float | None, codec: str | Codec | None
-    ) -> Callable[[], Message | None]:
+        self, pattern: Address, timeout: float | None, lease: float | None, codec: str | Codec[Any] | None
+    ) -> Callable[[], Message[Any] | None]:
         """What receives the next message of a pattern, or of one queue. Raises as Router.receive."""
         self._registry.require_open()
         require_timeout(timeout)
@@ -282,12 +281,10 @@ class PatternConsumers:
         many = _parsed(pattern) if isinstance(pattern, str) else None
         if many is not None:
             return lambda: _decoded(self._of(many).receive(timeout, lease), decoder)
-        if isinstance(pattern, CodedQueue) and decoder is None:
-            return partial(pattern.receive, timeout, lease=lease)
         destination = queue_of(pattern)
         self._registry.route(destination)
-        queue = Queue(self._registry, destination)
-        return lambda: _decoded(queue.receive(timeout, lease=lease), decoder)
+        coder = Coder(decoder, destination) if decoder is not None else getattr(pattern, "_coder", None)
+        return partial(Queue(self._registry, destination, coder).receive, timeout, lease=lease)
 
     def _of(self, pattern: Pattern) -> PatternConsumer:
         """For one `receive`. Those that are asked for again and again are kept."""
@@ -325,7 +322,7 @@ class PatternConsumers:
                 self._consumers.popitem(last=False)
 
 
-def _decoded(message: Message | None, codec: Codec | None) -> Message | None:
+def _decoded(message: Message | None, codec: Codec[Any] | None) -> Message[Any] | None:
     return message if message is None or codec is None else Coder(codec, message.destination).wrap(message)
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from ..adapters.messages import Message, encoded_id
+from typing import Any
+
+from ..adapters.messages import Message, T, encoded_id
 from .consumer import Consumer
 from .endpoint import Endpoint
 
 
-class Queue(Endpoint, Consumer):
-    """Each message goes to one receiver."""
+class Queue(Endpoint[T], Consumer[T]):
+    """Each message goes to one receiver. `Queue` alone is one of bytes, `Queue[Mail]` one whose codec takes and gives
+    Mail."""
 
     __slots__ = ("__weakref__",)
 
-    def find(self, message_id: str) -> Message | None:
+    def find(self, message_id: str) -> Message[T] | None:
         """Look at the message of that id without taking it, and without a scan; None if it is not there, or its id not
         in the duplicate window of its store any more. Raises TypeError and ValueError for what is no id."""
         encoded_id(message_id)
-        return self._registry.for_held(self.destination, lambda store: store.find(self.destination, message_id), None)
+        found: Any = self._registry.for_held(
+            self.destination, lambda store: store.find(self.destination, message_id), None
+        )
+        return found if found is None or self._coder is None else self._coder.wrap(found)

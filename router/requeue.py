@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
 
 from ..adapters.core.headers import pack_headers
-from ..adapters.messages import Message, require_leased
+from ..adapters.messages import Message, T, require_leased
 from ..adapters.store_types import SubscriptionKey
 from ..policies.destination import Destination, Kind
 from ..policies.errors import AnabranchError, DeadLetterError, StoreFullError
@@ -49,10 +49,10 @@ REQUEUED_DELIVERIES: Final = "requeued_deliveries"
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Generic[T]):
     """A message in a dead-letter queue, and what it says of itself."""
 
-    message: Message
+    message: Message[T]
     """Browsed: receive it from its queue to put it back, or to ack it."""
     reason: str
     """Why it is there: `delivery_limit`, `expired`, `rejected`, or what its receiver said."""
@@ -68,7 +68,7 @@ class DeadLetter:
     """How often it had been put back before."""
 
 
-def dead_letter_of(message: Message) -> DeadLetter | None:
+def dead_letter_of(message: Message[T]) -> DeadLetter[T] | None:
     """None if it is none."""
     headers = message.headers
     source, message_id = headers.get(SOURCE), headers.get(MESSAGE_ID)
@@ -154,7 +154,7 @@ def mark_requeued(participants: Collection[Participant]) -> None:
 class _Letter(NamedTuple):
     """A dead letter, and what it is sent back as."""
 
-    message: Message
+    message: Message[Any]
     source: Destination
     message_id: str | None
     headers: dict[str, Any]
@@ -173,7 +173,7 @@ class _Checker:
         self._registry = registry
         self._subscriptions: dict[Destination, set[SubscriptionKey]] = {}
 
-    def letter(self, message: Message) -> _Letter:
+    def letter(self, message: Message[Any]) -> _Letter:
         """Raises DeadLetterError if it cannot go back, UnknownMessageError if it is not leased here, TypeError."""
         if not isinstance(message, Message):
             raise TypeError(
@@ -243,13 +243,13 @@ class _Checker:
         return known
 
 
-def _subscription_of(letter: Message) -> SubscriptionKey | None:
+def _subscription_of(letter: Message[Any]) -> SubscriptionKey | None:
     """Which has given it up; None for one that the topic's message became as a whole, since it expired."""
     name = letter.headers.get(SUBSCRIPTION)
     return None if name is None else (str(letter.headers.get(CLIENT, "")), str(name))
 
 
-def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message]) -> int:
+def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message[Any]]) -> int:
     """Put these leased dead letters back, all of them in one transaction; returns how many. Raises what _Checker.letter
     and a commit raise, and ValueError for a message that is given twice."""
     checker = _Checker(registry)

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ..adapters.background import shared
 from ..adapters.core import Store
-from ..adapters.core.large import LargeBody
 from ..adapters.core.waiting import delay_ms
 from ..adapters.files import FULL, disk_errors, make_directory, refused
 from ..adapters.locking import DirectoryLock
-from ..adapters.messages import REJECTED, CodedMessage, Headers, Message, Readable, Receipt
+from ..adapters.messages import REJECTED, Headers, LargeBody, Message, Readable, Receipt, T
 from ..adapters.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
 from ..policies.config import Config, UsageOptions, load
 from ..policies.destination import Destination
@@ -37,8 +36,7 @@ from ..policies.errors import (
 from . import bindings, requeue
 from .addresses import Address, map_of, queue_of, resolve, topic_of
 from .bindings import DECISIONS
-from .codecs import Codec, codec_of
-from .coded import CodedEndpoint, CodedQueue, CodedTopic
+from .codecs import Codec, Coder, codec_of
 from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
@@ -242,11 +240,14 @@ class Router:
     def queue(self, name: Address, *, codec: None = None, expires_when_idle: float | None = None) -> Queue: ...
 
     @overload
-    def queue(self, name: Address, *, codec: str | Codec, expires_when_idle: float | None = None) -> CodedQueue: ...
+    def queue(self, name: Address, *, codec: str, expires_when_idle: float | None = None) -> Queue[Any]: ...
+
+    @overload
+    def queue(self, name: Address, *, codec: Codec[T], expires_when_idle: float | None = None) -> Queue[T]: ...
 
     def queue(
-        self, name: Address, *, codec: str | Codec | None = None, expires_when_idle: float | None = None
-    ) -> Queue:
+        self, name: Address, *, codec: str | Codec[Any] | None = None, expires_when_idle: float | None = None
+    ) -> Queue[Any]:
         """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
         send.
 
@@ -265,10 +266,7 @@ class Router:
         self.registry.route(destination)
         if expires_when_idle is not None:
             require_seconds(expires_when_idle)
-        if codec is None:
-            queue = Queue(self.registry, destination)
-        else:
-            queue = CodedQueue(self.registry, destination, codec_of(codec))
+        queue: Queue[Any] = Queue(self.registry, destination, _coder_of(codec, destination))
         if expires_when_idle is not None:
             self._idle_queues.add(queue, expires_when_idle)
         return queue
@@ -277,26 +275,28 @@ class Router:
     def topic(self, name: Address, *, codec: None = None) -> Topic: ...
 
     @overload
-    def topic(self, name: Address, *, codec: str | Codec) -> CodedTopic: ...
+    def topic(self, name: Address, *, codec: str) -> Topic[Any]: ...
 
-    def topic(self, name: Address, *, codec: str | Codec | None = None) -> Topic:
+    @overload
+    def topic(self, name: Address, *, codec: Codec[T]) -> Topic[T]: ...
+
+    def topic(self, name: Address, *, codec: str | Codec[Any] | None = None) -> Topic[Any]:
         """The topic of that name (`prices.eu` or `topic://prices.eu`); likewise, also for its subscriptions."""
         self.registry.require_open()
         destination = topic_of(name)
         self.registry.route(destination)
-        return (
-            Topic(self.registry, destination)
-            if codec is None
-            else CodedTopic(self.registry, destination, codec_of(codec))
-        )
+        return Topic(self.registry, destination, _coder_of(codec, destination))
 
     @overload
-    def map(self, name: Address, *, codec: None = None) -> Map[bytes]: ...
+    def map(self, name: Address, *, codec: None = None) -> Map: ...
 
     @overload
-    def map(self, name: Address, *, codec: str | Codec) -> Map[Any]: ...
+    def map(self, name: Address, *, codec: str) -> Map[Any]: ...
 
-    def map(self, name: Address, *, codec: str | Codec | None = None) -> Map[Any]:
+    @overload
+    def map(self, name: Address, *, codec: Codec[T]) -> Map[T]: ...
+
+    def map(self, name: Address, *, codec: str | Codec[Any] | None = None) -> Map[Any]:
         """The map of that name (`results` or `map://results`), of keyed values; likewise. Nothing is created before the
         first value."""
         self.registry.require_open()
@@ -307,8 +307,8 @@ class Router:
     @overload
     def send(
         self,
-        destination: CodedEndpoint,
-        body: Any,
+        destination: Endpoint[T],
+        body: T | Readable | LargeBody,
         headers: Headers | None = ...,
         message_id: str | None = ...,
         **options: Unpack[SendOptions],
@@ -317,7 +317,7 @@ class Router:
     @overload
     def send(
         self,
-        destination: Address,
+        destination: str | Destination,
         body: bytes | Readable | LargeBody,
         headers: Headers | None = ...,
         message_id: str | None = ...,
@@ -340,18 +340,23 @@ class Router:
 
     @overload
     def receive(
-        self, pattern: CodedQueue, timeout: float | None = 0, *, lease: float | None = None
-    ) -> CodedMessage | None: ...
+        self, pattern: Endpoint[T], timeout: float | None = 0, *, lease: float | None = None, codec: None = None
+    ) -> Message[T] | None: ...
 
     @overload
     def receive(
-        self, pattern: Address, timeout: float | None = 0, *, lease: float | None = None, codec: None = None
+        self, pattern: str | Destination, timeout: float | None = 0, *, lease: float | None = None, codec: None = None
     ) -> Message | None: ...
 
     @overload
     def receive(
-        self, pattern: Address, timeout: float | None = 0, *, lease: float | None = None, codec: str | Codec
-    ) -> CodedMessage | None: ...
+        self, pattern: Address, timeout: float | None = 0, *, lease: float | None = None, codec: str
+    ) -> Message[Any] | None: ...
+
+    @overload
+    def receive(
+        self, pattern: Address, timeout: float | None = 0, *, lease: float | None = None, codec: Codec[T]
+    ) -> Message[T] | None: ...
 
     def receive(
         self,
@@ -359,8 +364,8 @@ class Router:
         timeout: float | None = 0,
         *,
         lease: float | None = None,
-        codec: str | Codec | None = None,
-    ) -> Message | None:
+        codec: str | Codec[Any] | None = None,
+    ) -> Message[Any] | None:
         """Lease a message of one of the queues that a pattern names (`orders.>`, `queue://*.eu`), waiting up to
         `timeout` seconds for one (None: for ever). `lease` is as of Queue.receive. With a
         `codec` its body is decoded, as of a queue.
@@ -377,18 +382,28 @@ class Router:
 
     @overload
     def consume(
-        self, pattern: CodedQueue, timeout: float | None = None, *, lease: float | None = None
-    ) -> Iterator[CodedMessage]: ...
+        self, pattern: Endpoint[T], timeout: float | None = None, *, lease: float | None = None, codec: None = None
+    ) -> Iterator[Message[T]]: ...
 
     @overload
     def consume(
-        self, pattern: Address, timeout: float | None = None, *, lease: float | None = None, codec: None = None
+        self,
+        pattern: str | Destination,
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+        codec: None = None,
     ) -> Iterator[Message]: ...
 
     @overload
     def consume(
-        self, pattern: Address, timeout: float | None = None, *, lease: float | None = None, codec: str | Codec
-    ) -> Iterator[CodedMessage]: ...
+        self, pattern: Address, timeout: float | None = None, *, lease: float | None = None, codec: str
+    ) -> Iterator[Message[Any]]: ...
+
+    @overload
+    def consume(
+        self, pattern: Address, timeout: float | None = None, *, lease: float | None = None, codec: Codec[T]
+    ) -> Iterator[Message[T]]: ...
 
     def consume(
         self,
@@ -396,8 +411,8 @@ class Router:
         timeout: float | None = None,
         *,
         lease: float | None = None,
-        codec: str | Codec | None = None,
-    ) -> Iterator[Message]:
+        codec: str | Codec[Any] | None = None,
+    ) -> Iterator[Message[Any]]:
         """Each message of these queues, leased, one after the other, until none has come for `timeout` seconds (None:
         for ever); as `receive`."""
         return iter(self._patterns.receiver(pattern, timeout, lease, codec), None)
@@ -415,7 +430,7 @@ class Router:
         refuse_in_handler("sweep")
         return self.sweeper.run()
 
-    def requeue(self, letters: Message | Iterable[Message] | Address, limit: int | None = None) -> int:
+    def requeue(self, letters: Message[Any] | Iterable[Message[Any]] | Address, limit: int | None = None) -> int:
         """Put dead letters back where they came from; returns how many.
 
         They are given in hand, as messages that were received, and go back all in one transaction; or as their queue,
@@ -543,7 +558,7 @@ class Router:
         refuse_in_handler("reopen_decisions")
         self.coordinator.reopen()
 
-    def ack(self, messages: Message | Iterable[Message]) -> None:
+    def ack(self, messages: Message[Any] | Iterable[Message[Any]]) -> None:
         """Ack leased messages; those of one store as one, with one wait for the disk.
 
         If a store raises, what lives in other stores may have been acked before.
@@ -551,25 +566,25 @@ class Router:
         for store, of_store in by_store(messages):
             store.ack(of_store)
 
-    def ack_nowait(self, messages: Message | Iterable[Message]) -> Future[None]:
+    def ack_nowait(self, messages: Message[Any] | Iterable[Message[Any]]) -> Future[None]:
         """`ack` without waiting: the future resolves, on a thread of ours, once all are acked, or with the first error
         of a store."""
         return settle_nowait(messages, lambda store, of_store: store.ack_nowait(of_store))
 
     def release(
-        self, messages: Message | Iterable[Message], delivered: bool = True, delay: float | None = None
+        self, messages: Message[Any] | Iterable[Message[Any]], delivered: bool = True, delay: float | None = None
     ) -> None:
         """Give leased messages back, as Message.release; else as `ack`."""
         for store, of_store in by_store(messages):
             store.release(of_store, delivered, delay)
 
     def release_nowait(
-        self, messages: Message | Iterable[Message], delivered: bool = True, delay: float | None = None
+        self, messages: Message[Any] | Iterable[Message[Any]], delivered: bool = True, delay: float | None = None
     ) -> Future[None]:
         """`release` without waiting, as `ack_nowait`."""
         return settle_nowait(messages, lambda store, of_store: store.release_nowait(of_store, delivered, delay))
 
-    def reject(self, message: Message, reason: str = REJECTED) -> None:
+    def reject(self, message: Message[Any], reason: str = REJECTED) -> None:
         """Put a leased message into its store's dead-letter queue, as Message.reject."""
         self.registry.require_open()
         self.sweeper.reject(message, reason)
@@ -829,6 +844,10 @@ class Router:
         self.registry.require_open()
         refuse_in_handler("reopen")
         self.registry.reopen(name)
+
+
+def _coder_of(codec: str | Codec[Any] | None, destination: Destination) -> Coder[Any] | None:
+    return None if codec is None else Coder(codec_of(codec), destination)
 
 
 def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:

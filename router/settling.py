@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..adapters.background import shared
 from ..adapters.core import Store
@@ -43,7 +43,7 @@ class Way(NamedTuple):
     """Likewise: for how many seconds it waits; None: as its store's `redelivery` says."""
 
 
-def by_store(messages: Message | Iterable[Message]) -> list[tuple[Store, list[Message]]]:
+def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Store, list[Message]]]:
     """Messages that are settled together, in the order in which their stores first occur. Raises TypeError."""
     found: dict[int, tuple[Store, list[Message]]] = {}
     if not isinstance(messages, Message | Iterable):
@@ -60,7 +60,7 @@ def by_store(messages: Message | Iterable[Message]) -> list[tuple[Store, list[Me
 
 
 def settle_nowait(
-    messages: Message | Iterable[Message], call: Callable[[Store, list[Message]], Future[None]]
+    messages: Message[Any] | Iterable[Message[Any]], call: Callable[[Store, list[Message]], Future[None]]
 ) -> Future[None]:
     """Begin `call` with the messages of each store; the future resolves once all have ended, with the first error."""
     futures = []

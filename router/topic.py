@@ -12,27 +12,29 @@ any it is gone at once. Selectors are kept for who evaluates them, not evaluated
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from ..adapters.messages import Message
+from ..adapters.messages import T
 from ..adapters.store_types import Subscription
-from ..policies.errors import DestinationError
 from .consumer import Backlog, Consumer
 from .endpoint import Endpoint
 
 if TYPE_CHECKING:
+    from .codecs import Coder
     from .store_registry import StoreRegistry
 
+_OF_SUBSCRIPTIONS: Final = ("consume", "listen", "receive", "receive_many")
 
-class Subscriber(Consumer):
+
+class Subscriber(Consumer[T]):
     """A durable subscription as its user holds it. Cheap to make and keep; any thread may use it, and several may
-    receive for one: each message goes to one of them."""
+    receive for one: each message goes to one of them. Bodies are those of its topic's codec."""
 
-    __slots__ = ("_key", "_registry", "destination", "subscription")
+    __slots__ = ("_coder", "_key", "_registry", "destination", "subscription")
 
-    def __init__(self, registry: StoreRegistry, subscription: Subscription) -> None:
+    def __init__(self, registry: StoreRegistry, subscription: Subscription, coder: Coder[T] | None = None) -> None:
         self._registry = registry
+        self._coder = coder
         self.subscription = subscription
         self.destination = subscription.topic
         """The topic."""
@@ -49,8 +51,8 @@ class Subscriber(Consumer):
         return self._registry.for_store(topic, lambda store: store.unsubscribe(topic, key))
 
 
-class Topic(Endpoint, Backlog):
-    """Each message goes to every durable subscription."""
+class Topic(Endpoint[T], Backlog[T]):
+    """Each message goes to every durable subscription. Its codec, if it has one, is theirs too."""
 
     __slots__ = ()
 
@@ -61,7 +63,7 @@ class Topic(Endpoint, Backlog):
         selector: str | None = None,
         no_local: bool = False,
         retroactive: bool = False,
-    ) -> Subscriber:
+    ) -> Subscriber[T]:
         """Begin the durable subscription of that name and client, or take it up again if it is there.
 
         It keeps what is sent from now on; with `retroactive` also what the topic still holds for others. Raises
@@ -69,44 +71,21 @@ class Topic(Endpoint, Backlog):
         """
         subscription = Subscription(self.destination, name, client_id, selector, no_local)
         self._registry.for_store(self.destination, lambda store: store.subscribe(subscription, retroactive))
-        return self._subscriber(subscription)
+        return Subscriber(self._registry, subscription, self._coder)
 
-    def subscriptions(self) -> list[Subscriber]:
+    def subscriptions(self) -> list[Subscriber[T]]:
         """Its durable subscriptions, in order of client and name."""
         subscriptions = sorted(self._registry.subscriptions_of(self.destination), key=lambda s: s.key)
-        return [self._subscriber(subscription) for subscription in subscriptions]
+        return [Subscriber(self._registry, subscription, self._coder) for subscription in subscriptions]
 
-    def _subscriber(self, subscription: Subscription) -> Subscriber:
-        return Subscriber(self._registry, subscription)
+    if not TYPE_CHECKING:  # which knows that a topic has none of these
 
-    def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> NoReturn:
-        """Nobody receives from a topic as such, whose messages go to its subscriptions. Raises DestinationError, which
-        names them."""
-        self._refuse("receive")
-
-    def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> NoReturn:
-        """Likewise."""
-        self._refuse("receive_many")
-
-    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> NoReturn:
-        """Likewise."""
-        self._refuse("consume")
-
-    def listen(
-        self,
-        on_message: Callable[[Message], object],
-        credit: int = 1,
-        *,
-        on_end: Callable[[Exception], object] | None = None,
-        lease: float | None = None,
-    ) -> NoReturn:
-        """Likewise."""
-        self._refuse("listen")
-
-    def _refuse(self, what: str) -> NoReturn:
-        names = [repr(subscriber.subscription.name) for subscriber in self.subscriptions()]
-        there = f"those there are: {', '.join(names)}" if names else "there is none yet, so what is sent is dropped"
-        raise DestinationError(
-            f"{self.destination} is a topic, and messages are received from its durable subscriptions: "
-            f"topic.subscribe(name).{what}(); {there}"
-        )
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises AttributeError, which names the subscriptions that messages are received from."""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _OF_SUBSCRIPTIONS:
+                text = (
+                    f"{self.destination} is a topic, and messages are received from its durable subscriptions: "
+                    f"topic.subscribe(name).{name}(), or one of topic.subscriptions()"
+                )
+            raise AttributeError(text, name=name, obj=self)

@@ -19,7 +19,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .leases import LEASED, LEAVING, MOVED, MOVING, Lease
 
@@ -48,7 +48,7 @@ class Abandoned:
         """Whether some of it is in another store, which is to be told, or on its way there."""
         return any(lease.hold in (MOVING, MOVED) for lease in list(self._leases))
 
-    def note(self, message: Message) -> None:
+    def note(self, message: Message[Any]) -> None:
         """Nobody holds this message any more. Any thread, with any lock."""
         lease, there = message._note, self
         if type(lease) is not Lease:

@@ -20,7 +20,7 @@ from .states import DestinationState, SubscriptionState
 if TYPE_CHECKING:
     from ...policies.errors import AnabranchError
     from .delivery import Delivery
-    from .large import LargeBody
+    from .large import StoredBody
     from .plan import Plan
     from .table import Table
 
@@ -58,7 +58,7 @@ class Change:
 
 class _Aside(NamedTuple):
     deliver_at_ms: int
-    large: LargeBody | None
+    large: StoredBody | None
 
 
 class Send(Change):
@@ -98,12 +98,12 @@ class Send(Change):
         return 0 if self.aside is None else self.aside.deliver_at_ms
 
     @property
-    def large(self) -> LargeBody | None:
+    def large(self) -> StoredBody | None:
         """Its body, if that is kept apart."""
         return None if self.aside is None else self.aside.large
 
     @large.setter
-    def large(self, body: LargeBody | None) -> None:
+    def large(self, body: StoredBody | None) -> None:
         self._set_aside(self.deliver_at_ms, body)
 
     def wait_until(self, due: int) -> None:
@@ -112,7 +112,7 @@ class Send(Change):
         if due:
             self.size += SMALL_BYTES
 
-    def _set_aside(self, due: int, body: LargeBody | None) -> None:
+    def _set_aside(self, due: int, body: StoredBody | None) -> None:
         self.aside = _Aside(due, body) if due or body is not None else None
 
     def plan(self, plan: Plan) -> tuple[int, bool]:

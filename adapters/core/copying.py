@@ -40,7 +40,7 @@ from .sweep import wall_ms
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .large import LargeBody
+    from .large import StoredBody
     from .plan import Plan
     from .store import Store
 
@@ -70,7 +70,7 @@ class Stored:
     """Likewise, of a topic's for single subscriptions."""
     seq: int = field(default=0, compare=False)
     """Where it lies."""
-    large: LargeBody | None = field(default=None, compare=False)
+    large: StoredBody | None = field(default=None, compare=False)
     """Its body, if that is kept apart."""
 
     @property

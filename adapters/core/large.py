@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
+from ..messages import LargeBody
 
 if TYPE_CHECKING:
     from .large_bodies import LargeBodies
@@ -129,10 +130,9 @@ def chunk_of(name: bytes, number: int, data: bytes | memoryview) -> bytes:
     return CRC.pack(crc32c(crc32c(0, name + _NUMBER.pack(number)), bytes(data))) + data
 
 
-class LargeBody:
-    """A body of any size, which a store keeps apart from its message: `Message.content`. It can be sent on as it is. It
-    is there as long as this object is: who stages, sends, holds or reads it keeps it, and so does a message that is not
-    dead (large_bodies.py, rule B3)."""
+class StoredBody(LargeBody):
+    """A LargeBody as its store knows it. Who stages, sends, holds or reads it keeps it, and so does a message that is
+    not dead (large_bodies.py, rule B3)."""
 
     __slots__ = ("__weakref__", "bodies", "chunk_bytes", "crc", "lasting", "name", "names", "promised", "shared",
                  "size")  # fmt: skip
@@ -162,7 +162,6 @@ class LargeBody:
         _, self.size, self.chunk_bytes, self.crc = REFERENCE.unpack(reference)
 
     def __len__(self) -> int:
-        """Bytes of memory that its message takes, which is what a transaction counts."""
         return REFERENCE.size
 
     @property
@@ -212,12 +211,12 @@ class LargeBody:
 
 def body_size(body: object) -> int:
     """How many bytes a body has; of a file that is not read yet, 0."""
-    if isinstance(body, LargeBody):
+    if isinstance(body, StoredBody):
         return body.size
     return len(body) if isinstance(body, bytes) else 0
 
 
-class BodyRef(weakref.ref[LargeBody]):
+class BodyRef(weakref.ref[StoredBody]):
     """Calls who is to know that nobody holds a body any more, with itself. Not a finalizer in Python: Ctrl-C may strike
     that anywhere, and is then lost, and so is what it had to do."""
 
@@ -230,9 +229,9 @@ class LargeStream(io.RawIOBase):
     """Reads a body. A chunk is verified before any byte of it is given out; one is held at a time. No file is open
     between two reads."""
 
-    def __init__(self, body: LargeBody) -> None:
+    def __init__(self, body: StoredBody) -> None:
         super().__init__()
-        self._body: LargeBody | None = body
+        self._body: StoredBody | None = body
         self._size = body.size
         self._at = 0
         self._number = -1
@@ -273,7 +272,7 @@ class LargeStream(io.RawIOBase):
         self._at += len(part)
         return len(part)
 
-    def _require_open(self) -> LargeBody:
+    def _require_open(self) -> StoredBody:
         body = self._body
         if body is None:
             raise ValueError("I/O operation on a closed stream")

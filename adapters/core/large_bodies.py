@@ -1,6 +1,6 @@
 """The large bodies of a store: written before the message that names them, removed once no message does (rule J9).
 
-B3  A body is there as long as its LargeBody is, or longer. Who holds one: who stages or sends it, what is queued,
+B3  A body is there as long as its StoredBody is, or longer. Who holds one: who stages or sends it, what is queued,
     planned or prepared, `_live` for a message that is not dead, a Message in hand, a stream. The last to let go, Ctrl-C
     or not, puts its name into `garbage`.
 B4  What is in `garbage` is removed once all that the store has written is synced: the ack, if it was an ack that let
@@ -48,10 +48,10 @@ from .large import (
     REFERENCE,
     BodyRef,
     Kept,
-    LargeBody,
     LargeStorage,
     LargeStream,
     Sized,
+    StoredBody,
     chunk_of,
     named_by,
     read_start,
@@ -87,9 +87,9 @@ class LargeBodies:
         self._lock = threading.RLock()
         """Guards `_by_name`, and who adds to `_live` or takes out of it."""
         self._by_name: dict[bytes, BodyRef] = {}
-        self._found: dict[bytes, tuple[LargeBody, Kept]] = {}
+        self._found: dict[bytes, tuple[StoredBody, Kept]] = {}
         """While the store is opened."""
-        self._live: dict[int, dict[int, LargeBody]] = {}
+        self._live: dict[int, dict[int, StoredBody]] = {}
         """By destination's number and seq, of messages that are not known to be dead. Added to by who writes, in
         order."""
         self._sizes: dict[int, int] = {}
@@ -102,7 +102,7 @@ class LargeBodies:
         """Of these."""
         self._suspects: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
-        self._to_note: deque[tuple[LargeBody, int, int]] = deque()
+        self._to_note: deque[tuple[StoredBody, int, int]] = deque()
         self.garbage: deque[BodyRef] = deque()
         """Of bodies that nobody holds any more. Appended to by whoever lets go of one."""
         self.streams: weakref.WeakSet[LargeStream] = weakref.WeakSet()
@@ -132,9 +132,9 @@ class LargeBodies:
                 log.warning("store %s: the start of a large body is damaged: %s", self._engine.name, where)
                 kept = Kept(name, 0, 0, 0)
             if kept is None:
-                self._know(LargeBody(self, name), owned=True)  # nobody holds it
+                self._know(StoredBody(self, name), owned=True)  # nobody holds it
                 continue
-            body = LargeBody(self, name)
+            body = StoredBody(self, name)
             body.promised = True
             self._know(body, owned=True)
             self._found[name] = body, kept
@@ -144,14 +144,14 @@ class LargeBodies:
         """Of what was found by `open`: what names one comes behind it (rules B6, A5)."""
         return max((kept.low for _, kept in self._found.values() if kept.low != NEVER), default=0)
 
-    def _know(self, body: LargeBody, owned: bool) -> None:
+    def _know(self, body: StoredBody, owned: bool) -> None:
         """From now on its name finds it, and who lets go of it last puts it into `garbage`."""
         ref = BodyRef(body, self.garbage.append)
         ref.name, ref.owned = body.name, owned
         with self._lock:
             self._by_name[body.name] = ref
 
-    def _known(self, name: bytes) -> LargeBody | None:
+    def _known(self, name: bytes) -> StoredBody | None:
         ref = self._by_name.get(name)
         return ref() if ref is not None else None
 
@@ -173,7 +173,7 @@ class LargeBodies:
             self._settle(found)
         self.tidy()
 
-    def _settle(self, found: dict[bytes, tuple[LargeBody, Kept]]) -> None:
+    def _settle(self, found: dict[bytes, tuple[StoredBody, Kept]]) -> None:
         try:
             left = {name: kept for name, (_, kept) in found.items() if not self._is_named_as_noted(kept)}
             self._look_for(left)
@@ -276,7 +276,7 @@ class LargeBodies:
 
     # Writing
 
-    def kept(self, body: object, persistent: bool = True) -> bytes | LargeBody:
+    def kept(self, body: object, persistent: bool = True) -> bytes | StoredBody:
         """A body as it goes into a message of this store: bytes, or one that is whole here. A short file becomes bytes.
         Raises TypeError and ValueError for what is no body, or not as long as was said; what the file raises;
         StoreFullError, StoreFailedError, ClosedError. Then nothing is left of it."""
@@ -284,7 +284,7 @@ class LargeBodies:
         if type(body) is Sized:
             body, size = body
             _require_size(size)
-        if isinstance(body, LargeBody):
+        if isinstance(body, StoredBody):
             if size is not None and body.size != size:
                 raise _not_as_said(body.size, size)
             return self.adopted(body, persistent)
@@ -298,7 +298,7 @@ class LargeBodies:
     def outgoing(self, message: Outgoing) -> Outgoing:
         """The same of a message that is about to be queued: from now on its body is promised to it."""
         body = self.kept(message.body, message.persistent)
-        if isinstance(body, LargeBody):
+        if isinstance(body, StoredBody):
             self._promise(body)
         return message._replace(body=body)
 
@@ -306,7 +306,7 @@ class LargeBodies:
         """The same of one that is queued later."""
         return message._replace(body=self.kept(message.body, message.persistent))
 
-    def _written(self, file: Readable, size: int | None, persistent: bool) -> bytes | LargeBody:
+    def _written(self, file: Readable, size: int | None, persistent: bool) -> bytes | StoredBody:
         self._engine.ensure_usable()
         first = _read(file, self._threshold + 1)
         if len(first) <= self._threshold:
@@ -322,9 +322,9 @@ class LargeBodies:
             raise
         return body
 
-    def _begun(self, name: bytes, persistent: bool) -> LargeBody:
+    def _begun(self, name: bytes, persistent: bool) -> StoredBody:
         """One that is to be written."""
-        body = LargeBody(self, name)
+        body = StoredBody(self, name)
         body.lasting = persistent and not self._engine.backend.volatile
         self.used = True
         self._know(body, owned=True)
@@ -334,12 +334,12 @@ class LargeBodies:
         self.storage.begin(name, start_of(name, self._engine.sequencer.last_seq if body.lasting else NEVER))
         return body
 
-    def _discard(self, body: LargeBody) -> None:
+    def _discard(self, body: StoredBody) -> None:
         """It is not to be sent after all."""
         with suppress(OSError, AnabranchError):
             self.storage.remove(body.name)
 
-    def _fill(self, body: LargeBody, chunks: Iterable[bytes | memoryview], size: int | None) -> None:
+    def _fill(self, body: StoredBody, chunks: Iterable[bytes | memoryview], size: int | None) -> None:
         most = self._engine.backend.settings.max_bytes
         try:
             for number, data in enumerate(chunks):
@@ -361,21 +361,21 @@ class LargeBodies:
         if size is not None and body.size != size:
             raise _not_as_said(body.size, size)
 
-    def _publish(self, body: LargeBody) -> None:
+    def _publish(self, body: StoredBody) -> None:
         self.storage.publish(body.name, body.lasting)
 
-    def adopted(self, body: LargeBody, persistent: bool = True) -> LargeBody:
+    def adopted(self, body: StoredBody, persistent: bool = True) -> StoredBody:
         """A body here that is the same as one in this store, or in another. Raises as `kept`, and CorruptionError."""
         lasts = persistent and not self._engine.backend.volatile
         if body.bodies is self and (body.lasting or not lasts):
             return body
         with self._adopting:  # one copies at a time: two would copy the same body
-            own: LargeBody | None = body if body.bodies is self else self._taken_up(body)
+            own: StoredBody | None = body if body.bodies is self else self._taken_up(body)
             if own is None:
                 return self._copied(body, body.name, persistent)
             return self._copied(body, os.urandom(16), persistent) if lasts and not own.lasting else own
 
-    def brought(self, body: LargeBody) -> LargeBody:
+    def brought(self, body: StoredBody) -> StoredBody:
         """A copy of one in another store, under its name, for a message that comes from there. Raises likewise."""
         own = self.adopted(body)
         if own.name != body.name:
@@ -383,20 +383,20 @@ class LargeBodies:
         self._promise(own)
         return own
 
-    def _promise(self, body: LargeBody) -> None:
+    def _promise(self, body: StoredBody) -> None:
         with self._lock:
             first, body.promised = not body.promised, True
         if not first:
             self._share(body)
 
-    def _share(self, body: LargeBody) -> None:
+    def _share(self, body: StoredBody) -> None:
         """More than one message may name it (rule B7). Raises StoreFullError, StoreFailedError."""
         with self._noting:
             if not body.shared and body.lasting:
                 self.storage.note(body.name, named_by(0, 0), sync=True)
             body.shared = True
 
-    def _copied(self, body: LargeBody, name: bytes, persistent: bool) -> LargeBody:
+    def _copied(self, body: StoredBody, name: bytes, persistent: bool) -> StoredBody:
         own = self._begun(name, persistent)
         try:
             own.chunk_bytes = body.chunk_bytes
@@ -410,7 +410,7 @@ class LargeBodies:
             raise
         return own
 
-    def _taken_up(self, body: LargeBody) -> LargeBody | None:
+    def _taken_up(self, body: StoredBody) -> StoredBody | None:
         """One of that name that is whole here already. One that was let go of is removed first."""
         with self._work:
             own = self._known(body.name)
@@ -422,13 +422,13 @@ class LargeBodies:
 
     # What becomes of them
 
-    def body_of(self, reference: bytes) -> LargeBody:
+    def body_of(self, reference: bytes) -> StoredBody:
         """That of a message's record."""
         name = REFERENCE.unpack(reference)[0]
         with self._lock:
             body = self._known(name)
             if body is None:  # its file is lost, or it was acked just now
-                body = LargeBody(self, name)
+                body = StoredBody(self, name)
                 body.describe(reference)
                 if name not in self._by_name:
                     self._know(body, owned=False)
@@ -446,7 +446,7 @@ class LargeBodies:
         self._to_note.append((body, send.state.number, send.seq))
         self._soon.schedule(SOON_SECONDS)
 
-    def _add(self, number: int, seq: int, body: LargeBody, apart: bool = False) -> None:
+    def _add(self, number: int, seq: int, body: StoredBody, apart: bool = False) -> None:
         with self._lock:
             those = self._live.setdefault(number, {})
             others = self._apart.setdefault(number, {}) if apart else None

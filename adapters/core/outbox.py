@@ -32,12 +32,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, runtim
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, TransactionError
 from ..background import CoalescedJob, shared
-from ..messages import Message, Outgoing, Readable, Receipt, require_leased
+from ..messages import LargeBody, Message, Outgoing, Readable, Receipt, require_leased
 from .branches import send_of
 from .changes import Ack, Change, Send, acks_of
 from .engine import Engine
 from .gates import MovedError
-from .large import LargeBody
 from .leases import CLAIMED, LEASED, LEAVING, Lease
 from .limits import Grant, release
 from .place import is_volatile

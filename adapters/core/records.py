@@ -18,7 +18,7 @@ from ..acceleration import inner_loop
 from ..clock import before_1970
 from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, plain_body, require_order
 from .headers import pack_headers, pack_id, unpack_headers
-from .large import REFERENCE, LargeBody
+from .large import REFERENCE, StoredBody
 from .leases import Lease
 from .place import DELIVERIES, EXPIRES, SEQ, Place
 
@@ -94,7 +94,7 @@ def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> 
     """The same of a message that a transaction, or a send of many, gathers."""
     body, headers, message_id, priority, expires_at_ms, persistent, requeued, _ = message
     flags = (REQUEUED if requeued else 0) | (0 if persistent else NONPERSISTENT)
-    if isinstance(body, LargeBody):
+    if isinstance(body, StoredBody):
         body, flags = body.reference, flags | LARGE
     return encode(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
 
@@ -183,7 +183,7 @@ def _decode(store: Store, destination: Destination, place: Place, record: bytes,
         headers = unpack_headers(record[at : at + headers_bytes])
         at += headers_bytes
     leased = lease is not None
-    body: bytes | LargeBody = record[at:]
+    body: bytes | StoredBody = record[at:]
     if flags & LARGE:
         body = store.bodies.body_of(reference_in(record))
     subscription = lease.feeds[0].key if lease is not None and not lease.whole else None

@@ -18,7 +18,7 @@ from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt, re
 from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange, acks_of
 from .destination_changes import Subscribe, Unsubscribe
 from .engine import APPLY_AT, Engine
-from .large import LargeBody
+from .large import StoredBody
 from .limits import Grant, cancel, release
 from .nonpersistent import Nonpersistent
 from .place import order_of
@@ -421,7 +421,7 @@ def new_send(
 
 def _set_aside(send: Send, message: Outgoing) -> None:
     """Say of a message what is kept beside its record."""
-    if isinstance(message.body, LargeBody):
+    if isinstance(message.body, StoredBody):
         send.large = message.body
     if message.deliver_at_ms:
         require_time("deliver_at_ms", message.deliver_at_ms)

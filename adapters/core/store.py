@@ -38,7 +38,17 @@ from ...policies.errors import (
 )
 from ..background import shared
 from ..files import disk_errors
-from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Readable, Receipt, Undelivered, require_leased
+from ..messages import (
+    DEFAULT_PRIORITY,
+    Headers,
+    LargeBody,
+    Message,
+    Outgoing,
+    Readable,
+    Receipt,
+    Undelivered,
+    require_leased,
+)
 from ..store_types import (
     Change,
     Counts,
@@ -59,7 +69,7 @@ from .forwarding import after_move, follow, is_moving
 from .gates import Gate, LeaseMovedError
 from .handing_out import HandingOut
 from .headers import pack_id
-from .large import LargeBody
+from .large import StoredBody
 from .large_bodies import LargeBodies
 from .lease_times import LeaseTimes
 from .leases import CLAIMED, LEASED, Lease
@@ -508,10 +518,10 @@ class Store:
         goes by itself. Raises as LargeBodies.kept."""
         return self.bodies.kept(body, persistent)
 
-    def open_body(self, message: Message) -> BinaryIO:
+    def open_body(self, message: Message[Any]) -> BinaryIO:
         """As Message.open."""
-        content = message.content
-        if not isinstance(content, LargeBody):
+        content: Any = message.content
+        if not isinstance(content, StoredBody):
             return io.BytesIO(content)
         try:
             return content.open()
@@ -534,7 +544,7 @@ class Store:
 
     # Settling
 
-    def ack(self, messages: Sequence[Message]) -> None:
+    def ack(self, messages: Sequence[Message[Any]]) -> None:
         """Remove leased messages, all or none of them; a topic's for its subscription alone, and for good when the last
         one has acked. Raises UnknownMessageError (and removes none). Those whose destination has moved to another store
         since they were received are acked there, apart from the others; likewise below."""
@@ -544,7 +554,7 @@ class Store:
         except ClosedError as error:
             after_move(error, messages, lambda store, some: store.ack(some))
 
-    def ack_within(self, connection: Any, messages: Sequence[Message]) -> None:
+    def ack_within(self, connection: Any, messages: Sequence[Message[Any]]) -> None:
         """Ack in the transaction of such a connection, all or none of them: they are claimed until it is over, gone if
         it has committed, and free again, delivered once more, if it was rolled back. Raises as `ack` and
         `send_within`."""
@@ -568,7 +578,7 @@ class Store:
             )
         return self._engine.outbox
 
-    def ack_nowait(self, messages: Sequence[Message]) -> Future[None]:
+    def ack_nowait(self, messages: Sequence[Message[Any]]) -> Future[None]:
         """`ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
         returned, on a thread of ours. Until then nobody else can settle these messages."""
         try:
@@ -577,7 +587,7 @@ class Store:
         except ClosedError as error:
             return self._after_move(error, messages, lambda store, some: store.ack(some))
 
-    def release(self, messages: Sequence[Message], delivered: bool = True, delay: float | None = None) -> None:
+    def release(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
         """Give leased messages back, each to its old place. Leases end with the process.
 
         For `delay` seconds they wait first, over a restart too, while others pass them; 0: not at all; None: as the
@@ -601,7 +611,7 @@ class Store:
         return delay_ms(delay)
 
     def release_nowait(
-        self, messages: Sequence[Message], delivered: bool = True, delay: float | None = None
+        self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None
     ) -> Future[None]:
         """`release`, likewise."""
         try:
@@ -610,7 +620,7 @@ class Store:
         except ClosedError as error:
             return self._after_move(error, messages, lambda store, some: store.release(some, delivered, delay))
 
-    def extend(self, message: Message, seconds: float | None = None) -> None:
+    def extend(self, message: Message[Any], seconds: float | None = None) -> None:
         """The lease of a message ends so many seconds from now, be that earlier or later than before; with None as
         many as it was leased for, and nothing happens to one that has no end. Raises UnknownMessageError if it is not
         leased, or its time is over; TypeError and ValueError for what is no time."""
@@ -629,7 +639,7 @@ class Store:
             raise error
         return shared().call(lambda: after_move(error, messages, call))
 
-    def claim(self, message: Message) -> None:
+    def claim(self, message: Message[Any]) -> None:
         """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""
         try:
             self._engine.ensure_usable()
@@ -637,7 +647,7 @@ class Store:
         except ClosedError as error:
             after_move(error, [message], lambda store, some: store.claim(some[0]))
 
-    def unclaim(self, messages: Sequence[Message], delivered: bool = True, delay: float | None = None) -> None:
+    def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
         """The transaction is rolled back, or gives them back: its messages are free again, each at its old place, as by
         release."""
         try:
@@ -646,7 +656,7 @@ class Store:
         except ClosedError as error:
             after_move(error, messages, lambda store, some: store.unclaim(some, delivered, delay))
 
-    def token(self, message: Message) -> str:
+    def token(self, message: Message[Any]) -> str:
         """What a leased message can be settled by, from any thread, without the Message. It begins with the store's id
         and holds no secret. Raises UnknownMessageError."""
         if not isinstance(message._note, Lease):

@@ -27,16 +27,24 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast, overload
 from ...adapters.background import shared
 from ...adapters.core import Store
 from ...adapters.core.forwarding import follow
-from ...adapters.core.large import LargeBody
 from ...adapters.core.maps import put_of, removal_of
 from ...adapters.core.subscriptions import require_same
-from ...adapters.messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, Readable, Receipt, checked
+from ...adapters.messages import (
+    DEFAULT_PRIORITY,
+    Headers,
+    LargeBody,
+    Message,
+    Outgoing,
+    Readable,
+    Receipt,
+    T,
+    checked,
+)
 from ...adapters.store_types import Change, Subscription
 from ...policies.destination import Destination
 from ...policies.errors import TransactionError
 from ..addresses import Address, map_of, resolve_all, topic_of
-from ..coded import CodedEndpoint
-from ..endpoint import SendOptions, due, expiry, kept
+from ..endpoint import Endpoint, SendOptions, due, expiry, kept
 from ..map import Map, V
 from ..requeue import mark_requeued
 from ..xid import Xid
@@ -69,7 +77,7 @@ _STEPS: Final[dict[str, tuple[str, str]]] = {
 class Released(NamedTuple):
     """What is given back when a transaction ends, and how."""
 
-    message: Message
+    message: Message[Any]
     delivered: bool
     delay: float | None
 
@@ -160,8 +168,8 @@ class Transaction:
     @overload
     def send(
         self,
-        destination: CodedEndpoint,
-        body: Any,
+        destination: Endpoint[T],
+        body: T | Readable | LargeBody,
         headers: Headers | None = ...,
         message_id: str | None = ...,
         **options: Unpack[SendOptions],
@@ -170,7 +178,7 @@ class Transaction:
     @overload
     def send(
         self,
-        destination: Address,
+        destination: str | Destination,
         body: bytes | Readable | LargeBody,
         headers: Headers | None = ...,
         message_id: str | None = ...,
@@ -199,7 +207,7 @@ class Transaction:
         limits of a transaction; the transaction goes on without it either way.
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        if isinstance(destination, CodedEndpoint):
+        if isinstance(destination, Endpoint) and destination._coder is not None:
             body, headers = destination._coder.encode(body, headers)
         destinations = resolve_all(destination)
         if type(body) is not bytes or size is not None:
@@ -258,7 +266,7 @@ class Transaction:
             if not (participant.sends or participant.acks or participant.changes):
                 self._participants.pop(participant.store_id, None)
 
-    def ack(self, message: Message) -> None:
+    def ack(self, message: Message[Any]) -> None:
         """Ack a leased message at commit; on rollback it is free again, at its old place.
 
         Raises UnknownMessageError, and TransactionError beyond the limits of a transaction.
@@ -280,7 +288,7 @@ class Transaction:
                 self._take_back(message, before)
                 raise
 
-    def release(self, message: Message, delivered: bool = True, delay: float | None = None) -> None:
+    def release(self, message: Message[Any], delivered: bool = True, delay: float | None = None) -> None:
         """Give a leased message back when the transaction ends, however it ends (with `prepare`: once that is done):
         it is free then, as after Message.release, whose `delay` begins then. Until then nobody else has it.
 
@@ -302,7 +310,7 @@ class Transaction:
                 self._take_back(message, before)
                 raise
 
-    def _take_back(self, added: Message | Change, operations: int) -> None:
+    def _take_back(self, added: Message[Any] | Change, operations: int) -> None:
         """Leave nothing of an ack, a release or a change that was interrupted anywhere: a message is free, or leased
         still."""
         for participant in self._participants.values():
@@ -341,7 +349,7 @@ class Transaction:
         self._change(Change(subscription, True, retroactive))
         return subscription
 
-    def unsubscribe(self, subscription: Subscription | Subscriber) -> None:
+    def unsubscribe(self, subscription: Subscription | Subscriber[Any]) -> None:
         """End a durable subscription at commit, before the sends of this transaction; skipped if it is gone by
         then. Raises TransactionError beyond the limits of a transaction."""
         ended = subscription if isinstance(subscription, Subscription) else getattr(subscription, "subscription", None)
@@ -414,7 +422,7 @@ class Transaction:
             participant.store = store  # opened again since
         return participant
 
-    def _require_same(self, message: Message) -> None:
+    def _require_same(self, message: Message[Any]) -> None:
         participant = self._participants.get(message._store.store_id)
         if participant is not None and participant.acks and participant.store is not message._store:
             raise TransactionError(

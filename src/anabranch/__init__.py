@@ -16,8 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .adapters.acceleration import accelerated
-from .adapters.core.large import LargeBody
-from .adapters.messages import CodedMessage, Headers, HeaderValue, Message, Outgoing, Readable, Receipt
+from .adapters.messages import Headers, HeaderValue, LargeBody, Message, Outgoing, Readable, Receipt
 from .adapters.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
 from .policies.config import (
     Config,
@@ -64,7 +63,6 @@ from .policies.options import Redelivery
 from .policies.wildcard import Match, Pattern, RouteTable
 from .router.addresses import Address
 from .router.codecs import Codec
-from .router.coded import CodedQueue, CodedSubscriber, CodedTopic
 from .router.dbapi import Connection, ProgrammingError
 from .router.endpoint import SendOptions
 from .router.events import (
@@ -101,10 +99,6 @@ __all__ = [
     "ClockError",
     "ClosedError",
     "Codec",
-    "CodedMessage",
-    "CodedQueue",
-    "CodedSubscriber",
-    "CodedTopic",
     "Config",
     "ConfigError",
     "Connection",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.large import CHUNK_BYTES, LargeBody, Sized, named_by, start_of
+from anabranch.adapters.core.large import CHUNK_BYTES, Sized, StoredBody, named_by, start_of
 from anabranch.adapters.messages import Message, Outgoing
 from anabranch.adapters.store_types import Subscription
 from anabranch.policies.destination import Destination
@@ -216,7 +216,7 @@ class LargeContract:
 
     def test_a_store_in_which_a_body_waits_for_its_message_is_not_idle(self, large: Store) -> None:
         waiting = large.keep(io.BytesIO(body()))
-        assert isinstance(waiting, LargeBody)
+        assert isinstance(waiting, StoredBody)
         assert not large.retire()
         del waiting
         assert kept(large) == 0

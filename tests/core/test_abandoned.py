@@ -12,13 +12,13 @@ import pytest
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.gates import Gate
 from anabranch.adapters.messages import (
-    CodedMessage,
+    DecodedMessage,
     LargeMessage,
     Message,
-    ReceivedCodedMessage,
+    ReceivedDecodedMessage,
     ReceivedLargeMessage,
     ReceivedMessage,
-    coded,
+    decoded,
 )
 from anabranch.policies.errors import LargeMessageError, StoreFailedError
 
@@ -73,7 +73,7 @@ def test_one_with_a_large_body_is_seen_to_likewise() -> None:
         message = store.receive(A)
         assert message is not None
         assert [type(one) for one in (browsed, message)] == [LargeMessage, ReceivedLargeMessage]
-        for one in (browsed, message, coded(browsed, lambda one, body: body)):
+        for one in (browsed, message, decoded(browsed, lambda one, body: body)):
             assert (one.is_large, one.size) == (True, 2000)
             with pytest.raises(LargeMessageError):
                 _ = one.body
@@ -83,9 +83,9 @@ def test_one_with_a_large_body_is_seen_to_likewise() -> None:
         store.take_undelivered()
         message = take(store)
         assert (message.deliveries, message.read()) == (2, bytes(2000))
-        assert type(coded(message, lambda one, body: body)) is ReceivedCodedMessage
+        assert type(decoded(message, lambda one, body: body)) is ReceivedDecodedMessage
         message.ack()
-        assert type(message) is CodedMessage
+        assert type(message) is DecodedMessage
 
 
 def test_in_a_store_that_has_failed_nobody_holds_anything(recwarn: pytest.WarningsRecorder) -> None:

@@ -17,7 +17,7 @@ from anabranch.adapters.core.large import (
     START_BYTES,
     BodyRef,
     Kept,
-    LargeBody,
+    StoredBody,
     body_size,
     chunk_of,
     named_by,
@@ -47,9 +47,9 @@ def bodies(tmp_path: Path) -> Any:
     return _Bodies(tmp_path)
 
 
-def written(bodies: Any, content: bytes, chunk_bytes: int = 100) -> LargeBody:
+def written(bodies: Any, content: bytes, chunk_bytes: int = 100) -> StoredBody:
     """A body whose chunks are so small; in a file each has the room of a whole one."""
-    body = LargeBody(bodies, NAME, len(content), chunk_bytes)
+    body = StoredBody(bodies, NAME, len(content), chunk_bytes)
     bodies.storage.begin(NAME, start_of(NAME, 0))
     for number in range(body.chunks):
         data = content[number * chunk_bytes : (number + 1) * chunk_bytes]
@@ -167,7 +167,7 @@ def test_golden_bytes() -> None:
 
 def test_what_goes_is_told(bodies: Any) -> None:
     told: list[object] = []
-    body = LargeBody(bodies, NAME)
+    body = StoredBody(bodies, NAME)
     assert len(body) == REFERENCE.size
     ref = BodyRef(body, told.append)
     assert (ref() is body, ref.name, ref.owned) == (True, b"", False)

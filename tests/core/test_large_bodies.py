@@ -17,7 +17,7 @@ import pytest
 
 from anabranch.adapters.core import Store, copying, large_bodies
 from anabranch.adapters.core.engine import Engine
-from anabranch.adapters.core.large import CHUNK_BYTES, LargeBody
+from anabranch.adapters.core.large import CHUNK_BYTES, StoredBody
 from anabranch.adapters.core.large_files import LargeFiles
 from anabranch.adapters.core.states import DestinationState
 from anabranch.adapters.messages import Message, Outgoing
@@ -76,7 +76,7 @@ def test_a_message_that_cannot_be_read_keeps_what_nobody_names(
 ) -> None:
     store.send(A, io.BytesIO(body()))
     unsent = store.keep(io.BytesIO(body(seed=2)))
-    assert isinstance(unsent, LargeBody)
+    assert isinstance(unsent, StoredBody)
     type_of = type(store.backend)
     plain = type_of.bodies
 
@@ -100,7 +100,7 @@ def test_a_damaged_message_holds_up_neither_the_open_nor_the_check(tmp_path: Pat
         store.send(A, b"0123456789" * 10)
         store.send(A, io.BytesIO(body(seed=1)))
         store.send(A, b"another")
-        assert isinstance(store.keep(io.BytesIO(body(seed=2))), LargeBody)
+        assert isinstance(store.keep(io.BytesIO(body(seed=2))), StoredBody)
         store.checkpoint()
         path = disk.copy(store)
         for segment in (path / "journal").glob("*.seg"):
@@ -356,8 +356,8 @@ def test_what_was_not_to_survive_is_copied_for_what_is(store: Store) -> None:
     (passing,) = store.browse(A)
     store.send(B, passing.content)
     (lasting,) = store.browse(B)
-    assert isinstance(passing.content, LargeBody)
-    assert isinstance(lasting.content, LargeBody)
+    assert isinstance(passing.content, StoredBody)
+    assert isinstance(lasting.content, StoredBody)
     assert passing.content.name != lasting.content.name
     assert kept(store) == 2
 

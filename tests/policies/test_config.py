@@ -94,7 +94,7 @@ def test_a_file_is_read_relative_to_itself(tmp_path: Path) -> None:
 
 
 def test_objects_and_file_are_one_thing() -> None:
-    store = StoreConfig(name="a", match=["queue://a"], journal=JournalOptions(sync="never"))  # type: ignore[arg-type]
+    store = StoreConfig(name="a", match=["queue://a"], journal=JournalOptions(sync="never"))
     built = Config(directory="/srv/app/d", stores=[store])
     assert built == loads("{directory: d, stores: [{name: a, match: ['queue://a'], journal: {sync: never}}]}", BASE)
     assert StoreConfig("a", ["a"]).options == JournalOptions()

@@ -405,12 +405,6 @@ def test_many_in_turn_do_not_close_the_store_of_a_listener(tmp_path: Path, monke
         assert ear.next().body == b"1"
 
 
-def test_what_wants_messages_of_a_topic_itself(router: anabranch.Router) -> None:
-    router.topic("t").subscribe("desk")
-    with pytest.raises(anabranch.DestinationError, match="desk"):
-        router.topic("t").listen(Ear())
-
-
 # Asking
 
 

@@ -76,7 +76,7 @@ class World:
                 assert self._sets is not None
                 tables[name] = self._sets.take()
                 self._prefixes.append(tables[name])
-                options = {"sql": SqlOptions(url=self._sets.url, schema_prefix=tables[name], pool_min=0)}  # type: ignore[arg-type]
+                options = {"sql": SqlOptions(url=self._sets.url, schema_prefix=tables[name], pool_min=0)}
             stores.append(anabranch.StoreConfig(name, [f"queue://{name}.>", f"topic://{name}.>"], **options))
         return anabranch.Config(directory, stores), tables
 

@@ -760,7 +760,7 @@ def test_a_placement_record_that_cannot_be_written(
 
 def test_it_waits_for_transactions_on_connections_of_the_users_own(tmp_path: Path, postgres_url: str) -> None:
     """What they send and ack is in one store, the old one (rule Q6)."""
-    sql = anabranch.SqlOptions(url=postgres_url, pool_min=0)  # type: ignore[arg-type]
+    sql = anabranch.SqlOptions(url=postgres_url, pool_min=0)
     before = Config(tmp_path, [StoreConfig("all", [">"], sql=sql)])
     fill(before)
     engine = sqlalchemy.create_engine(postgres_url)

@@ -479,7 +479,7 @@ def test_another_database_is_refused(shared: Shared, store: Store, tmp_path: Pat
         server: PostgresServer = request.getfixturevalue("postgres")
         elsewhere.append(sa.create_engine(server.new_schema()))  # of the same database, without tables
         other = server.new_database()
-        SqlStore.create("other", tmp_path / "other", SqlOptions(url=other, pool_min=0))  # type: ignore[arg-type]
+        SqlStore.create("other", tmp_path / "other", SqlOptions(url=other, pool_min=0))
         elsewhere.append(sa.create_engine(other))
     store.send(A, b"1")
     message = take(store)

@@ -1,0 +1,143 @@
+"""What the constructors of options take, for type checkers: a size as `32MiB`, a duration as `500ms`, a word for a
+choice, as they stand in a file. tests/policies/test_option_values.py compares these with the models' fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
+
+from pydantic import SecretStr
+
+from .durability import OnCorruption, Sync
+
+if TYPE_CHECKING:
+    from .limits import LimitOptions, WhenFull
+    from .options import Redelivery
+
+Size = int | str
+Duration = float | str
+Mode = int | str
+Place = str | Path
+Full = Literal["fail", "block", "drop_new", "drop_old"]
+
+
+class StoreValues(TypedDict, total=False):
+    """Of every kind of store of ours."""
+
+    priorities: bool
+    dead_letter: str | None
+    max_deliveries: int | None
+    count_deliveries: Literal["on_return", "on_receive"]
+    redelivery: Redelivery | Mapping[str, Any] | None
+    duplicate_window: int
+    max_leases: int
+    lease_timeout: Duration | None
+    message_bytes_max: Size
+    large_message_size: Size
+    max_messages: int | None
+    min_free_disk: Size | None
+    when_full: WhenFull | Full
+    block_timeout: Duration
+    limits: Iterable[LimitOptions | Mapping[str, Any]]
+    nonpersistent_max_messages: int | None
+    nonpersistent_max_bytes: Size | None
+    nonpersistent_memory: Size
+    file_mode: Mode | None
+
+
+class JournalValues(StoreValues, total=False):
+    """Of a journal."""
+
+    sync: Sync | Literal["always", "periodic", "never"]
+    sync_interval: Duration
+    segment_size: Size
+    checkpoint_interval: Duration
+    checkpoint_operations: int
+    batch_bytes_max: Size
+    pool_files: int
+    min_files: int
+    compact_live_percent: int
+    compact_min_segments: int
+    on_corruption: OnCorruption | Literal["refuse", "salvage"]
+    archive_directory: Place | None
+    archive_max_bytes: Size | None
+    archive_max_age: Duration | None
+    max_bytes: Size | None
+
+
+class SqlValues(StoreValues, total=False):
+    """Of tables of a database."""
+
+    untested_database: bool
+    url: str | SecretStr | None
+    username: str | None
+    password: str | SecretStr | None
+    creator: Any | None
+    pool_min: int
+    pool_max: int
+    pool_timeout: Duration
+    pool_idle_timeout: Duration
+    keepalive_interval: Duration
+    keepalive_statement: str
+    response_timeout: Duration
+    lease_expiration: Duration | None
+    lease_renewal: Duration | None
+    lease_wait: Duration
+    max_bytes: Size | None
+    schema_prefix: str
+    table_names: Mapping[str, str]
+    create_tables: bool
+    statements: Mapping[str, str]
+    chunk_size: Size
+    sync_period: Duration
+    batch_operations_max: int
+    native_two_phase: bool
+    outcome_timeout: Duration
+
+
+class MemoryValues(StoreValues, total=False):
+    """Of memory alone."""
+
+    max_bytes: Size
+    roll_over_size: Size
+    max_stored_bytes: Size | None
+
+
+class UsageValues(TypedDict, total=False):
+    """Of the usage log."""
+
+    directory: Place | None
+    destinations: Iterable[str]
+    sample: float
+    max_bytes: Size
+    flush_interval: Duration
+
+
+class TransactionValues(TypedDict, total=False):
+    """Of all transactions."""
+
+    sync: Sync | Literal["always", "never"]
+    timeout: Duration
+    max_open: int
+    max_operations: int
+    max_bytes: Size
+
+
+class LimitValues(TypedDict, total=False):
+    """Of a limit of destinations."""
+
+    match: Required[Iterable[str]]
+    max_messages: int | None
+    max_bytes: Size | None
+    when_full: WhenFull | Full | None
+    block_timeout: Duration | None
+
+
+class RedeliveryValues(TypedDict, total=False):
+    """Of how long a message waits that was given back."""
+
+    delay: Required[Duration]
+    multiplier: float
+    max_delay: Duration
+    jitter: float

@@ -1,0 +1,51 @@
+"""What the type checkers are told of the options' constructors is what their models take."""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from anabranch.policies import limits, option_values, options
+from anabranch.policies.config_options import Duration, FileMode, Size
+
+MODELS: dict[type[BaseModel], type] = {
+    options.StoreOptions: option_values.StoreValues,
+    options.JournalOptions: option_values.JournalValues,
+    options.SqlOptions: option_values.SqlValues,
+    options.MemoryOptions: option_values.MemoryValues,
+    options.UsageOptions: option_values.UsageValues,
+    options.TransactionOptions: option_values.TransactionValues,
+    limits.LimitOptions: option_values.LimitValues,
+    options.Redelivery: option_values.RedeliveryValues,
+}
+WRITTEN = (Size, Duration, FileMode, SecretStr, Path)
+"""Types, and marks of types, of what may also be written as text."""
+
+
+def parts(annotation: object) -> list[object]:
+    """Of a type: itself or the members of the union that it is, and what marks them."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, typing.Required):
+        return [part for one in typing.get_args(annotation) for part in parts(one)]
+    return [annotation]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_each_field_takes_what_the_checkers_are_told(model: type[BaseModel]) -> None:
+    models = {one.__name__: one for one in (limits.LimitOptions, limits.WhenFull, options.Redelivery)}
+    values = typing.get_type_hints(MODELS[model], localns=models, include_extras=True)
+    assert set(values) == set(model.model_fields)
+    for name, field in model.model_fields.items():
+        takes, told = [*parts(field.annotation), *field.metadata], parts(values[name])
+        assert (type(None) in takes) == (type(None) in told), name
+        assert field.is_required() == (typing.get_origin(values[name]) is typing.Required), name
+        if any(one in WRITTEN or isinstance(one, WRITTEN) for one in takes):
+            assert str in told, name
+        for choice in (one for one in takes if isinstance(one, type) and issubclass(one, enum.Enum)):
+            words = next(typing.get_args(one) for one in told if typing.get_origin(one) is typing.Literal)
+            schema = model.model_json_schema()["properties"][name]
+            assert set(words) == set(schema.get("enum", [member.value for member in choice])), name
