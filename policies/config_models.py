@@ -84,7 +84,7 @@ class KindOptions(TypedDict, total=False):
 class StoreConfig(Model):
     """One store: its name, what it takes, and its options."""
 
-    unknown_key: ClassVar[str] = "neither a key of a store nor an installed kind of store"
+    _unknown_key: ClassVar[str] = "neither a key of a store nor an installed kind of store"
 
     name: Annotated[str, Field(strict=True), AfterValidator(_store_name)]
     """What the store is called, in errors, in statistics and on disk."""
@@ -135,12 +135,12 @@ class StoreConfig(Model):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
-    def keys(cls) -> list[str]:
+    def _keys(cls) -> list[str]:
         fields = [name for name in cls.model_fields if name not in {"kind", "options"}]
         return [*fields, *known_kinds()]
 
     @classmethod
-    def misplaced(cls, key: str) -> str:
+    def _misplaced(cls, key: str) -> str:
         """What to say of an option that stands one level too high."""
         models: dict[str, type[BaseModel]] = {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
         kind = next((kind for kind, model in models.items() if key in model.model_fields), None)
@@ -218,11 +218,11 @@ class Config(Model):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
-    def keys(cls) -> list[str]:
+    def _keys(cls) -> list[str]:
         return [*cls.model_fields, "defaults"]
 
     @classmethod
-    def misplaced(cls, key: str) -> str:
+    def _misplaced(cls, key: str) -> str:
         """What to say of an option that stands too high."""
         if key not in JournalOptions.model_fields:
             return ""
@@ -248,7 +248,7 @@ class Config(Model):
                 return f"{path} and {where}, where {what}, lie in one another; choose a directory of its own"
         return ""
 
-    def usage_conflict(self, usage: UsageOptions) -> str:
+    def _usage_conflict(self, usage: UsageOptions) -> str:
         """What is wrong with where a usage log would keep its files; empty if nothing is."""
         path = usage.directory
         if path is None:
@@ -262,7 +262,7 @@ class Config(Model):
                 return f"{path} and {taken}, where {whose} keeps files, lie in one another; choose another directory"
         return ""
 
-    def may_create(self, store: StoreConfig) -> bool:
+    def _may_create(self, store: StoreConfig) -> bool:
         """Whether this store's directory is made if it is not there. One in the data directory always is."""
         if store.directory is None or store.create_directory is not None:
             return store.directory is None or bool(store.create_directory)
@@ -306,7 +306,7 @@ class Config(Model):
             if problems:
                 raise fold(problems)
         problems = [*_shared_tables(self.stores), *_leased_dead_letters(self)]
-        if self.usage is not None and (text := self.usage_conflict(self.usage)):
+        if self.usage is not None and (text := self._usage_conflict(self.usage)):
             problems.append(Located(("usage", "directory"), text))
         if text := self._bindings_conflict():
             problems.append(Located(("bindings_directory",), text))

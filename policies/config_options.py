@@ -51,11 +51,11 @@ class Model(BaseModel):
     # Tells pydantic that this is no constructor to call for nested models: their errors belong to the outermost.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
-    unknown_key: ClassVar[str] = "unknown key"
-    """What to say of a key that is not among `keys`."""
+    _unknown_key: ClassVar[str] = "unknown key"
+    """What to say of a key that is not among `_keys`."""
 
     @classmethod
-    def keys(cls) -> list[str]:
+    def _keys(cls) -> list[str]:
         """The keys that a file may use here."""
         return list(cls.model_fields)
 

@@ -134,11 +134,11 @@ def _expectation(kind: str, message: str, context: Mapping[str, Any]) -> str:
 
 
 def _unknown_key(key: str, model: type[BaseModel]) -> str:
-    misplaced = getattr(model, "misplaced", lambda _key: "")(key)
+    misplaced = getattr(model, "_misplaced", lambda _key: "")(key)
     if misplaced:
         return str(misplaced)
-    keys = getattr(model, "keys", lambda: list(model.model_fields))
-    return f"{getattr(model, 'unknown_key', 'unknown key')}; {did_you_mean(key, keys())}"
+    keys = getattr(model, "_keys", lambda: list(model.model_fields))
+    return f"{getattr(model, '_unknown_key', 'unknown key')}; {did_you_mean(key, keys())}"
 
 
 def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:

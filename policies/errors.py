@@ -73,12 +73,12 @@ class CorruptionError(AnabranchError):
     def _text(self, held: str) -> str:
         return f"{self.path} at offset {self.offset}: {'; '.join(filter(None, (self.reason, held, self.step)))}"
 
-    def say(self, reason: str | None = None, step: str | None = None) -> None:
+    def _say(self, reason: str | None = None, step: str | None = None) -> None:
         """Let the message say more than who found the damage could know."""
         self.reason, self.step = reason or self.reason, step or self.step
         self.args = (self._text(""),)
 
-    def name_held(self, held: Mapping[str, int | None], where: str) -> None:
+    def _name_held(self, held: Mapping[str, int | None], where: str) -> None:
         """Let the message name the destinations, and how many messages of theirs lie in `where`."""
         if held:
             self.held = dict(held)

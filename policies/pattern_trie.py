@@ -103,7 +103,7 @@ class PatternTrie(Generic[T]):
             node = node.child(segment) or node.grow(segment)
         if any(pattern == other for other, _ in node.entries):
             raise ValueError(f"{pattern.text!r} is there already")
-        node.entries = sorted([*node.entries, (pattern, target)], key=lambda entry: entry[0].key)
+        node.entries = sorted([*node.entries, (pattern, target)], key=lambda entry: entry[0]._key)
 
     def remove(self, pattern: Pattern) -> None:
         """Raises KeyError where it is not there."""

@@ -133,7 +133,7 @@ class Pattern:
         return all(segment.rank == _LITERAL for segment in self._segments)
 
     @cached_property
-    def key(self) -> tuple[object, ...]:
+    def _key(self) -> tuple[object, ...]:
         """Sorts patterns: of those that match a destination, the first is its route (invariant 5)."""
         return (not self.exact, tuple(s.key for s in self._segments), _KIND_SETS.index(self.kinds))
 
@@ -144,7 +144,7 @@ class Pattern:
             return False
         return _matches(name.translate(_ENCODE), self._encoded, prefix=self._open_ended)
 
-    def literals(self) -> Iterator[tuple[int, str]]:
+    def _literals(self) -> Iterator[tuple[int, str]]:
         """Which segments of a name must be which text: places from 0, and texts."""
         return ((place, segment.lead) for place, segment in enumerate(self._segments) if segment.is_literal)
 

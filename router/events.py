@@ -111,7 +111,7 @@ class EventListener:
         self._waiting.clear()
         self._forget(self)
 
-    def tell(self, event: Event) -> None:
+    def _tell(self, event: Event) -> None:
         """Soon, on a thread of ours. Never waits."""
         if len(self._waiting) >= EVENTS_MAX:
             with self._lock:
@@ -170,4 +170,4 @@ class Events:
     def tell(self, event: Event) -> None:
         """All who listen. Never waits, and raises nothing."""
         for listener in self._listeners:
-            listener.tell(event)
+            listener._tell(event)

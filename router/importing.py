@@ -218,7 +218,7 @@ def bring_in(config: Config, pending: Pending, report: Report, progress: Progres
         done, total = 0, sum(one.bytes for one in report.destinations)
         for one in report.destinations:
             if not held[one.destination].whole:
-                router.registry.delete(one.destination)
+                router._registry.delete(one.destination)
             _bring(router, one, _Counter(progress, done, total))
             done += one.bytes
         with disk_errors(f"{marker} cannot be removed; all is imported: remove it by hand, or run the command again"):
@@ -242,7 +242,7 @@ def in_use(config: Config, pending: Pending, report: Report) -> str | None:
 def _router(config: Config, progress: Progress) -> Router:
     router = Router(config)
     # What has expired is imported as it is, and counted, before it is dropped or dead-lettered.
-    router.registry.importing = True
+    router._registry.importing = True
     return router.open(progress)
 
 
@@ -280,7 +280,7 @@ def _require_unused(router: Router, report: Report, begun: frozenset[Destination
             (since if one.destination in begun else fresh).append(f"{one.destination} (store {one.store!r})")
     # What the source had when the import was begun, and has no longer:
     gone = sorted(begun.difference(one.destination for one in report.destinations), key=str)
-    since += [str(name) for name in gone if _is_used(router.registry.store_of(name), name)]
+    since += [str(name) for name in gone if _is_used(router._registry.store_of(name), name)]
     lines = []
     if fresh:
         lines.append(
@@ -300,7 +300,7 @@ def _require_unused(router: Router, report: Report, begun: frozenset[Destination
 
 def _held(router: Router, one: PlannedDestination, begun: bool) -> copying.Prefix | None:
     """How much of a destination is here; None if somebody has used it."""
-    store = router.registry.store_of(one.destination)
+    store = router._registry.store_of(one.destination)
     if store is not None and begun:
         return copying.prefix(_items(one), store, one.destination)
     return None if _is_used(store, one.destination) else copying.Prefix(0, True)
@@ -338,7 +338,7 @@ def _bring(router: Router, one: PlannedDestination, counted: _Counter) -> None:
         copying.bring(store, one.destination, counted(islice(_items(one), there, None)), one.subscriptions)
         return copying.amount(store, one.destination).messages
 
-    found = router.registry.for_store(one.destination, write)
+    found = router._registry.for_store(one.destination, write)
     if found != one.messages:
         raise StoreFailedError(
             f"store {one.store!r} holds {count_of(found, 'message')} of {one.destination}, not the {one.messages:,} "

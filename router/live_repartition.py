@@ -98,7 +98,7 @@ class LiveRepartition:
             self._ended.wait()
 
     def _go_on(self) -> None:
-        if self._stopped.is_set() or not self._router.registry.opened:
+        if self._stopped.is_set() or not self._router._registry.opened:
             raise StoppedError("the repartition was stopped; call it again, and it goes on where it was")
 
     def _work(self) -> None:
@@ -190,7 +190,7 @@ class _Run(Repartitioning):
         return removed
 
     def _left(self, row: StoreRow) -> list[str]:
-        self._router.coordinator.cleanup.run()  # decisions that were made meanwhile name stores
+        self._router._coordinator.cleanup.run()  # decisions that were made meanwhile name stores
         return super()._left(row)
 
     def _discard(self, row: StoreRow) -> bool:
@@ -341,7 +341,7 @@ class _Run(Repartitioning):
     def _await_passing(self, destination: Destination) -> None:
         """Those that have looked at the gate before it was closed are in their stores. Raises GivenUpError."""
         deadline = time.monotonic() + PASSING_SECONDS
-        begun = self._router.coordinator.table.begun
+        begun = self._router._coordinator.table.begun
         for transaction in list(begun):
             while transaction in begun and transaction.passing:
                 if not any(one.concerns(destination) for one in list(transaction.participants.values())):

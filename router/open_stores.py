@@ -208,7 +208,7 @@ class OpenStores:
             self._require_accepting()
         except BaseException as error:
             if isinstance(error, CorruptionError) and not error.held:
-                error.name_held(dict.fromkeys(map(str, self._table.destinations_in(row.store_id))), "this store")
+                error._name_held(dict.fromkeys(map(str, self._table.destinations_in(row.store_id))), "this store")
             self.unload(row.path)
             raise
         return store

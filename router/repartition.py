@@ -96,7 +96,7 @@ def repartition(
     """
     require_directory(config, before)
     router = Router(config)
-    router.registry.move(before)
+    router._registry.move(before)
     router.open()
     try:
         with disk_errors(f"{config.directory} cannot be repartitioned"):
@@ -110,13 +110,13 @@ class Repartitioning:
     use."""
 
     def __init__(self, router: Router, config: Config, restart: bool, path: str, told: Told) -> None:
-        self._router, self._registry = router, router.registry
+        self._router, self._registry = router, router._registry
         self._directories, self._table = self._registry.directories, self._registry.table
         self._config = config
         self._restart, self._path, self._told = restart, path, told
         self._file = ProgressFile(self._config.directory, self._config.file_mode)
         self._progress = Progress(digest_of(self._config), path)
-        self._branches = MovedBranches(self._registry, router.coordinator, self._write_wanted)
+        self._branches = MovedBranches(self._registry, router._coordinator, self._write_wanted)
         self._done = self._total = 0
         self.moves: list[Move] = []
         """What has moved."""
@@ -129,7 +129,7 @@ class Repartitioning:
             if planned and self._progress.moving is None:
                 self._write(None)
             self._total = sum(amount.messages for _, _, _, amount in planned)
-            self._router.coordinator.cleanup.run()  # decisions name stores
+            self._router._coordinator.cleanup.run()  # decisions name stores
             removed = self._move_all(planned)
             self._file.remove()
             return Repartitioned(tuple(self.moves), tuple(removed))
@@ -271,7 +271,7 @@ class Repartitioning:
             self._copy(*stores, destination, amount)
         except CorruptionError as error:
             if error.path != str(stores[1].directory):  # it cannot be read where it is
-                error.say(f"{destination} cannot be moved, and is where it was: {error.reason}", _DAMAGED)
+                error._say(f"{destination} cannot be moved, and is where it was: {error.reason}", _DAMAGED)
             raise
         self._branches.bring(*stores, destination)
         row = DestinationRow(destination.kind.value, destination.name, target.store_id, match.pattern.text)
@@ -335,7 +335,7 @@ class Repartitioning:
         used = bool(self._table.destinations_in(row.store_id))
         needed = self._directories.config_at(self._directories.path(row)) is not None and ":" not in row.name
         holds = used or needed or self._registry.with_row(row, _holds_anything)
-        if holds or not self._router.coordinator.cleanup.has_forgotten(row.store_id):
+        if holds or not self._router._coordinator.cleanup.has_forgotten(row.store_id):
             self._registry.with_row(row, lambda store: store.reclaim())
             return []
         self._write(None, (row.path, row.store_id))

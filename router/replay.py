@@ -94,7 +94,7 @@ class Replay:
             return False
         by_store: dict[bytes, list[UsageEvent]] = {}
         for event in events:
-            store = router.registry.store_for(Destination.parse(event.destination))
+            store = router._registry.store_for(Destination.parse(event.destination))
             by_store.setdefault(store.store_id, []).append(event)
         for some in by_store.values():
             with router.transaction() as tx:

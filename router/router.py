@@ -105,25 +105,25 @@ class Router:
         self._directory_lock = DirectoryLock(
             config.directory / "router.lock", "the router", config.file_mode, self._lose
         )
-        self.registry = StoreRegistry(config, self, self._directory_lock.require)
-        """Where destinations live. For what users hold, which goes through it; not for users."""
-        self.coordinator = Coordinator(
-            config.bindings / DECISIONS, config.transactions, self.registry, config.file_mode
+        self._registry = StoreRegistry(config, self, self._directory_lock.require)
+        """Where destinations live."""
+        self._coordinator = Coordinator(
+            config.bindings / DECISIONS, config.transactions, self._registry, config.file_mode
         )
-        """Of transactions over several stores; likewise."""
+        """Of transactions over several stores."""
         self._usage: UsageLog | None = None
-        self.registry.on_open(self._opened)
-        self._outcomes = Outcomes(self.coordinator, self.registry)
+        self._registry.on_open(self._opened)
+        self._outcomes = Outcomes(self._coordinator, self._registry)
         self._events = Events()
         self._failed: dict[bytes, None] = {}
         """Stores that have failed and were not opened since."""
-        self.sweeper = DeadLetterSweeper(self.registry, self._unlimited, self._events)
-        """Of messages that are not delivered any more; likewise."""
+        self._sweeper = DeadLetterSweeper(self._registry, self._unlimited, self._events)
+        """Of messages that are not delivered any more."""
         self._repartition: LiveRepartition | None = None
         """What moves destinations now."""
-        self._tokens = TokenSettler(self.registry, self.sweeper.reject)
-        self._patterns = PatternConsumers(self.registry)
-        self._idle_queues = IdleQueues(self.registry, self.coordinator.table)
+        self._tokens = TokenSettler(self._registry, self._sweeper.reject)
+        self._patterns = PatternConsumers(self._registry)
+        self._idle_queues = IdleQueues(self._registry, self._coordinator.table)
 
     # Opening and closing
 
@@ -151,17 +151,17 @@ class Router:
             try:
                 with disk_errors(f"the stores of {directory} cannot be looked at"):
                     bindings.take(self.config)
-                    self.coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
-                    self.registry.open(progress)
-                    self.coordinator.require_participants(self.registry.table.stores)
+                    self._coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
+                    self._registry.open(progress)
+                    self._coordinator.require_participants(self._registry.table.stores)
                 self._directory_lock.require()
-                self.registry.opened = True
-                in_use = not self.registry.moving and not self.registry.importing
+                self._registry.opened = True
+                in_use = not self._registry.moving and not self._registry.importing
                 if in_use:
                     self._start_configured_usage_log()
-                self.coordinator.resolver.resolve_all()
+                self._coordinator.resolver.resolve_all()
                 if in_use:
-                    self.sweeper.open()
+                    self._sweeper.open()
             except BaseException:
                 self._close()
                 raise
@@ -171,7 +171,7 @@ class Router:
         """A store was opened, and nobody has it yet."""
         if self._usage is not None:
             self._usage.attach(store)  # first: what it commits now is recorded
-        self.coordinator.resolver.recover(store)
+        self._coordinator.resolver.recover(store)
         self._patterns.opened(store)
         store.on_failed(partial(self._store_failed, store.name, store.store_id))
         after_failure = self._failed.pop(store.store_id, 0) is None
@@ -186,20 +186,20 @@ class Router:
     def _lose(self, error: StoreFailedError) -> None:
         """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
         log.error("the router has stopped: %s", error)
-        self.sweeper.closed = True
-        self.registry.stop(error)
+        self._sweeper.closed = True
+        self._registry.stop(error)
         self._patterns.close()
 
     def close(self) -> None:
         """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all, and
         RuntimeError, having done nothing, in a signal handler that interrupted a call of its own thread (rule G3)."""
-        if not self.registry.forked:
+        if not self._registry.forked:
             refuse_in_handler("close")
         self._close()
 
     def _close(self) -> None:
-        if self.registry.forked:
-            self.registry.opened = False  # all of it belongs to the parent
+        if self._registry.forked:
+            self._registry.opened = False  # all of it belongs to the parent
             return
         self._patterns.close()
         self._idle_queues.close()
@@ -207,12 +207,12 @@ class Router:
         if repartition is not None:
             repartition.stop()
         with self._lock:
-            self.sweeper.close()
-            self.coordinator.close()
+            self._sweeper.close()
+            self._coordinator.close()
             try:
-                self.registry.close_stores(self.sweeper.finish)
+                self._registry.close_stores(self._sweeper.finish)
                 self._close_usage_log()
-                self.coordinator.log.close()
+                self._coordinator.log.close()
             except (AnabranchError, OSError):
                 self._let_go()
                 raise
@@ -221,13 +221,13 @@ class Router:
     def _let_go(self) -> None:
         try:
             self._close_usage_log()
-            self.coordinator.log.close()
+            self._coordinator.log.close()
         finally:
-            self.registry.let_go()
+            self._registry.let_go()
             self._directory_lock.release()
 
     def __enter__(self) -> Router:
-        return self if self.registry.opened else self.open()
+        return self if self._registry.opened else self.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -261,12 +261,12 @@ class Router:
         Raises DestinationError, NoRouteError, TypeError for what names no destination or is no codec or no time, and
         ValueError for a codec that is not known.
         """
-        self.registry.require_open()
+        self._registry.require_open()
         destination = queue_of(name)
-        self.registry.route(destination)
+        self._registry.route(destination)
         if expires_when_idle is not None:
             require_seconds(expires_when_idle)
-        queue: Queue[Any] = Queue(self.registry, destination, _coder_of(codec, destination))
+        queue: Queue[Any] = Queue(self._registry, destination, _coder_of(codec, destination))
         if expires_when_idle is not None:
             self._idle_queues.add(queue, expires_when_idle)
         return queue
@@ -282,10 +282,10 @@ class Router:
 
     def topic(self, name: Address, *, codec: str | Codec[Any] | None = None) -> Topic[Any]:
         """The topic of that name (`prices.eu` or `topic://prices.eu`); likewise, also for its subscriptions."""
-        self.registry.require_open()
+        self._registry.require_open()
         destination = topic_of(name)
-        self.registry.route(destination)
-        return Topic(self.registry, destination, _coder_of(codec, destination))
+        self._registry.route(destination)
+        return Topic(self._registry, destination, _coder_of(codec, destination))
 
     @overload
     def map(self, name: Address, *, codec: None = None) -> Map: ...
@@ -299,10 +299,10 @@ class Router:
     def map(self, name: Address, *, codec: str | Codec[Any] | None = None) -> Map[Any]:
         """The map of that name (`results` or `map://results`), of keyed values; likewise. Nothing is created before the
         first value."""
-        self.registry.require_open()
+        self._registry.require_open()
         destination = map_of(name)
-        self.registry.route(destination)
-        return Map(self.registry, destination, None if codec is None else codec_of(codec))
+        self._registry.route(destination)
+        return Map(self._registry, destination, None if codec is None else codec_of(codec))
 
     @overload
     def send(
@@ -419,16 +419,16 @@ class Router:
 
     def subscriptions(self) -> list[Subscription]:
         """All durable subscriptions, in order of topic, client and name."""
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("subscriptions")
-        return sorted(self.registry.subscriptions(), key=lambda s: (s.topic.name, *s.key))
+        return sorted(self._registry.subscriptions(), key=lambda s: (s.topic.name, *s.key))
 
     def sweep(self) -> int:
         """Move what is not delivered any more (expired, or at the delivery limit) to its dead-letter queue, or drop it,
         now; returns how many messages. Happens by itself each second."""
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("sweep")
-        return self.sweeper.run()
+        return self._sweeper.run()
 
     def requeue(self, letters: Message[Any] | Iterable[Message[Any]] | Address, limit: int | None = None) -> int:
         """Put dead letters back where they came from; returns how many.
@@ -443,13 +443,13 @@ class Router:
         queue with all behind it; the rest as Transaction.commit, whose messages are then free again. A note of the
         error says how many of a queue had been put back.
         """
-        self.registry.require_open()
+        self._registry.require_open()
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
         if limit is not None and limit < 0:
             raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit}")
         if isinstance(letters, str | Destination | Endpoint):
-            return requeue.requeue_all(self.registry, self._unlimited, self.queue(letters), limit)
+            return requeue.requeue_all(self._registry, self._unlimited, self.queue(letters), limit)
         if limit is not None:
             raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
         if isinstance(letters, Message):
@@ -459,20 +459,20 @@ class Router:
                 "requeue takes messages that were received, or their queue as text, as a Destination or a Queue, "
                 f"not {type(letters).__name__}: {letters!r}"
             )
-        return requeue.requeue(self.registry, self._unlimited, letters)
+        return requeue.requeue(self._registry, self._unlimited, letters)
 
     # Transactions
 
     def transaction(self, xid: Xid | None = None) -> Transaction:
         """Begin a transaction over any stores; see transactions/. With an `xid` it is an external one, which can be
         prepared. Raises TransactionError for an xid that is in use, and at the limit of open transactions."""
-        self.registry.require_open()
-        return Transaction(self.coordinator, self.registry, xid if xid is None else as_xid(xid))
+        self._registry.require_open()
+        return Transaction(self._coordinator, self._registry, xid if xid is None else as_xid(xid))
 
     def _unlimited(self) -> Transaction:
         """One of our own, which holds what it must."""
-        self.registry.require_open()
-        return Transaction(self.coordinator, self.registry, limited=False)
+        self._registry.require_open()
+        return Transaction(self._coordinator, self._registry, limited=False)
 
     def join(self, manager: Any = None, xid: Xid | None = None) -> DataManager:
         """Take part in the current transaction of the `transaction` package, of its thread's manager or of the one
@@ -489,12 +489,12 @@ class Router:
             raise MissingExtraError(
                 "the transaction package is not installed; install it with: pip install 'anabranch[transaction]'"
             ) from error
-        self.registry.require_open()
+        self._registry.require_open()
         return data_manager.join(self, manager, xid)
 
     def connection(self) -> Connection:
         """Transactions under the names of Python's DB-API (PEP 249); see dbapi.py."""
-        self.registry.require_open()
+        self._registry.require_open()
         return Connection(self)
 
     def commit(self, xid: Xid, one_phase: bool = False) -> None:
@@ -504,8 +504,8 @@ class Router:
         Raises TransactionError for one that is not prepared here, which one that has ended is once all its stores have
         it on disk, or that was rolled back; and TransactionInDoubt.
         """
-        self.registry.require_open()
-        opened = self.coordinator.table.user_of(as_xid(xid))
+        self._registry.require_open()
+        opened = self._coordinator.table.user_of(as_xid(xid))
         if opened is None:
             self._outcomes.end(as_xid(xid), commit=True)
         elif one_phase:
@@ -515,8 +515,8 @@ class Router:
 
     def rollback(self, xid: Xid) -> None:
         """Roll back an external transaction, prepared or open. Else as commit."""
-        self.registry.require_open()
-        opened = self.coordinator.table.user_of(as_xid(xid))
+        self._registry.require_open()
+        opened = self._coordinator.table.user_of(as_xid(xid))
         if opened is None:
             self._outcomes.end(as_xid(xid), commit=False)
         else:
@@ -525,38 +525,38 @@ class Router:
     def recover(self) -> list[Xid]:
         """The external transactions that are prepared and wait for commit or rollback, oldest first. Raises
         StoreFailedError if the decision log cannot be read."""
-        self.registry.require_open()
+        self._registry.require_open()
         return self._outcomes.held()
 
     def in_doubt(self) -> list[InDoubt]:
         """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
         for an outcome from you. All stores are opened for it."""
-        self.registry.require_open()
+        self._registry.require_open()
         return self._outcomes.in_doubt()
 
     def resolve(self, transaction: str, outcome: Outcome) -> None:
         """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
         outcome. That is recorded, and kept until forget(). Raises TransactionError."""
-        self.registry.require_open()
+        self._registry.require_open()
         if outcome not in (COMMIT, ROLLBACK):
             raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
         self._outcomes.resolve(_transaction_id(transaction), outcome == COMMIT)
 
     def heuristics(self) -> list[Heuristic]:
         """The outcomes that were decided by hand and not forgotten since, oldest first."""
-        self.registry.require_open()
+        self._registry.require_open()
         return self._outcomes.heuristics()
 
     def forget(self, transaction: str) -> None:
         """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
-        self.registry.require_open()
+        self._registry.require_open()
         self._outcomes.forget(_transaction_id(transaction))
 
     def reopen_decisions(self) -> None:
         """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("reopen_decisions")
-        self.coordinator.reopen()
+        self._coordinator.reopen()
 
     def ack(self, messages: Message[Any] | Iterable[Message[Any]]) -> None:
         """Ack leased messages; those of one store as one, with one wait for the disk.
@@ -586,12 +586,12 @@ class Router:
 
     def reject(self, message: Message[Any], reason: str = REJECTED) -> None:
         """Put a leased message into its store's dead-letter queue, as Message.reject."""
-        self.registry.require_open()
-        self.sweeper.reject(message, reason)
+        self._registry.require_open()
+        self._sweeper.reject(message, reason)
 
-    def is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
-        """Whether a destination is recorded in another store than that. For stores; not for users."""
-        row = self.registry.table.destinations.get(destination)
+    def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
+        """Whether a destination is recorded in another store than that. For stores."""
+        row = self._registry.table.destinations.get(destination)
         return row is not None and row.store_id != store_id
 
     @overload
@@ -628,7 +628,7 @@ class Router:
         whose message is not leased any more. Raises TypeError for what is no text or no Settlement, and TypeError and
         ValueError for what is no time to wait.
         """
-        self.registry.require_open()
+        self._registry.require_open()
         listed, way = _tokens(tokens, how), _way(how, reason, delivered, delay)
         results = self._tokens.settle(listed, way)
         if not isinstance(tokens, str):
@@ -647,45 +647,45 @@ class Router:
         delay: float | None = None,
     ) -> Future[list[AnabranchError | None]]:
         """`settle` without waiting: the future resolves on a thread of ours; of one token, too, with a list."""
-        self.registry.require_open()
+        self._registry.require_open()
         return self._tokens.settle_nowait(_tokens(tokens, how), _way(how, reason, delivered, delay))
 
     def destinations(self, prefix: str = "") -> list[Destination]:
         """All that have been sent to or subscribed to and not deleted, in order of their text; with a prefix those
         whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had just
         been deleted, until its store is opened."""
-        self.registry.require_open()
+        self._registry.require_open()
         if not isinstance(prefix, str):
             raise TypeError(f"a prefix of destinations is a str, not {type(prefix).__name__}: {prefix!r}")
-        return sorted((d for d in list(self.registry.table.destinations) if str(d).startswith(prefix)), key=str)
+        return sorted((d for d in list(self._registry.table.destinations) if str(d).startswith(prefix)), key=str)
 
     def exists(self, destination: Address) -> bool:
         """Whether it has been sent to or subscribed to and not deleted. No store is asked, as by `destinations`."""
-        self.registry.require_open()
-        return resolve(destination) in self.registry.table.destinations
+        self._registry.require_open()
+        return resolve(destination) in self._registry.table.destinations
 
     def delete(self, destination: Address) -> int:
         """Remove a destination and its messages; returns how many."""
-        self.registry.require_open()
-        return Endpoint(self.registry, resolve(destination)).delete()
+        self._registry.require_open()
+        return Endpoint(self._registry, resolve(destination)).delete()
 
     def stats(self) -> RouterStats:
         """Of every store that exists; those that are not open are opened for it. One that is open and does not answer
         within a second is named in `unresponsive`; what it said last stands for it, if anything does."""
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("stats")
-        stores, unresponsive = self.registry.stats()
-        dropped = self.sweeper.dropped + sum(store.dropped for store in stores.values())
-        return RouterStats(stores, self.coordinator.log.syncs, self.sweeper.dead_lettered, dropped, unresponsive)
+        stores, unresponsive = self._registry.stats()
+        dropped = self._sweeper.dropped + sum(store.dropped for store in stores.values())
+        return RouterStats(stores, self._coordinator.log.syncs, self._sweeper.dead_lettered, dropped, unresponsive)
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.
 
         Raises the first error of a store after trying all.
         """
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("reclaim")
-        return self._freed(self.registry.open_stores(), lambda store: store.reclaim())
+        return self._freed(self._registry.open_stores(), lambda store: store.reclaim())
 
     def compact(self, store: str | None = None) -> int:
         """Free also the space for which what is there has to be copied, now, in all open stores or in those of one
@@ -696,9 +696,9 @@ class Router:
 
         Raises the first error of a store after trying all, ConfigError if no open store has this name.
         """
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("compact")
-        there = self.registry.open_stores()
+        there = self._registry.open_stores()
         stores = [one for one in there if store is None or one.name == store]
         if store is not None and not stores:
             names = ", ".join(sorted({one.name for one in there})) or "none"
@@ -707,7 +707,7 @@ class Router:
 
     def _freed(self, stores: Sequence[Store], free: Callable[[Store], int]) -> int:
         freed = shared().for_each(stores, free)
-        self.registry.require_open()
+        self._registry.require_open()
         for _, _, error in freed:
             if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle
                 raise error
@@ -721,7 +721,7 @@ class Router:
         Nothing waits for it: 1,000 events wait for one that is slow, further ones are counted (`listener.dropped`). An
         error that it raises is logged. Raises TypeError for what cannot be called.
         """
-        self.registry.require_open()
+        self._registry.require_open()
         return self._events.listen(on_event)
 
     # Recording usage
@@ -735,7 +735,7 @@ class Router:
         StoreLockedError, ConfigError, StoreFullError, CorruptionError; then nothing is recorded. For options that
         cannot be it raises ConfigError, or TypeError, and has done nothing.
         """
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("start_usage_log")
         options = self._usage_options(options)
         with self._lock:
@@ -751,27 +751,27 @@ class Router:
             raise TypeError(
                 f"the usage log takes UsageOptions or a mapping of them, not {type(given).__name__}: {given!r}"
             )
-        if conflict := self.config.usage_conflict(given):
+        if conflict := self.config._usage_conflict(given):
             raise ConfigError([f"the usage log's directory: {conflict}"])
         return given
 
     def stop_usage_log(self) -> None:
         """Record no more; what was is on disk on return, unless the disk has not answered for 10 seconds, which is
         logged. Does nothing if nothing is recorded."""
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("stop_usage_log")
         with self._lock:
             self._close_usage_log()
 
     def usage_stats(self) -> UsageStats | None:
         """What the usage log has recorded, or why it could not be started; None if there is none."""
-        self.registry.require_open()
+        self._registry.require_open()
         usage = self._usage
         return None if usage is None else usage.stats()
 
     def _start_usage_log(self, options: UsageOptions) -> None:
         path = options.directory or self.config.directory / "usage"
-        self._usage = UsageLog(path, options, self.registry.open_stores, self.config.file_mode)
+        self._usage = UsageLog(path, options, self._registry.open_stores, self.config.file_mode)
         self._usage.open()
 
     def _start_configured_usage_log(self) -> None:
@@ -819,7 +819,7 @@ class Router:
         from there; so it does after Ctrl-C, and after `close`, which stops it. Until then no router opens the
         directory, unless `anabranch repartition` finishes it. Raises TransactionError if it is under way already.
         """
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("repartition")
         if not isinstance(prepared_seconds, int | float) or isinstance(prepared_seconds, bool):
             kind = type(prepared_seconds).__name__
@@ -833,7 +833,7 @@ class Router:
         require_directory(new, self.config)
         live = LiveRepartition(self, new, restart, path, prepared_seconds, progress or (lambda done, total: None))
         with self._lock:
-            self.registry.require_open()
+            self._registry.require_open()
             if self._repartition is not None and not self._repartition.ended:
                 raise TransactionError("this router is being repartitioned already; wait until that is done")
             self._repartition = live
@@ -841,9 +841,9 @@ class Router:
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""
-        self.registry.require_open()
+        self._registry.require_open()
         refuse_in_handler("reopen")
-        self.registry.reopen(name)
+        self._registry.reopen(name)
 
 
 def _coder_of(codec: str | Codec[Any] | None, destination: Destination) -> Coder[Any] | None:

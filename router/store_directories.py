@@ -145,7 +145,7 @@ def missing_directories(config: Config, stores: Iterable[StoreConfig] | None = N
     wanted += [
         (f"the directory of store {store.name!r}", config.directory_of(store))
         for store in (config.stores if stores is None else stores)
-        if not config.may_create(store)
+        if not config._may_create(store)
     ]
     return [
         f"{what}, {path}, is not there, and create_directory is false. A disk that is not mounted looks just like "

@@ -420,7 +420,7 @@ class Bringing:
                 try:
                     send.large = self._store.bodies.brought(item.large)
                 except CorruptionError as error:
-                    error.say(f"the body of message {item.seq} of {self._destination}: {error.reason}")
+                    error._say(f"the body of message {item.seq} of {self._destination}: {error.reason}")
                     raise
             return Brought(send)
         record = HEAD.pack(0, 0, len(item.name), 0, 0, 0) + item.name

@@ -27,7 +27,7 @@ def lose(
     lost; else raises the error."""
     if not engine.backend.salvages or not is_damage(error):
         if state.is_map and message_id is not None and is_damage(error):
-            error.say(f"the value of {message_id!r} in {state.destination}: {error.reason}", _PUT_ANEW)
+            error._say(f"the value of {message_id!r} in {state.destination}: {error.reason}", _PUT_ANEW)
         raise error
     engine.backend.lose(state, place, error, message_id)
 

@@ -143,7 +143,7 @@ class DrainTable(Table, Protocol):
 class Placing(Protocol):
     """A store's owner, which knows where destinations are."""
 
-    def is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
+    def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
         """Whether it is recorded in another store than this."""
 
 
@@ -519,7 +519,7 @@ class Outbox:
         if state is not None and state.declared:
             return
         owner = self._engine.owner
-        if isinstance(owner, Placing) and owner.is_elsewhere(destination, self._store.store_id):
+        if isinstance(owner, Placing) and owner._is_elsewhere(destination, self._store.store_id):
             raise TransactionError(
                 f"{destination} has moved to another store since these messages were sent there; move it back to store "
                 f"{self._engine.name!r}, and they are in it"

@@ -161,7 +161,7 @@ def _name_held(error: CorruptionError, index: Index) -> None:
         number = Path(error.path).stem
         with suppress(lmdb.Error):  # what is damaged counts more than what lay there
             copies = w.COPIES if error.path.endswith(COPIES_SUFFIX) else 0
-        error.name_held(*index.held(copies + int(number) if number.isdigit() else None))
+        error._name_held(*index.held(copies + int(number) if number.isdigit() else None))
 
 
 def log_recovered(name: str, opened: Opened, index: Index, wal: Log, started: float) -> None:

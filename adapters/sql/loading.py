@@ -139,5 +139,5 @@ class Loader:
             if state is not None:
                 name = str(state.destination)
                 held[name] = (held.get(name) or 0) + count
-        error.name_held(held, "these tables")
+        error._name_held(held, "these tables")
         return error

@@ -58,7 +58,7 @@ def is_compacted(filter_: Filter) -> bool:
 
 
 def _beats(mine: Filter, theirs: Filter) -> bool:
-    return Pattern.parse(ours(mine)).key < Pattern.parse(ours(theirs)).key
+    return Pattern.parse(ours(mine))._key < Pattern.parse(ours(theirs))._key
 
 
 def _is_sure(winners: Sequence[Filter], winner: Filter, losers: Sequence[Filter]) -> bool:

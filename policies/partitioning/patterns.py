@@ -233,7 +233,7 @@ class _Named:
 
     def by(self, pattern: Pattern) -> Iterator[Destination]:
         """Those that it matches, a pattern with a literal segment."""
-        few = min((self._by_segment[literal] for literal in pattern.literals()), key=len)
+        few = min((self._by_segment[literal] for literal in pattern._literals()), key=len)
         return (destination for destination in few if pattern.matches(destination))
 
 

@@ -32,7 +32,7 @@ def command(config_path: Path, names: tuple[str, ...], as_json: bool) -> None:
 
     freed: dict[str, int] = {}
     with warnings_shown(), opened(config_path) as router:
-        rows = router.registry.table.stores.values()
+        rows = router._registry.table.stores.values()
         there = [row for row in rows if not names or row.name in names]
         if missing := [name for name in names if all(row.name != name for row in there)]:
             known = ", ".join(sorted(row.name for row in rows)) or "none yet"
@@ -40,7 +40,7 @@ def command(config_path: Path, names: tuple[str, ...], as_json: bool) -> None:
         with working(f"Compacting {router.config.directory.name}") as progress:
             for number, row in enumerate(there):
                 progress(number, len(there))
-                size = router.registry.with_row(row, lambda store: store.compact())
+                size = router._registry.with_row(row, lambda store: store.compact())
                 freed[row.name] = freed.get(row.name, 0) + size
         directory = router.config.directory
     if as_json:

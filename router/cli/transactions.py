@@ -68,7 +68,7 @@ def command(
 
 
 def _list(ctx: click.Context, router: Router, as_json: bool) -> None:
-    waiting, by_hand, damage = router.in_doubt(), router.heuristics(), router.coordinator.log.unusable
+    waiting, by_hand, damage = router.in_doubt(), router.heuristics(), router._coordinator.log.unusable
     if as_json:
         echo_json(
             {

@@ -115,7 +115,7 @@ class TransactionTable:
         for other, user in list(self.begun.items()):
             if other.state is ACTIVE and now - other.begun >= self.options.timeout:
                 try:
-                    user.expire()
+                    user._expire()
                 except Exception:  # its store's trouble: the next ones' time is over all the same
                     log.exception("a transaction that timed out could not be rolled back")
         with self.lock:

@@ -375,11 +375,11 @@ class Transaction:
         """This point of the transaction, to which it can be rolled back."""
         with self._lock:
             self._require_active()
-            if not self._savepoints or self._savepoints[-1].operations != len(self._order):
+            if not self._savepoints or self._savepoints[-1]._operations != len(self._order):
                 self._savepoints.append(Savepoint(self, len(self._order)))
             return self._savepoints[-1]
 
-    def roll_back_to(self, savepoint: Savepoint) -> None:
+    def _roll_back_to(self, savepoint: Savepoint) -> None:
         """See Savepoint.rollback."""
         with self._lock:
             self._require_active()
@@ -388,7 +388,7 @@ class Transaction:
             while self._savepoints[-1] is not savepoint:
                 self._savepoints.pop()
             try:
-                self._undo(savepoint.operations)
+                self._undo(savepoint._operations)
             except BaseException:  # half undone it must not be committed
                 self._roll_back()
                 raise
@@ -652,7 +652,7 @@ class Transaction:
     def _roll_back(self) -> None:
         self._coordinator.roll_back(self._global)
 
-    def expire(self) -> None:
+    def _expire(self) -> None:
         """Its time is over: rolled back, unless it is just being committed."""
         lock = self._own_lock
         if not lock._is_owned() and lock.acquire(blocking=False):  # type: ignore[attr-defined]
@@ -672,15 +672,15 @@ def _map_of(given: Map[Any] | Address) -> Destination:
 class Savepoint:
     """A point inside a transaction."""
 
-    __slots__ = ("_transaction", "operations")
+    __slots__ = ("_operations", "_transaction")
 
     def __init__(self, transaction: Transaction, operations: int) -> None:
         self._transaction = transaction
-        self.operations = operations
+        self._operations = operations
         """That were done before it."""
 
     def rollback(self) -> None:
         """Undo what the transaction has done since: sends are forgotten, acked messages free again at their old places.
         May be called again; savepoints made after this one are gone. Raises TransactionError for one that is, and when
         the transaction has ended."""
-        self._transaction.roll_back_to(self)
+        self._transaction._roll_back_to(self)

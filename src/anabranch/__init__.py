@@ -80,7 +80,8 @@ from .router.queue import Queue
 from .router.repartition import Repartitioned
 from .router.repartition_plan import Move
 from .router.requeue import DeadLetter
-from .router.router import Router, RouterStats, open
+from .router.router import Router, RouterStats
+from .router.router import open as open
 from .router.topic import Subscriber, Topic
 from .router.transactions.outcomes import Heuristic, InDoubt
 from .router.transactions.states import Outcome, TransactionState
@@ -183,8 +184,12 @@ __all__ = [
     "WhenFull",
     "Xid",
     "accelerated",
-    "open",
 ]
+"""What `from anabranch import *` brings: all that is public but `open`, which would hide Python's own."""
+
+
+def __dir__() -> list[str]:
+    return sorted({"open", *__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 if not TYPE_CHECKING:  # which would take any name for one of ours

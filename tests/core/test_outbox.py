@@ -127,7 +127,7 @@ def test_what_cannot_be_done_holds_up_no_other(
     class Router:
         moved = True
 
-        def is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
+        def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
             return self.moved and destination == A
 
     store.owner = router = Router()

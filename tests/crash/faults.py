@@ -278,7 +278,7 @@ class Script(Scripted):
 
 def stores_of(router: anabranch.Router | None) -> list[JournalStore]:
     assert router is not None
-    return [store for store in router.registry.open_stores() if isinstance(store, JournalStore)]
+    return [store for store in router._registry.open_stores() if isinstance(store, JournalStore)]
 
 
 def _waits(router: anabranch.Router, untils: Mapping[tuple[str, str], set[int]]) -> list[str]:

@@ -78,7 +78,7 @@ def look(directory: Path) -> dict[str, Any]:
         stats = router.stats().stores["all"]
         found["counts"] = sorted([str(name), count] for name, count in stats.destinations.items())
         found["subscriptions"] = sorted([str(name), count] for name, count in stats.subscriptions.items())
-        found["violations"] = [text for store in router.registry.open_stores() for text in store.check()]
+        found["violations"] = [text for store in router._registry.open_stores() for text in store.check()]
         for name, source in sources.items():
             received = []
             while (message := source.receive()) is not None:

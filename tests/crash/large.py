@@ -217,7 +217,7 @@ class Script(Scripted):
 
     def behaviour(self, router: anabranch.Router, faults: Faults) -> list[str]:
         """What has not failed works on, and has what was promised."""
-        for store in router.registry.open_stores():
+        for store in router._registry.open_stores():
             if store.stats().failed:
                 self.reopen(store.name)
         before = len(self.errors)
@@ -232,7 +232,7 @@ class Script(Scripted):
         with anabranch.open(anabranch.Config(directory, self.config.stores)) as router:
             wrong = self.rules.wrong + self.compare(router) + violations(router)
             gc.collect()
-            for store in router.registry.open_stores():
+            for store in router._registry.open_stores():
                 store.bodies.tidy()
                 names = {body.name.hex() for those in store.bodies._live.values() for body in those.values()}
                 there = {path.stem for path in (store.directory / "large").glob("*.*")}

@@ -98,7 +98,7 @@ def source(router: anabranch.Router, name: str) -> anabranch.Queue | anabranch.S
 def violations(router: anabranch.Router) -> list[str]:
     """What check() finds in all of the router's stores."""
     router.stats()  # opens them all
-    return [line for store in router.registry.open_stores() for line in store.check()]
+    return [line for store in router._registry.open_stores() for line in store.check()]
 
 
 def nothing_else_waits(router: anabranch.Router) -> list[str]:

@@ -343,7 +343,7 @@ class Hand:
     @contextmanager
     def _connected(self, store: str) -> Iterator[sqlalchemy.Connection]:
         """To the database that a store is in."""
-        backend: Any = self.router.registry.store_for(Destination.parse(f"{store}.q")).backend
+        backend: Any = self.router._registry.store_for(Destination.parse(f"{store}.q")).backend
         url = backend._engine.url
         waits: dict[str, Any] = {"timeout": PATIENCE} if url.get_backend_name() == "sqlite" else {}
         engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, connect_args=waits)
@@ -634,7 +634,7 @@ def verify(
     power: bool = False,
 ) -> list[str]:
     """What is wrong in a router that was opened just now; what is over is dead-lettered."""
-    router.sweeper.close()
+    router._sweeper.close()
     found = Found.of(router)
     wrong = found.compare(promised, maybe, held, power) + violations(router) + nothing_else_waits(router)
     waiting = {xid.global_id for xid in router.recover()}
@@ -642,9 +642,9 @@ def verify(
     if wrong:
         return wrong
     claimed = held.claimed(waiting)
-    router.sweeper.closed = False
+    router._sweeper.closed = False
     router.sweep()
-    router.sweeper.closed = True
+    router._sweeper.closed = True
     again = Found.of(router)
     wrong += again.compare(promised, maybe, held, power) + violations(router)
     topics = {(where.partition("#")[0], identity) for where, identity in claimed}

@@ -118,7 +118,7 @@ def facts_of(router: anabranch.Router) -> Facts:
 
     found: Facts = {str(d): of(router.queue(d).browse()) for d in router.destinations() if str(d)[0] == "q"}
     for known in router.subscriptions():
-        store = router.registry.store_for(known.topic)
+        store = router._registry.store_for(known.topic)
         found[f"{known.topic} {known.name}"] = of(store.browse(known.topic, subscription=known.key))
     return found
 

@@ -494,8 +494,8 @@ class Script:
         for store in stores_of(router):
             store.backend._index.close()
             store.backend._directory.unlock()
-        router.coordinator.log._directory.unlock()
-        router.registry.let_go()
+        router._coordinator.log._directory.unlock()
+        router._registry.let_go()
         router._directory_lock.release()
 
     def _prepare(self, step: Xa) -> None:
@@ -564,4 +564,4 @@ def configured(directory: Path, stores: int) -> anabranch.Config:
 
 
 def stores_of(router: anabranch.Router) -> list[JournalStore]:
-    return [store for store in router.registry.open_stores() if isinstance(store, JournalStore)]
+    return [store for store in router._registry.open_stores() if isinstance(store, JournalStore)]

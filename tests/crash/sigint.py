@@ -306,7 +306,7 @@ def storm(
     took, total = time.monotonic() - started, sum(len(party.sent) for party in parties)
     wrong = failures + [f"{thread.name} hangs" for thread in others if thread.is_alive()]
     # What was interrupted, another thread brings to its end.
-    eventually(lambda: not router.coordinator.table.running() and not router.in_doubt(), router.in_doubt)
+    eventually(lambda: not router._coordinator.table.running() and not router.in_doubt(), router.in_doubt)
     found = contents(router)
     wrong += [line for party in parties for line in party.expected(found)] + violations(router)
     leased = sum(store.leased for store in router.stats().stores.values())

@@ -189,8 +189,8 @@ def worked_and_marked(directory: Path, kill: bool) -> None:
             tx.send("a", body_of(f"held.a{number}"))
             tx.send("b", body_of(f"held.b{number}"))
             tx.prepare()
-        logs = [store.backend._log for store in router.registry.open_stores() if isinstance(store, JournalStore)]
-        decisions = router.coordinator.log._log
+        logs = [store.backend._log for store in router._registry.open_stores() if isinstance(store, JournalStore)]
+        decisions = router._coordinator.log._log
         assert decisions is not None
         for log in (*logs, decisions):
             eventually(lambda log=log: log._marked_lsn == log.tail.lsn)  # type: ignore[misc]

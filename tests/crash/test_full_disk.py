@@ -216,7 +216,7 @@ def fill_with_files(queue: anabranch.Queue, start: int) -> int:
 
 
 def kept_large(router: anabranch.Router) -> int:
-    (store,) = router.registry.open_stores()
+    (store,) = router._registry.open_stores()
     store.bodies.tidy()
     return sum(1 for _ in store.bodies.storage.kept())
 

@@ -180,7 +180,7 @@ def router(tmp_path: Path) -> Iterator[anabranch.Router]:
 
 
 def store_of(router: anabranch.Router) -> JournalStore:
-    (store,) = router.registry.open_stores()
+    (store,) = router._registry.open_stores()
     assert isinstance(store, JournalStore)
     return store
 

@@ -56,12 +56,12 @@ class Scene:
     def settled(self, where: str) -> None:
         """Wait until the background has finished what was interrupted."""
         eventually(lambda: not self._busy(), lambda: (where, self.router.in_doubt(), self.router.stats()))
-        for store in self.router.registry.open_stores():
+        for store in self.router._registry.open_stores():
             if isinstance(store, JournalStore):
                 store.backend._log.flush()  # else a worker may carry on with a batch between two looks
 
     def _busy(self) -> bool:
-        if self.router.coordinator.table.running() or any(d.xid is None or d.outcome for d in self.router.in_doubt()):
+        if self.router._coordinator.table.running() or any(d.xid is None or d.outcome for d in self.router.in_doubt()):
             return True
         return not self.router.recover() and any(store.leased for store in self.router.stats().stores.values())
 

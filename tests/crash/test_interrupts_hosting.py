@@ -183,9 +183,9 @@ def test_a_send_that_opens_no_store(router: anabranch.Router) -> None:
 
     def prepare(at: int) -> Callable[[], object]:
         router.reopen("all")
-        router.registry._stores.forget_found()
-        (row,) = [row for name, row in router.registry.rows_by_name().items() if name == "all"]
-        router.registry._stores.close_at(row.path)
+        router._registry._stores.forget_found()
+        (row,) = [row for name, row in router._registry.rows_by_name().items() if name == "all"]
+        router._registry._stores.close_at(row.path)
         return lambda: queue.send_nowait(body_of(f"s.{at}"), None, f"s.{at}")
 
     def check(at: int, where: str) -> None:

@@ -82,7 +82,7 @@ def test_a_delay_interrupted_anywhere(router: anabranch.Router, clock: Clock, sh
 
     def check(at: int, where: str) -> None:
         queue = router.queue(f"q.{at}")
-        store_of_router = next(iter(router.registry.open_stores()))
+        store_of_router = next(iter(router._registry.open_stores()))
         if store_of_router.stats().leased:
             held[0].release(delay=3600)  # it can be tried again until it has taken effect
         with pytest.raises(anabranch.UnknownMessageError):

@@ -71,7 +71,7 @@ def look(directory: Path, _: Trial) -> tuple[str, str]:
     """
     try:
         with anabranch.open(config(directory, sql=anabranch.SqlOptions())) as router:
-            store = router.registry.store_for(router.queue("sql.q").destination)
+            store = router._registry.store_for(router.queue("sql.q").destination)
             found = []
             for message in router.queue("sql.q").browse():
                 try:

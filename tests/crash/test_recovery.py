@@ -23,7 +23,7 @@ def as_killed(router: anabranch.Router, to: Path) -> anabranch.Config:
 
 
 def checkpoint(router: anabranch.Router) -> None:
-    (store,) = router.registry.open_stores()
+    (store,) = router._registry.open_stores()
     assert isinstance(store, JournalStore)
     store.checkpoint()
 

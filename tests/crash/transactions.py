@@ -111,7 +111,7 @@ def looked_at(router: anabranch.Router, script: Script, moment: int = LAST, powe
 def decisions_left(router: anabranch.Router, jobs: Jobs) -> list[str]:
     """Decisions that nobody needs any more are forgotten (rule T5)."""
     jobs.run()
-    return [f"never forgotten: {said}" for said in router.coordinator.log.decisions.values()]
+    return [f"never forgotten: {said}" for said in router._coordinator.log.decisions.values()]
 
 
 def left(directory: Path, script: Script, jobs: Jobs, moment: int = LAST, power: bool = False) -> list[str]:
@@ -195,7 +195,7 @@ def behaviour(script: Script, faults: Faults) -> list[str]:
     router.in_doubt()  # opens them all
     names = [store.name for store in stores_of(router)]
     failed = [store.name for store in stores_of(router) if store.stats().failed]
-    undecided = router.coordinator.log.failed is not None
+    undecided = router._coordinator.log.failed is not None
     if len(failed) + undecided > 1:
         wrong.append(f"failed: {failed}{' and the decision log' if undecided else ''}")
     well = [name for name in names if name not in failed]

@@ -440,7 +440,7 @@ def test_values_of_maps_and_what_a_transaction_has_claimed_move_too(tmp_path: Pa
         router.compact()
         assert router.stats().stores["all"].compactions > 0
         assert seen(router) == before
-        (store,) = router.registry.open_stores()
+        (store,) = router._registry.open_stores()
         assert_whole(store)
     (tmp_path / "data" / "stores" / "all" / "index.mdb").unlink()
     with anabranch.open(config) as router:
@@ -448,5 +448,5 @@ def test_values_of_maps_and_what_a_transaction_has_claimed_move_too(tmp_path: Pa
         router.commit(xid)
         assert [m.body for m in router.queue("q").browse()] == [b"%d" % n for n in range(1, 8)]
         assert router.compact() >= 0
-        (store,) = router.registry.open_stores()
+        (store,) = router._registry.open_stores()
         assert_whole(store)

@@ -375,7 +375,7 @@ def test_a_data_directory(tmp_path: Path, with_index: bool) -> None:
     for _ in range(2):
         with anabranch.open(make.config(tmp_path / "data")) as router:
             assert make.content(router) == expected
-            for store in router.registry.open_stores():
+            for store in router._registry.open_stores():
                 assert list(store.check()) == []
             for name in ("closed", "killed"):
                 assert router.queue(f"{name}.orders").send(b"again", message_id="tx").duplicate
@@ -398,7 +398,7 @@ def test_a_data_directory_with_transactions(tmp_path: Path, without: str) -> Non
     for _ in range(2):
         with anabranch.open(make.transactions_config(tmp_path / "data")) as router:
             assert make.waiting(router) == expected
-            for store in router.registry.open_stores():
+            for store in router._registry.open_stores():
                 assert list(store.check()) == []
     with anabranch.open(make.transactions_config(tmp_path / "data")) as router:
         router.commit(anabranch.Xid(*make.HELD))

@@ -86,7 +86,7 @@ def test_an_idle_one_is_not_closed_while_it_holds_something(tmp_path: Path, monk
             assert message.body == str(n).encode()
             router.queue(f"scratch.{n}").purge()
         router.queue("scratch.last").send(b"x")
-        assert len(router.registry.open_stores()) == 3  # of 13, now that the others are empty
+        assert len(router._registry.open_stores()) == 3  # of 13, now that the others are empty
 
 
 def test_what_is_not_persistent_leaves_no_file(tmp_path: Path) -> None:

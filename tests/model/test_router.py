@@ -315,7 +315,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule()
     def check(self) -> None:
-        for store in self.router.registry.open_stores():
+        for store in self.router._registry.open_stores():
             assert list(store.check()) == []
         assert {waiting.xid for waiting in self.router.in_doubt()} == set(self.prepared)
 

@@ -19,9 +19,8 @@ import anabranch
 from anabranch import Config, ConfigError, StoreConfig
 
 MADE_FOR_USERS = {
-    "CodedMessage", "CodedQueue", "CodedSubscriber", "CodedTopic", "Connection", "EventListener", "LargeBody",
-    "Listener", "Map", "Match", "Message", "Pattern", "Queue", "Router", "Savepoint", "Subscriber", "Topic",
-    "Transaction",
+    "Connection", "EventListener", "LargeBody", "Listener", "Map", "Match", "Message", "Pattern", "Queue", "Router",
+    "Savepoint", "Subscriber", "Topic", "Transaction",
 }  # fmt: skip
 """The library makes these: their constructors are its own affair."""
 
@@ -65,7 +64,7 @@ def ours(cls: type) -> Iterator[type]:
 
 def signatures() -> Iterator[tuple[str, set[str], types.ModuleType]]:
     """What is public, the names that its signature is written with, and the module that it is in."""
-    for name in anabranch.__all__:
+    for name in ("open", *anabranch.__all__):
         thing = getattr(anabranch, name)
         if inspect.isfunction(thing):
             yield from of_function(name, thing)

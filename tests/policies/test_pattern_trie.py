@@ -30,7 +30,7 @@ def test_it_finds_what_trying_each_finds(patterns: list[Pattern], names: list[st
     kept = set(data.draw(st.lists(st.sampled_from(patterns), unique=True))) if patterns else set()
     for left in (patterns, [pattern for pattern in patterns if pattern in kept]):
         for name in map(Destination.parse, names):
-            matching = sorted((pattern for pattern in left if pattern.matches(name)), key=lambda pattern: pattern.key)
+            matching = sorted((pattern for pattern in left if pattern.matches(name)), key=lambda pattern: pattern._key)
             assert list(trie.matching(name)) == [(pattern, pattern.text) for pattern in matching]
         for pattern in patterns:
             if left is patterns and pattern not in kept:

@@ -124,11 +124,11 @@ def copied(router: anabranch.Router, copy: Path) -> Path:
 def crashed(router: anabranch.Router, copy: Path) -> Path:
     """The data directory as it is when the process is killed now."""
     with ExitStack() as stack:
-        for store in router.registry.open_stores():
+        for store in router._registry.open_stores():
             assert isinstance(store, JournalStore)
             for lock in (store.backend._reclaimer._lock, leading(store.backend._log), store._engine.lock):
                 stack.enter_context(lock)
-        decisions = router.coordinator.log
+        decisions = router._coordinator.log
         if decisions._reclaimer is not None:
             stack.enter_context(decisions._reclaimer._lock)
         if decisions._log is not None:
@@ -178,5 +178,5 @@ class Faults:
 
 def keep_background_out(router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """No decision is forgotten, and no store told again, but by who asks for it."""
-    monkeypatch.setattr(router.coordinator.cleanup, "add", lambda: None)
-    monkeypatch.setattr(router.coordinator.resolver, "retry_later", lambda: None)
+    monkeypatch.setattr(router._coordinator.cleanup, "add", lambda: None)
+    monkeypatch.setattr(router._coordinator.resolver, "retry_later", lambda: None)

@@ -67,9 +67,9 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda r: r.queue("q").listen(5), TypeError, "on_message is a function of one message, not int: 5"),
     (lambda r: r.queue("q", codec="json").listen(5), TypeError, "on_message is a function of one message, not int"),
     (lambda r: r.queue("q").listen(print, on_end=5), TypeError, "on_end is a function of one error, not int: 5"),
-    (lambda r: r.topic("t").receive_many(5), DestinationError, r"topic.subscribe\(name\).receive_many\(\)"),
-    (lambda r: r.topic("t").consume(timeout=0), DestinationError, r"topic.subscribe\(name\).consume\(\)"),
-    (lambda r: r.topic("t").listen(print, lease=3), DestinationError, r"topic.subscribe\(name\).listen\(\)"),
+    (lambda r: r.topic("t").receive_many(5), AttributeError, r"topic.subscribe\(name\).receive_many\(\)"),
+    (lambda r: r.topic("t").consume(timeout=0), AttributeError, r"topic.subscribe\(name\).consume\(\)"),
+    (lambda r: r.topic("t").listen(print, lease=3), AttributeError, r"topic.subscribe\(name\).listen\(\)"),
     (
         lambda r: anabranch.open(NUMBER),
         TypeError,

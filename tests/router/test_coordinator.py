@@ -246,17 +246,17 @@ class TestSecondPhase:
             eventually(lambda: [waiting.stores for waiting in router.in_doubt()] == [("a",)])
             for _ in range(3):
                 router.send("b.more,c.more", b"x")
-            router.coordinator.cleanup.run()
-            a = next(store.store_id for store in router.registry.open_stores() if store.name == "a")
-            kept = router.coordinator.log.decisions.values()
+            router._coordinator.cleanup.run()
+            a = next(store.store_id for store in router._registry.open_stores() if store.name == "a")
+            kept = router._coordinator.log.decisions.values()
             assert [a in decision.participants for decision in kept] == [True, True], (
                 "what concerns others is forgotten"
             )
             router.reopen("a")
             assert summary(router) == AFTER
             assert router.in_doubt() == []
-            router.coordinator.cleanup.run()
-            assert router.coordinator.log.decisions == {}
+            router._coordinator.cleanup.run()
+            assert router._coordinator.log.decisions == {}
 
     def test_receipts_are_not_taken_by_who_looks_for_what_waits(
         self, synced: anabranch.Config, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +264,7 @@ class TestSecondPhase:
         """A retry of another transaction comes between the decision and its being carried out."""
         with anabranch.open(synced) as router:
             tx = begin(router)
-            resolver = router.coordinator.resolver
+            resolver = router._coordinator.resolver
             carry_out = resolver.carry_out
 
             def after_a_retry(*arguments: Any) -> Any:
@@ -289,27 +289,27 @@ class TestForgetting:
         with anabranch.open(synced) as router:
             for _ in range(5):
                 router.send("a.q,b.q", b"x")
-            eventually(lambda: not router.coordinator.log.decisions)
-            for store in router.registry.open_stores():
+            eventually(lambda: not router._coordinator.log.decisions)
+            for store in router._registry.open_stores():
                 assert store.committed() == []
 
     def test_not_before_their_stores_have_synced(self, synced: anabranch.Config, faults: Faults) -> None:
         with anabranch.open(synced) as router:
             router.send("a.q,b.q", b"x")
             faults.fail("fdatasync", "/stores/b/")
-            router.coordinator.cleanup.run()
-            assert len(router.coordinator.log.decisions) == 1
+            router._coordinator.cleanup.run()
+            assert len(router._coordinator.log.decisions) == 1
             faults.mend()
             router.reopen("b")
-            router.coordinator.cleanup.run()
-            assert router.coordinator.log.decisions == {}
+            router._coordinator.cleanup.run()
+            assert router._coordinator.log.decisions == {}
             assert bodies(router, "a.q", "b.q") == [[b"x"], [b"x"]]
 
     def test_closing_forgets(self, synced: anabranch.Config) -> None:
         with anabranch.open(synced) as router:
             router.send("a.q,b.q", b"x")
         with anabranch.open(synced) as router:
-            assert router.coordinator.log.decisions == {}
+            assert router._coordinator.log.decisions == {}
 
     def test_a_thousand_do_not_wait(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Invariant 10."""
@@ -318,7 +318,7 @@ class TestForgetting:
         with anabranch.open(config(tmp_path)) as router:
             for _ in range(150):
                 router.send("a.q,b.q", b"x")
-            eventually(lambda: len(router.coordinator.log.decisions) <= 100)
+            eventually(lambda: len(router._coordinator.log.decisions) <= 100)
 
 
 class TestKilled:
@@ -371,7 +371,7 @@ class TestKilled:
                 with anabranch.open(config(copy, options)) as router:
                     assert summary(router) == (AFTER if decided else BEFORE), what
                     assert router.in_doubt() == []
-                    assert all(list(store.check()) == [] for store in router.registry.open_stores())
+                    assert all(list(store.check()) == [] for store in router._registry.open_stores())
             with anabranch.open(config(copy, options)) as router:
                 assert drain(router, "a.in") == ([b"2"] if decided else [b"1", b"2"])
             outcomes.append(decided)

@@ -209,14 +209,14 @@ def test_one_that_its_dead_letter_queue_refuses_holds_up_no_other(tmp_path: Path
 def test_whatever_fails_there_is_a_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "SWEEP_SECONDS", 0.02)
     with anabranch.open(setup(tmp_path, max_deliveries=1)) as router:
-        find, failures = router.registry.open_stores, iter([OSError("unforeseen")])
+        find, failures = router._registry.open_stores, iter([OSError("unforeseen")])
 
         def fails_once() -> list[Store]:
             for failure in failures:
                 raise failure
             return find()
 
-        monkeypatch.setattr(router.registry, "open_stores", fails_once)
+        monkeypatch.setattr(router._registry, "open_stores", fails_once)
         queue = router.queue("q")
         queue.send(b"1")
         fail(queue)

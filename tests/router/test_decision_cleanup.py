@@ -13,12 +13,12 @@ from .disk import OPTIONS, Faults, bodies, config, keep_background_out
 
 def test_what_is_carried_out_is_synced_then_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with anabranch.open(config(tmp_path)) as router:
-        coordinator = router.coordinator
+        coordinator = router._coordinator
         keep_background_out(router, monkeypatch)
         for _ in range(3):
             router.send("a.x,b.x", b"1")
         assert len(coordinator.log.decisions) == 3
-        stores = [store for store in router.registry.open_stores() if store.name in "ab"]
+        stores = [store for store in router._registry.open_stores() if store.name in "ab"]
         assert [len(list(store.committed())) for store in stores] == [3, 3]
         before = [store.stats().syncs for store in stores]
         coordinator.cleanup.run()
@@ -31,7 +31,7 @@ def test_a_store_that_cannot_be_synced_keeps_its_own(tmp_path: Path, monkeypatch
     """Those of others go."""
     faults = Faults(monkeypatch)
     with anabranch.open(config(tmp_path, OPTIONS)) as router:
-        coordinator = router.coordinator
+        coordinator = router._coordinator
         keep_background_out(router, monkeypatch)
         router.send("a.x,b.x", b"1")
         router.send("a.x,c.x", b"2")
@@ -51,7 +51,7 @@ def test_a_store_that_cannot_be_synced_keeps_its_own(tmp_path: Path, monkeypatch
 def test_what_was_decided_by_hand_stays(tmp_path: Path) -> None:
     xid = anabranch.Xid(1, "global", "branch")
     with anabranch.open(config(tmp_path)) as router:
-        coordinator = router.coordinator
+        coordinator = router._coordinator
         tx = router.transaction(xid)
         tx.send("a.x,b.x", b"1")
         tx.prepare()
@@ -66,7 +66,7 @@ def test_what_was_decided_by_hand_stays(tmp_path: Path) -> None:
 def test_what_is_done_keeps_no_message_until_it_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand large transactions may wait to be forgotten together."""
     with anabranch.open(config(tmp_path)) as router:
-        coordinator = router.coordinator
+        coordinator = router._coordinator
         keep_background_out(router, monkeypatch)
         router.queue("a.x").send(b"1")
         message = router.queue("a.x").receive()

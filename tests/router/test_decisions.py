@@ -58,7 +58,7 @@ class TestReadingAgain:
         """Also if the log was closed just after it was found open."""
         with anabranch.open(synced) as router:
             tx = begin(router)
-            log = router.coordinator.log._log
+            log = router._coordinator.log._log
             assert log is not None
             log.close()
             for commit in tx.commit, lambda: router.send("a.x,b.x", b""):
@@ -441,7 +441,7 @@ class TestSegments:
         for number in range(5):
             with anabranch.open(configuration) as router:
                 router.send("a.x,b.x", b"x")
-                assert len(router.coordinator.log.epochs) == min(number + 2, 3)
+                assert len(router._coordinator.log.epochs) == min(number + 2, 3)
         with anabranch.open(configuration) as router:
             assert router.recover() == [XID]
             router.commit(XID)

@@ -63,7 +63,7 @@ def test_who_looks_too_late_makes_no_row(config: anabranch.Config, monkeypatch: 
     with anabranch.open(config) as router:
         queue = router.queue("shared.q")
         queue.send(b"x")
-        (store,) = router.registry.open_stores()
+        (store,) = router._registry.open_stores()
 
         def depth(*_: object) -> int:
             monkeypatch.undo()
@@ -86,7 +86,7 @@ def test_temporary_queues_leave_nothing(config: anabranch.Config, where: str) ->
         assert router.destinations() == [router.queue("stays").destination]
         assert not router.exists(f"{where}.3")
         assert set(router.stats().stores) == {"one"}
-        places, stores = router.registry, router.registry._stores
+        places, stores = router._registry, router._registry._stores
         assert len(places.table.stores) == 1
         for known in (stores._exclusive, stores._removing, stores._used_in, stores._found_in):
             assert len(known) <= 1
@@ -133,7 +133,7 @@ def test_a_send_that_found_its_store_before_the_queue_was_deleted(
     with anabranch.open(config) as router:
         queue = router.queue("q")
         queue.send(b"before")
-        store = router.registry.store_for(queue.destination)
+        store = router._registry.store_for(queue.destination)
         late, deleted = threading.Event(), threading.Event()
 
         def stalled(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -345,7 +345,7 @@ def test_destinations_by_prefix(config: anabranch.Config) -> None:
         for name in ("orders.eu", "orders.us", "order", "each.a"):
             router.queue(name).send(b"x")
         router.topic("orders.eu").subscribe("s")
-        closed = router.registry._stores
+        closed = router._registry._stores
         for path in list(closed._open):
             closed.close_at(path)
         assert [str(d) for d in router.destinations("queue://orders.")] == ["queue://orders.eu", "queue://orders.us"]

@@ -155,7 +155,7 @@ def test_what_finds_no_descriptor_is_refused_and_is_well_later(
     with anabranch.open(setup) as router:
         if kind != "memory":
             assert [message.body for message in router.queue("q").browse()] == sent
-        assert [found for store in router.registry.open_stores() for found in store.check()] == []
+        assert [found for store in router._registry.open_stores() for found in store.check()] == []
         assert router.in_doubt() == []
 
 
@@ -246,7 +246,7 @@ def test_many_stores_in_turn_at_few_descriptors(tmp_path: Path, limit: int) -> N
         for n in range(60):
             (message,) = router.queue(f"each.{n}").browse()
             assert message.body == str(n).encode()
-        assert len(router.registry.open_stores()) <= shares().stores // 4
+        assert len(router._registry.open_stores()) <= shares().stores // 4
     assert len(read_files) == 0
 
 
@@ -255,7 +255,7 @@ def test_two_routers_share_one_limit(tmp_path: Path, limit: int) -> None:
         for n in range(40):
             for router in (one, two):
                 router.queue(f"each.{n}").send(b"x")
-        assert len(one.registry.open_stores()) + len(two.registry.open_stores()) <= shares().stores // 4
+        assert len(one._registry.open_stores()) + len(two._registry.open_stores()) <= shares().stores // 4
 
 
 def test_idle_stores_make_way_where_the_application_takes_more_than_its_share(tmp_path: Path, left: Left) -> None:
@@ -274,7 +274,7 @@ def test_a_file_that_is_being_read_is_not_closed(tmp_path: Path, limit: int) -> 
         queues = [router.queue(f"s{n}.q") for n in range(4)]
         for queue in queues:
             queue.send_many([body(n) for n in range(12)])
-        store = next(store for store in router.registry.open_stores() if store.name == "s0")
+        store = next(store for store in router._registry.open_stores() if store.name == "s0")
         assert isinstance(store, JournalStore)
         segment = store.backend._log.table.segments[0]
         file = segment.open()
@@ -314,6 +314,6 @@ def test_a_forked_child_opens_a_router_whatever_the_parents_other_threads_were_a
         with anabranch.open(config(tmp_path / "childs")) as mine:
             mine.queue("q").send(b"1")
 
-    with router.registry._stores._lock, Parallel(lambda: said_in_a_child(in_the_child)) as forking:
+    with router._registry._stores._lock, Parallel(lambda: said_in_a_child(in_the_child)) as forking:
         assert forking.result() == ["returned"]
     router.close()

@@ -57,7 +57,7 @@ def test_put_aside_it_is_recorded_again(tmp_path: Path, where: str) -> None:
     with anabranch.open(settings) as router:
         for name in ("a.x", "b.x", "each.x", "each.y"):
             router.queue(name).send(name.encode())
-        store_id = next(iter(router.registry.open_stores())).store_id
+        store_id = next(iter(router._registry.open_stores())).store_id
     path = tmp_path / "data" / "placement.records"
     data = bytearray(path.read_bytes())
     if where == "a row":

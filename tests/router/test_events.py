@@ -140,7 +140,7 @@ def test_what_becomes_of_stores(tmp_path: Path, kind: str) -> None:
         router.on_event(told)
         router.queue("q").send(b"1")
         assert told.next() == StoreOpened("all", False)
-        (store,) = router.registry.open_stores()
+        (store,) = router._registry.open_stores()
         store._engine.fail(OSError("its disk is gone"))
         store._engine.fail(OSError("and again"))
         assert told.next() == StoreFailed("all", "its disk is gone")

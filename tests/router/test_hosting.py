@@ -142,7 +142,7 @@ def test_a_token_opens_no_store(tmp_path: Path) -> None:
         for how in Settlement:
             with pytest.raises(anabranch.UnknownMessageError, match="'all', which was closed since"):
                 router.settle(token, how)
-        assert router.registry.open_stores() == []
+        assert router._registry.open_stores() == []
     with pytest.raises(anabranch.ClosedError):
         router.settle(token, ACK)
 
@@ -341,7 +341,7 @@ def test_one_message_for_200_who_wait_is_received_once(router: anabranch.Router)
     queue = router.queue("q")
     heard: SimpleQueue[tuple[int, Message]] = SimpleQueue()
     listeners = [queue.listen(lambda message, n=n: heard.put((n, message))) for n in range(200)]  # type: ignore[misc]
-    store = router.registry.store_for(queue.destination)
+    store = router._registry.store_for(queue.destination)
     eventually(lambda: store.stats().waiting >= 200)
     queue.send(b"1")
     first = heard.get(timeout=PATIENCE)
@@ -388,7 +388,7 @@ def test_a_queue_that_is_deleted_keeps_its_listeners(tmp_path: Path) -> None:
         assert ear.next().body == b"2"
         listener.close()
         assert queue.delete() == 1
-        assert (router.exists("q"), router.registry.table.stores) == (False, {})
+        assert (router.exists("q"), router._registry.table.stores) == (False, {})
 
 
 def test_many_in_turn_do_not_close_the_store_of_a_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,7 +494,7 @@ def test_what_is_deferred_when_the_router_closes_says_so(
     futures = [queue.send_nowait(b"1"), queue.send_nowait(b"2")]
     slow.threads.get(timeout=PATIENCE)
     with Parallel(closed.close) as closing:
-        eventually(lambda: not closed.registry.opened)
+        eventually(lambda: not closed._registry.opened)
         slow.go_on.set()
         closing.result()
     for future in futures:

@@ -38,7 +38,7 @@ def closing(router: Router, monkeypatch: pytest.MonkeyPatch) -> Callable[[], lis
 
     def arm() -> list[str]:
         closed: list[str] = []
-        stores = router.registry._stores
+        stores = router._registry._stores
         for path in list(stores._open):
             stores.close_at(path)
         opened = stores.open

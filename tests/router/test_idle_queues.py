@@ -112,7 +112,7 @@ def test_one_that_is_used_stays(journals: anabranch.Router, monkeypatch: pytest.
     queue = journals.queue("q", expires_when_idle=3600)
     queue.send(b"1")
     take(journals, "q").ack()
-    (store,) = journals.registry.open_stores()
+    (store,) = journals._registry.open_stores()
     before = store.idle_mark(queue.destination)
     assert before is not None
     assert store.idle_mark(queue.destination) == before
@@ -171,11 +171,11 @@ def test_nothing_is_lost_that_is_sent_behind_its_removal(
 ) -> None:
     """By who had found its store before, which is to go as well: it stays then."""
     queue = router.queue("each.q").destination
-    store = router.registry.store_for(queue)
+    store = router._registry.store_for(queue)
     if used:
         router.queue("each.q").send(b"1")
         take(router, "each.q").ack()
-    table = router.registry.table
+    table = router._registry.table
     let_go = table.let_go
 
     def let_go_and_send(gone: bytes | Destination) -> None:
@@ -185,7 +185,7 @@ def test_nothing_is_lost_that_is_sent_behind_its_removal(
 
     monkeypatch.setattr(table, "let_go", let_go_and_send)
     if idle:
-        assert router.registry.delete_if_idle(queue, lambda: True)
+        assert router._registry.delete_if_idle(queue, lambda: True)
     else:
         router.delete("each.q")
     monkeypatch.undo()

@@ -85,13 +85,13 @@ class World:
         directory = self._path / f"copy-{len(self.snapshots)}"
         config, tables = self._made(directory)
         with ExitStack() as stack:
-            for store in router.registry.open_stores():
+            for store in router._registry.open_stores():
                 if isinstance(store, JournalStore):
                     for lock in (store.backend._reclaimer._lock, leading(store.backend._log), store._engine.lock):
                         stack.enter_context(lock)
                 elif isinstance(store, SqlStore):
                     stack.enter_context(lead_of(store))
-            decisions = router.coordinator.log
+            decisions = router._coordinator.log
             if decisions._reclaimer is not None:
                 stack.enter_context(decisions._reclaimer._lock)
             if decisions._log is not None:
@@ -208,7 +208,7 @@ def decided_after_a_restart(world: World, commit: bool) -> None:
             assert router.recover() == []
         with anabranch.open(config) as router:
             assert states(router) == world.as_after_restart(AFTER if commit else BEFORE)
-            for store in router.registry.open_stores():
+            for store in router._registry.open_stores():
                 assert list(store.check()) == []
 
 
@@ -225,7 +225,7 @@ def test_killed_at_any_step_it_is_all_or_nothing(world: World, monkeypatch: pyte
             return call
 
         with monkeypatch.context() as patches:
-            for adapter in {type(store) for store in router.registry.open_stores()}:
+            for adapter in {type(store) for store in router._registry.open_stores()}:
                 for step in ("prepare", "commit", "commit_prepared"):
                     patches.setattr(adapter, step, noted(step, getattr(adapter, step)))
             tx.commit()

@@ -43,7 +43,7 @@ def router(tmp_path: Path) -> Iterator[Router]:
 def count(router: Router) -> int:
     """Bodies in all stores that are open."""
     gc.collect()
-    return sum(kept(store) for store in router.registry.open_stores())
+    return sum(kept(store) for store in router._registry.open_stores())
 
 
 def taken(router: Router, name: str) -> anabranch.Message:

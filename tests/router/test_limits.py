@@ -28,7 +28,7 @@ def two(tmp_path: Path, when_full: WhenFull = WhenFull.BLOCK, **options: float) 
 
 
 def waiting(router: anabranch.Router) -> int:
-    return sum(len(store._sending.limits._line) for store in router.registry.open_stores())
+    return sum(len(store._sending.limits._line) for store in router._registry.open_stores())
 
 
 def test_a_transaction_over_two_stores_waits_for_room_in_both(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_dead_letters_do_not_hold_up_the_sweeper(tmp_path: Path) -> None:
         for name in ("a", "a", "b"):
             router.queue(name).send(b"x")
             router.queue(name).receive().release()  # type: ignore[union-attr]
-        router.sweeper.run()
+        router._sweeper.run()
         assert router.queue("dlq.b").depth() == 1
         assert (router.queue("a").depth(), router.queue("dlq.a").depth()) == (1, 1)
         router.queue("dlq.a").receive().ack()  # type: ignore[union-attr]
-        router.sweeper.run()
+        router._sweeper.run()
         assert (router.queue("a").depth(), router.queue("dlq.a").depth()) == (0, 1)
 
 

@@ -80,7 +80,7 @@ def test_a_token_whose_store_is_removed_when_it_was_just_found(tmp_path: Path, m
         assert message is not None
         token, one = message.token, message._store
         router.repartition(after)
-        assert [store.name for store in router.registry.open_stores()] == ["other"]
+        assert [store.name for store in router._registry.open_stores()] == ["other"]
         find = router._tokens._store
         monkeypatch.setattr(router._tokens, "_store", lambda of: one if of == token else find(of))
         router.settle(token, Settlement.ACK)
@@ -110,7 +110,7 @@ def test_a_store_that_was_not_configured_has_its_options(tmp_path: Path) -> None
         router.queue("a").delete()  # its store stays, empty
     with anabranch.open(config(JOURNAL)) as router:
         assert not waits(router, "b")
-        assert {store.name for store in router.registry.all_stores()} == {"all", "other"}
+        assert {store.name for store in router._registry.all_stores()} == {"all", "other"}
         router.repartition(config(slow, other))
         assert (waits(router, "a"), waits(router, "b")) == (True, False)
 
@@ -159,7 +159,7 @@ def test_while_it_is_used(tmp_path: Path, source: str, target: str) -> None:
                 assert len(router.repartition(to).moves) > 5
         assert traffic.wrong() == []
         assert {str(d): count for d, count in router.stats().stores["other"].destinations.items() if count} == {}
-        for store in router.registry.all_stores():
+        for store in router._registry.all_stores():
             assert list(store.check()) == []
 
 
@@ -294,7 +294,7 @@ class TestHolding:
                 router.queue("q").send(b"%d" % number, message_id=f"id-{number}")
             yield Moved(router, router.queue("q"), after, before)
         with anabranch.open(after) as router:
-            for store in router.registry.all_stores():
+            for store in router._registry.all_stores():
                 assert list(store.check()) == []
 
     def test_acks(self, moved: Moved) -> None:
@@ -343,7 +343,7 @@ class TestHolding:
         three.extend(4 * LONG)
         with moved.router.transaction() as transaction:
             transaction.ack(four)
-            lasting.go_on(moved.router.registry.store_for(moved.queue.destination), LONG)
+            lasting.go_on(moved.router._registry.store_for(moved.queue.destination), LONG)
             back = moved.queue.receive()
             assert back is not None
             assert (back.body, back.deliveries) == (one.body, 2)
@@ -464,7 +464,7 @@ class TestRefused:
             PlacementError, match=r"queue://a\.x: transaction \w+ is prepared in store 'all'.* for 0\.05"
         ):
             router.repartition(new(tmp_path), prepared_seconds=0.05)
-        assert {d.name for d in router.registry.table.destinations_in(store_id(router, "all"))} == {"a.x"}
+        assert {d.name for d in router._registry.table.destinations_in(store_id(router, "all"))} == {"a.x"}
         threading.Timer(0.2, router.commit, [XID]).start()
         done = router.repartition(new(tmp_path))
         assert ([move.destination.name for move in done.moves], done.removed) == (["a.x"], ("all",))
@@ -476,7 +476,7 @@ class TestRefused:
             PlacementError, match=r"queue://a\.y: 1 message\(s\) of it in store 'all' are not persistent"
         ):
             router.repartition(new(tmp_path))
-        assert {d.name for d in router.registry.table.destinations_in(store_id(router, "all"))} == {"a.y"}
+        assert {d.name for d in router._registry.table.destinations_in(store_id(router, "all"))} == {"a.y"}
         router.queue("a.y").purge()
         assert len(router.repartition(new(tmp_path)).moves) == 1
 
@@ -552,7 +552,7 @@ class TestRefused:
 
 
 def store_id(router: anabranch.Router, name: str) -> bytes:
-    return next(row.store_id for row in router.registry.table.stores.values() if row.name == name)
+    return next(row.store_id for row in router._registry.table.stores.values() if row.name == name)
 
 
 def test_from_a_memory_store(tmp_path: Path) -> None:
@@ -629,7 +629,7 @@ def test_to_a_server_while_it_is_used(tmp_path: Path, postgres_url: str, options
             for to in (after, before, after):
                 assert len(router.repartition(to).moves) > 5
         assert traffic.wrong() == []
-        for store in router.registry.all_stores():
+        for store in router._registry.all_stores():
             assert list(store.check()) == []
 
 
@@ -732,11 +732,11 @@ def test_a_placement_record_that_cannot_be_written(
     fill(old(tmp_path))
     expected = facts(old(tmp_path))
     with anabranch.open(old(tmp_path)) as router:
-        table = router.registry.table
+        table = router._registry.table
         real = table.record_destinations
 
         def fails(rows: Any) -> None:
-            if router.registry._gates:
+            if router._registry._gates:
                 real(rows) if rows[0].store_id == store_id(router, "a") and not goes_on else None
                 raise StoreFailedError("EIO")
             real(rows)
@@ -773,7 +773,7 @@ def test_it_waits_for_transactions_on_connections_of_the_users_own(tmp_path: Pat
             message.ack(connection=connection)
             with pytest.raises(PlacementError, match=r"queue://a\.x: transactions on connections of your own"):
                 router.repartition(new(tmp_path), prepared_seconds=0.05)
-            assert {d.name for d in router.registry.table.destinations_in(store_id(router, "all"))} == {"a.x"}
+            assert {d.name for d in router._registry.table.destinations_in(store_id(router, "all"))} == {"a.x"}
             connection.commit()
         router.repartition(new(tmp_path))
         assert queue.depth() == 18
@@ -812,14 +812,14 @@ def test_it_goes_on_without_no_message(tmp_path: Path, live: bool, on_corruption
     with anabranch.open(before) as router:
         for number in range(3):
             router.queue("q").send(b"%d" % number)
-        store = router.registry.store_for(router.queue("q").destination)
+        store = router._registry.store_for(router.queue("q").destination)
         assert isinstance(store, JournalStore)
         path, offset, length = place_of(store, router.queue("q").destination, 2)
         if live:
             flip(path, offset + length - 1)
             with pytest.raises(CorruptionError, match="message 2 of queue://q"):
                 router.repartition(after)
-            assert router.registry.store_for(router.queue("q").destination) is store
+            assert router._registry.store_for(router.queue("q").destination) is store
             assert router.queue("q").depth() == 3
     if not live:
         flip(path, offset + length - 1)

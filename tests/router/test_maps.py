@@ -231,7 +231,7 @@ def test_keys_are_walked_while_their_store_closes_for_being_idle(
             assert value == b""
             found.append(name)
             if name in ("010", "100"):
-                router.registry.store_for(results.destination).close()
+                router._registry.store_for(results.destination).close()
         assert found == names
 
 

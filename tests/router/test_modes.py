@@ -235,5 +235,5 @@ class TestDirectoriesThatAreNotThere:
         text += "directory: e, create_directory: true, journal: {file_mode: 0660}}]}"
         configuration = loads(text, "/")
         assert (configuration.create_directory, configuration.file_mode) == (False, 0o640)
-        assert configuration.may_create(configuration.stores[0])
+        assert configuration._may_create(configuration.stores[0])
         assert loads(anabranch.policies.config.dump_yaml(configuration), "/") == configuration

@@ -92,7 +92,7 @@ class TestOutcomes:
             with pytest.raises(TransactionError, match=rf"the outcome of transaction 7:global:branch is {outcome}"):
                 getattr(cross, other)(XID)
             assert len(drain(cross, "a.in")) == (1 if outcome == "commit" else 2)
-            cross.coordinator.cleanup.run()
+            cross._coordinator.cleanup.run()
             with pytest.raises(TransactionError, match="no transaction 7:global:branch is prepared here"):
                 cross.commit(XID)
 
@@ -194,7 +194,7 @@ class TestOutcomes:
             assert len(said) == 1
             there = [f"{number}".encode() in found for found in bodies(cross, "a.q", "b.q")]
             assert there == [said == {"commit"}] * 2
-            cross.coordinator.cleanup.run()
+            cross._coordinator.cleanup.run()
 
 
 class TestNames:
@@ -209,7 +209,7 @@ class TestNames:
             cross.transaction(XID)
         cross.transaction(anabranch.Xid(7, "global", "other branch")).rollback()
         cross.commit(XID)
-        cross.coordinator.cleanup.run()
+        cross._coordinator.cleanup.run()
         with cross.transaction(XID) as again:
             again.send("a.q,b.q", b"y")
         assert bodies(cross, "a.q", "b.q") == [[b"x", b"y"]] * 2

@@ -48,14 +48,14 @@ class TestClosed:
         raised: list[BaseException] = []
         with anabranch.open(config(tmp_path / "data")) as router:
             router.send("a.x,b.x", b"before")
-            prepare = router.coordinator._prepare
+            prepare = router._coordinator._prepare
 
             def slow(*arguments: Any) -> None:
                 prepare(*arguments)
                 prepared.set()
                 assert go_on.wait(SOON)
 
-            monkeypatch.setattr(router.coordinator, "_prepare", slow)
+            monkeypatch.setattr(router._coordinator, "_prepare", slow)
 
             def run() -> None:
                 tx = router.transaction(xid)
@@ -82,13 +82,13 @@ class TestClosed:
         router = anabranch.open(config(tmp_path / "data"))
         router.close()
         with pytest.raises(StoreFailedError, match="closed"):
-            router.coordinator.log.new_transaction()
+            router._coordinator.log.new_transaction()
         assert not (tmp_path / "data" / "decisions").exists()
         with anabranch.open(config(tmp_path / "data")) as other:
             other.send("a.x,b.x", b"other")
             with pytest.raises(StoreFailedError, match="closed"):
-                router.coordinator.log.new_transaction()
-            assert router.coordinator.log.id == b""
+                router._coordinator.log.new_transaction()
+            assert router._coordinator.log.id == b""
 
 
 class Hooked(dict[bytes, Any]):
@@ -122,11 +122,11 @@ class TestReadAgain:
         tx = cross.transaction(XID)
         tx.send("a.x,b.x", b"held")
         tx.prepare()
-        decisions = cross.coordinator.log
+        decisions = cross._coordinator.log
         decisions.damage = StoreFailedError("it is being read")
         decisions.externals = Hooked(cross.reopen_decisions)
-        for store in cross.registry.open_stores():
-            cross.coordinator.resolver.recover(store)
+        for store in cross._registry.open_stores():
+            cross._coordinator.resolver.recover(store)
         cross.commit(XID)
         assert bodies(cross, "a.x", "b.x") == [[b"held"], [b"held"]]
 
@@ -134,9 +134,9 @@ class TestReadAgain:
         tx = cross.transaction(XID)
         tx.send("a.x,b.x", b"held")
         tx.prepare()
-        cross.coordinator.log.externals = Hooked(cross.reopen_decisions)
-        for store in cross.registry.open_stores():
-            cross.coordinator.resolver.recover(store)
+        cross._coordinator.log.externals = Hooked(cross.reopen_decisions)
+        for store in cross._registry.open_stores():
+            cross._coordinator.resolver.recover(store)
         cross.commit(XID)
         assert bodies(cross, "a.x", "b.x") == [[b"held"], [b"held"]]
 
@@ -149,9 +149,9 @@ class TestReadAgain:
             with pytest.raises(TransactionInDoubt):
                 router.send("a.x,b.x", b"2")
             faults.mend()
-            router.coordinator.log.close()
-            for store in router.registry.open_stores():
-                router.coordinator.resolver.recover(store)
+            router._coordinator.log.close()
+            for store in router._registry.open_stores():
+                router._coordinator.resolver.recover(store)
             router.reopen_decisions()
             assert bodies(router, "a.x", "b.x") == [[b"1", b"2"], [b"1", b"2"]]
 
@@ -173,8 +173,8 @@ class TestReadAgain:
 
         def settle() -> None:
             while not stop.is_set():
-                for store in cross.registry.open_stores():
-                    cross.coordinator.resolver.recover(store)
+                for store in cross._registry.open_stores():
+                    cross._coordinator.resolver.recover(store)
 
         with Parallel(partial(send, 0)) as first, Parallel(partial(send, 1)) as second, Parallel(settle) as third:
             for _ in range(100):
@@ -227,7 +227,7 @@ class TestSignalHandlers:
         cross.send("a.x,b.x", b"before")
         before = signal.signal(signal.SIGUSR1, lambda *_: cross.send("a.x,b.x", b"handler"))
         try:
-            cross.coordinator.log.externals = Hooked(lambda: signal.raise_signal(signal.SIGUSR1))
+            cross._coordinator.log.externals = Hooked(lambda: signal.raise_signal(signal.SIGUSR1))
             cross.send("a.x,b.x", b"main")
         finally:
             signal.signal(signal.SIGUSR1, before)
@@ -240,13 +240,13 @@ def test_an_outcome_waits_for_no_store_of_others(cross: anabranch.Router) -> Non
     tx.send("a.x,b.x", b"held")
     tx.prepare()
     cross.queue("c.x").send(b"")
-    other = next(store for store in cross.registry.open_stores() if store.name == "c")
+    other = next(store for store in cross._registry.open_stores() if store.name == "c")
     assert isinstance(other, JournalStore)
-    path = cross.registry._directories.recorded(other.backend._directory.path)
-    cross.registry._stores.close_at(path)
+    path = cross._registry._directories.recorded(other.backend._directory.path)
+    cross._registry._stores.close_at(path)
     unfinished = GlobalTransaction.recovered(bytes(32), [other.store_id], IN_DOUBT)
     unfinished.decide(True)
-    cross.coordinator.table.add(unfinished)
+    cross._coordinator.table.add(unfinished)
     done = threading.Event()
 
     def say() -> None:
@@ -254,7 +254,7 @@ def test_an_outcome_waits_for_no_store_of_others(cross: anabranch.Router) -> Non
         done.set()
 
     thread = threading.Thread(target=say)
-    with cross.registry._stores.exclusive(path):
+    with cross._registry._stores.exclusive(path):
         thread.start()
         assert done.wait(SOON)
     thread.join(SOON)
@@ -277,6 +277,6 @@ def test_what_is_being_rolled_back_is_not_committed_by_hand(synced: anabranch.Co
         with pytest.raises(TransactionError, match="never decided"):
             router.resolve(waiting.transaction, "commit")
         faults.mend()
-        router.coordinator.resolver.recover_open()
+        router._coordinator.resolver.recover_open()
         assert router.in_doubt() == []
         assert bodies(router, "a.x", "b.x") == [[b"before"], [b"before"]]

@@ -182,7 +182,7 @@ class TestLocksThatAreDeleted:
             (store / "store.lock").unlink()
             router.reclaim()  # nothing is free, and so nothing is written
             with pytest.raises(StoreFailedError, match=r"store\.lock was deleted"):
-                router.registry.open_stores()[0].checkpoint()
+                router._registry.open_stores()[0].checkpoint()
         assert (store / "index.mdb").read_bytes() == index
 
     def test_a_second_router_finds_the_decisions_locked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

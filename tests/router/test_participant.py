@@ -20,11 +20,11 @@ DESTINATION = anabranch.Destination.parse("a.out")
 def test_a_store_that_was_closed_for_being_idle_is_opened_again(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         router.send("a.out", b"0")
-        (before,) = (store for store in router.registry.open_stores() if store.name == "a")
+        (before,) = (store for store in router._registry.open_stores() if store.name == "a")
         one = Participant(before.store_id, before, DESTINATION)
         one.sends.append((DESTINATION, Outgoing(b"1")))
         before.close()
-        one.call(router.registry, lambda store: store.commit(one.sends, []))
+        one.call(router._registry, lambda store: store.commit(one.sends, []))
         assert one.store is not before
         assert bodies(router, "a.out") == [[b"0", b"1"]]
 
@@ -38,7 +38,7 @@ def test_one_that_has_acked_lost_its_leases_with_the_store(tmp_path: Path) -> No
         one.acks.append(message)
         store.close()
         with pytest.raises(ClosedError):
-            one.call(router.registry, lambda store: store.commit([], one.acks))
+            one.call(router._registry, lambda store: store.commit([], one.acks))
         one.unclaim()
 
 

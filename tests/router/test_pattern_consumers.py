@@ -195,7 +195,7 @@ def test_a_queue_with_as_many_leases_as_may_be_is_passed_over(router: anabranch.
 
 def closed(router: anabranch.Router) -> None:
     """Close what is idle."""
-    stores = router.registry._stores
+    stores = router._registry._stores
     while stores._close_idle_one():
         pass
 
@@ -209,14 +209,14 @@ def test_stores_are_opened_one_after_the_other_and_may_be_closed(
     monkeypatch.setattr(open_stores, "OPEN_STORES_MAX", 4)
     with anabranch.open(config(tmp_path / "data", "journal")) as router:
         take(router, "each.>").ack()
-        assert len(router.registry.open_stores()) == 1
+        assert len(router._registry.open_stores()) == 1
         while (message := router.receive("each.>")) is not None:
             message.ack()
-        assert len(router.registry.open_stores()) <= 4
+        assert len(router._registry.open_stores()) <= 4
         closed(router)
-        assert router.registry.open_stores() == []
+        assert router._registry.open_stores() == []
         opened: list[str] = []
-        router.registry._stores.on_open = _and_note(router.registry._stores.on_open, opened)
+        router._registry._stores.on_open = _and_note(router._registry._stores.on_open, opened)
         assert router.receive("each.>") is None
         with Parallel(lambda: router.receive("each.>", None)) as receiver:
             assert receiver.outlives(0.02)
@@ -249,7 +249,7 @@ def test_what_waits_for_its_time_comes_then(router: anabranch.Router) -> None:
         router.queue(name).send(b"later", deliver_in=3600)
     assert router.receive(">") is None
     closed(router)
-    assert len(router.registry.open_stores()) == 2
+    assert len(router._registry.open_stores()) == 2
     for name in ("a.a", "each.a"):
         router.queue(name).send(b"soon", deliver_in=0.01)
     assert {take(router, ">", None).destination.name for _ in range(2)} == {"a.a", "each.a"}
@@ -258,7 +258,7 @@ def test_what_waits_for_its_time_comes_then(router: anabranch.Router) -> None:
 def test_a_store_that_fails_holds_up_no_other(journals: anabranch.Router) -> None:
     """Nor does one that was reopened stay away."""
     fill(journals, ["a.a", "a.b"], 2)
-    (store,) = [store for store in journals.registry.open_stores() if store.name == "other"]
+    (store,) = [store for store in journals._registry.open_stores() if store.name == "other"]
     store._engine.fail(StoreFailedError("its disk is gone"))
     assert [take(journals, "a.>").body for _ in range(2)] == [b"a.a 0", b"a.a 1"]
     assert journals.receive("a.>") is None
@@ -275,8 +275,8 @@ def test_a_store_that_cannot_be_opened_is_tried_again(
     fill(journals, ["a.a", "each.b"], 1)
     journals.close()
     with anabranch.open(config(tmp_path / "data", "journal")) as router:
-        (row,) = [row for row in router.registry.table.stores.values() if row.name == "each:queue://each.b"]
-        directory = router.registry.directories.path(row)
+        (row,) = [row for row in router._registry.table.stores.values() if row.name == "each:queue://each.b"]
+        directory = router._registry.directories.path(row)
         away = directory.rename(tmp_path / "away")
         assert take(router, ">", None).body == b"a.a 0"
         assert router.receive(">") is None
@@ -328,7 +328,7 @@ def test_no_more_patterns_are_kept_than_a_few(memory: anabranch.Router, monkeypa
         for number in range(10):
             assert memory.receive(f"*.{number}") is None
         assert len(memory._patterns._consumers) == 3
-        assert sum(store.stats().waiting for store in memory.registry.open_stores()) == 0
+        assert sum(store.stats().waiting for store in memory._registry.open_stores()) == 0
         memory.queue("a.0.b").send(b"x")
         assert receiver.result().body == b"x"
 

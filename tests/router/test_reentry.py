@@ -164,7 +164,7 @@ def test_one_that_uses_the_transaction_that_it_has_struck_is_refused(tmp_path: P
     def work(router: anabranch.Router) -> None:
         tx = router.transaction()
         raised = handle(lambda: tx.send("a.q", b"handler's"))
-        strike(type(router.registry), "store_to_be")
+        strike(type(router._registry), "store_to_be")
         tx.send("a.q", b"2")
         (error,) = raised
         assert isinstance(error, RuntimeError) and "signal handler" in str(error)

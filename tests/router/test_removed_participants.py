@@ -38,9 +38,9 @@ def test_a_queue_with_a_store_of_its_own_is_deleted(
         message = router.queue("each.a").receive()
         assert message is not None
         message.ack()
-        log = router.coordinator.log
+        log = router._coordinator.log
         assert len(log.decisions) == 1
-        cleanup = router.coordinator.cleanup
+        cleanup = router._coordinator.cleanup
         if busy:
             cleanup.busy.acquire()
         router.queue("each.a").delete()

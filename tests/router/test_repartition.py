@@ -84,9 +84,9 @@ def facts(settings: anabranch.Config) -> dict[str, Any]:
             str(d): of(router.queue(d).browse()) for d in router.destinations() if d.kind is anabranch.Kind.QUEUE
         }
         for subscription in router.subscriptions():
-            store = router.registry.store_for(subscription.topic)
+            store = router._registry.store_for(subscription.topic)
             found[str(subscription)] = of(store.browse(subscription.topic, subscription=subscription.key))
-        for store in router.registry.all_stores():
+        for store in router._registry.all_stores():
             assert list(store.check()) == []
     return found
 

@@ -55,11 +55,11 @@ def seen(settings: anabranch.Config) -> dict[str, Any]:
         for name in "a.x", "a.y", "b", "new":
             found[name] = [(m.body, m.headers, m.message_id, m.deliveries) for m in router.queue(name).browse()]
         for subscription in router.subscriptions():
-            store = router.registry.store_for(subscription.topic)
+            store = router._registry.store_for(subscription.topic)
             messages = store.browse(subscription.topic, subscription=subscription.key)
             found[str(subscription)] = [(m.body, m.deliveries) for m in messages]
         found["again"] = router.queue("a.x").send(b"", message_id="prepared").duplicate
-        for store in router.registry.all_stores():
+        for store in router._registry.all_stores():
             assert list(store.check()) == []
     return found
 

@@ -20,7 +20,7 @@ def prepared(router: anabranch.Router) -> GlobalTransaction:
     tx = router.transaction(XID)
     tx.send("a.out,b.out", b"1")
     tx.prepare()
-    (known,) = router.coordinator.table.all()
+    (known,) = router._coordinator.table.all()
     return known
 
 
@@ -28,7 +28,7 @@ def test_what_is_held_waits_for_its_manager(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         known = prepared(router)
         for _ in range(2):
-            assert "its transaction manager has not said the outcome" in router.coordinator.resolver.resolve(known)
+            assert "its transaction manager has not said the outcome" in router._coordinator.resolver.resolve(known)
         assert (known.state, bodies(router, "a.out", "b.out")) == (PREPARED, [[], []])
         router.commit(XID)
 
@@ -39,7 +39,7 @@ def test_what_is_decided_is_carried_out_once(tmp_path: Path, commit: bool) -> No
         known = prepared(router)
         (router.commit if commit else router.rollback)(XID)
         for _ in range(3):
-            assert router.coordinator.resolver.resolve(known) == ""
+            assert router._coordinator.resolver.resolve(known) == ""
         assert known.state is DONE
         expected = [b"1"] if commit else []
         assert bodies(router, "a.out", "b.out") == [expected, expected]
@@ -48,12 +48,12 @@ def test_what_is_decided_is_carried_out_once(tmp_path: Path, commit: bool) -> No
 def test_a_store_that_cannot_be_told_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = Faults(monkeypatch)
     with anabranch.open(config(tmp_path)) as router:
-        resolver = router.coordinator.resolver
+        resolver = router._coordinator.resolver
         known = prepared(router)
         keep_background_out(router, monkeypatch)
         faults.fail("pwrite", "/stores/b/")
         router.commit(XID)
-        (b,) = (store.store_id for store in router.registry.open_stores() if store.name == "b")
+        (b,) = (store.store_id for store in router._registry.open_stores() if store.name == "b")
         assert (known.state, known.waiting) == (DECIDED, [b])
         assert bodies(router, "a.out") == [[b"1"]]
         faults.mend()
@@ -75,12 +75,12 @@ def test_what_nobody_can_say_is_said(tmp_path: Path, transaction: bytes | None, 
     """It stays prepared, and neither committed nor rolled back (rule T3)."""
     with anabranch.open(config(tmp_path)) as router:
         router.send("a.x,b.x", b"0")
-        resolver, name = router.coordinator.resolver, transaction or router.coordinator.log.id + b"\xff" * 16
-        (store,) = (store for store in router.registry.open_stores() if store.name == "a")
+        resolver, name = router._coordinator.resolver, transaction or router._coordinator.log.id + b"\xff" * 16
+        (store,) = (store for store in router._registry.open_stores() if store.name == "a")
         destination = anabranch.Destination.parse("a.out")
         store.prepare(name, [store.store_id], [(destination, Outgoing(b"1"))], [], False).wait()
         resolver.recover(store)
-        (known,) = (one for one in router.coordinator.table.all() if one.id == name)
+        (known,) = (one for one in router._coordinator.table.all() if one.id == name)
         assert known.state is IN_DOUBT
         assert why in resolver.resolve(known)
         assert [branch.transaction for branch in store.recover_prepared()] == [name]

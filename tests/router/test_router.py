@@ -165,7 +165,7 @@ class TestPerDestination:
                 queue.send(f"{round_}".encode())
                 if n == 0 and round_ == 0:
                     held.append(take(queue))
-        assert len(router.registry.open_stores()) <= 4
+        assert len(router._registry.open_stores()) <= 4
         for message in held:
             message.ack()  # its store was held open for it
         assert [queue.depth() for queue in queues] == [2] + [3] * 9
@@ -270,7 +270,7 @@ class TestIsolation:
     """Invariant 7: one store's trouble is nobody else's."""
 
     def fail(self, router: anabranch.Router, store: str) -> None:
-        (failing,) = [s for s in router.registry.open_stores() if s.name == store]
+        (failing,) = [s for s in router._registry.open_stores() if s.name == store]
         failing.backend._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
 
     def test_other_stores_go_on(self, router: anabranch.Router) -> None:
@@ -512,7 +512,7 @@ class TestArguments:
     def test_what_is_no_number_of_seconds(self, router: anabranch.Router, timeout: Any) -> None:
         """Whether or not there is something to receive, and in the words of the other arguments."""
         queue = router.queue("one.a")
-        desk = anabranch.Subscriber(router.registry, anabranch.Subscription(queue.destination, "desk"))
+        desk = anabranch.Subscriber(router._registry, anabranch.Subscription(queue.destination, "desk"))
         for _ in range(2):
             for receiver in (queue, desk):
                 with pytest.raises(TypeError, match=f"^timeout is a number of seconds, not {type(timeout).__name__}: "):
@@ -543,7 +543,7 @@ class TestIdleStores:
             seen.append(message.body)
             if n in (0, 600):
                 router.queue(f"each.{n}").send(b"x")
-                assert [store.name for store in router.registry.open_stores()] == [f"each:queue://each.{n}"]
+                assert [store.name for store in router._registry.open_stores()] == [f"each:queue://each.{n}"]
         assert seen == [f"{n}".encode() for n in range(1500)]
 
     def test_one_more_than_may_be_open_costs_little(
@@ -562,7 +562,7 @@ class TestIdleStores:
         for _ in range(10):
             for n in range(33):
                 router.queue(f"each.{n}").send(b"x")
-        assert len(router.registry.open_stores()) <= 32
+        assert len(router._registry.open_stores()) <= 32
         assert len(loaded) < 33 + 9 * 33 // 2
 
     def test_one_that_is_used_stays_open(self, router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,11 +570,11 @@ class TestIdleStores:
         for n in range(20):
             router.queue("each.hot").send(b"x")
             router.queue(f"each.{n}").send(b"x")
-            assert n < 4 or "each:queue://each.hot" in [store.name for store in router.registry.open_stores()]
+            assert n < 4 or "each:queue://each.hot" in [store.name for store in router._registry.open_stores()]
 
     def test_a_composite_goes_on(self, router: anabranch.Router) -> None:
         router.send("one.a,one.b", b"1")
-        (store,) = router.registry.open_stores()
+        (store,) = router._registry.open_stores()
         assert store.retire()
         router.send("one.a,one.b", b"2")
         assert contents(router, "one.a") == contents(router, "one.b") == [b"1", b"2"]
@@ -584,7 +584,7 @@ class TestIdleStores:
             queue = router.queue(name)
             queue.send_many([bytes(30_000)] * 10)
             queue.purge()
-        one, two = router.registry.open_stores()
+        one, two = router._registry.open_stores()
         one.backend._log.fail(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
         before = two.stats().segments["retained"]
         with pytest.raises(StoreFailedError):

@@ -106,7 +106,7 @@ def test_dead_letters_while_the_hung_stores_are_asked_for_theirs(
 ) -> None:
     """A store may hang under the very lock that the background wants from it: each look finds it so."""
     asked: set[str] = set()
-    for store in router.registry.open_stores():
+    for store in router._registry.open_stores():
         if store.name.startswith("bad"):
 
             def hangs(limit: int = 100, name: str = store.name) -> list[Any]:
@@ -134,7 +134,7 @@ def test_segments_are_freed_in_the_background(router: anabranch.Router, hung: li
         queue.send(bytes(20_000))
     while (message := queue.receive()) is not None:
         message.ack()
-    store = next(store for store in router.registry.open_stores() if store.name == "good")
+    store = next(store for store in router._registry.open_stores() if store.name == "good")
     eventually(lambda: store.stats().segments["retained"] == 0)
 
 
@@ -144,7 +144,7 @@ def test_statistics_are_told_of_those_that_answer(
     before = router.stats()
     assert before.unresponsive == ()
     calls: list[str] = []
-    for store in router.registry.open_stores():
+    for store in router._registry.open_stores():
         if store.name in ("bad0", "bad1"):
 
             def hangs(name: str = store.name) -> anabranch.StoreStats:
@@ -176,7 +176,7 @@ def test_reclaiming_all_frees_what_it_can(
     router: anabranch.Router, hung: list[anabranch.Queue], monkeypatch: pytest.MonkeyPatch, disk: Disk
 ) -> None:
     reclaimed = threading.Event()
-    for store in router.registry.open_stores():
+    for store in router._registry.open_stores():
         monkeypatch.setattr(
             store, "reclaim", reclaimed.set if store.name == "good" else lambda: int(disk.works.wait(SOON))
         )
@@ -190,14 +190,14 @@ def test_decisions_of_the_others_are_forgotten(
     router: anabranch.Router, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a store that hangs are, once it works again; neither those nor it hold up the end of the others."""
-    cleanup, decisions = router.coordinator.cleanup, router.coordinator.log.decisions
+    cleanup, decisions = router._coordinator.cleanup, router._coordinator.log.decisions
     keep_background_out(router, monkeypatch)
     monkeypatch.setattr(cleanup_module, "SYNC_SECONDS", 0.01)
     router.send("bad0.q,good.q", b"1")
     router.send("good.q,dead", b"2")
     first, _ = decisions
     disk.hang()
-    store = next(store for store in router.registry.open_stores() if store.name == "bad0")
+    store = next(store for store in router._registry.open_stores() if store.name == "bad0")
     sync = store.sync
 
     def hangs() -> None:  # whether or not the disk has it already
@@ -225,7 +225,7 @@ def test_the_others_are_closed(
     futures = [router.queue(f"bad{n}.q").send_nowait(b"y") for n in range(HUNG)]
     eventually(lambda: len(disk.waiting) == HUNG)
     with Parallel(router.close) as closing:
-        eventually(lambda: "good" not in {store.name for store in router.registry.open_stores()})
+        eventually(lambda: "good" not in {store.name for store in router._registry.open_stores()})
         lock = DirectoryLock(store_path / "store.lock", "the store")
         lock.acquire()
         lock.release()
@@ -240,7 +240,7 @@ def test_other_stores_are_opened(
     router: anabranch.Router, hung: list[anabranch.Queue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though as many are open as may be, and those that would have to be closed hang."""
-    monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", len(router.registry.open_stores()))
+    monkeypatch.setattr(stores_module, "OPEN_STORES_MAX", len(router._registry.open_stores()))
     for n in range(3):
         assert not router.queue(f"each.{n}").send(b"x").duplicate
         assert router.queue(f"each.{n}").depth() == 1
@@ -248,11 +248,11 @@ def test_other_stores_are_opened(
 
 def test_a_lost_lock_is_noticed(router: anabranch.Router, disk: Disk, tmp_path: Path) -> None:
     """While it cannot be looked whether others are there, each of which is looked after all the same only once."""
-    good = next(store for store in router.registry.open_stores() if store.name == "good")
+    good = next(store for store in router._registry.open_stores() if store.name == "good")
     directory = good.backend._directory  # type: ignore[attr-defined]
     looked: list[DirectoryLock] = []
     disk.hang()
-    for store in router.registry.open_stores():
+    for store in router._registry.open_stores():
         if store.name.startswith("bad"):
             lock = store.backend._directory._lock  # type: ignore[attr-defined]
 

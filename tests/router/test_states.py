@@ -70,7 +70,7 @@ def found(directory: Path) -> tuple[list[list[bytes]], list[anabranch.Xid]]:
             held = router.recover()
             assert [waiting.xid for waiting in router.in_doubt()] == held
             contents = bodies(router, "a.in", "b.out", "c.out")
-            assert all(list(store.check()) == [] for store in router.registry.open_stores())
+            assert all(list(store.check()) == [] for store in router._registry.open_stores())
     return contents, held
 
 

@@ -86,8 +86,8 @@ def trouble(router: anabranch.Router, faults: Faults, said: Outcomes, times: Ite
 
         def failed(part: str = part) -> bool:
             if part == "decisions":
-                return router.coordinator.log.unusable is not None
-            return any(store.name == part and store.stats().failed for store in router.registry.open_stores())
+                return router._coordinator.log.unusable is not None
+            return any(store.name == part and store.stats().failed for store in router._registry.open_stores())
 
         eventually(failed)
         faults.mend()

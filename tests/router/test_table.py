@@ -24,7 +24,7 @@ def prepared(router: anabranch.Router, xid: anabranch.Xid) -> anabranch.Transact
 
 def test_those_that_are_open_are_limited_in_number(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path, max_open=3)) as router:
-        table = router.coordinator.table
+        table = router._coordinator.table
         first, second = router.transaction(), router.transaction()
         prepared(router, XID)
         with pytest.raises(
@@ -43,7 +43,7 @@ def test_one_whose_time_is_over_is_rolled_back(tmp_path: Path) -> None:
         router.queue("a.in").send(b"1")
         tx = router.transaction()
         tx.ack(take(router, "a.in"))
-        table = router.coordinator.table
+        table = router._coordinator.table
         table.expire()
         assert tx.state == "open"
         (known,) = table.begun
@@ -57,7 +57,7 @@ def test_one_whose_time_is_over_is_rolled_back(tmp_path: Path) -> None:
 
 def test_an_xid_is_in_use_until_it_has_ended(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
-        table = router.coordinator.table
+        table = router._coordinator.table
         opened = router.transaction(XID)
         assert table.user_of(XID) is opened
         with pytest.raises(TransactionError, match="is in use"):
@@ -72,7 +72,7 @@ def test_an_xid_is_in_use_until_it_has_ended(tmp_path: Path) -> None:
             router.transaction(XID)
         assert table.by_xid(OTHER) is None
         router.rollback(XID)
-        router.coordinator.cleanup.run()
+        router._coordinator.cleanup.run()
         assert table.by_xid(XID) is None
         prepared(router, XID)
         router.commit(XID)
@@ -80,12 +80,12 @@ def test_an_xid_is_in_use_until_it_has_ended(tmp_path: Path) -> None:
 
 def test_what_is_done_is_known_until_its_decision_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with anabranch.open(config(tmp_path)) as router:
-        table = router.coordinator.table
+        table = router._coordinator.table
         keep_background_out(router, monkeypatch)
         router.send("a.x,b.x", b"1")
         (known,) = table.all()
         assert (known.state, known.outcome, table.has(known), table.running()) == (DONE, "commit", True, [])
-        router.coordinator.cleanup.run()
+        router._coordinator.cleanup.run()
         assert (table.all(), table.has(known)) == ([], False)
 
 
@@ -93,9 +93,9 @@ def test_it_is_read_from_the_decision_log(tmp_path: Path) -> None:
     """What the stores alone know of is in doubt; what the log knows of waits for its manager."""
     with anabranch.open(config(tmp_path)) as router:
         prepared(router, XID)
-        (before,) = router.coordinator.table.all()
+        (before,) = router._coordinator.table.all()
     with anabranch.open(config(tmp_path)) as router:
-        (after,) = router.coordinator.table.all()
+        (after,) = router._coordinator.table.all()
         assert after is not before
         assert (after.id, after.xid, after.state, after.held) == (before.id, XID, PREPARED, True)
         assert after.participants.keys() == before.participants.keys()

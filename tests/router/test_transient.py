@@ -251,7 +251,7 @@ def test_a_memory_store_forgets_transactions_that_nobody_asks_about(tmp_path: Pa
         tx.prepare()
         router.commit(xid)
         assert drained(router.queue("m.q")) == [b"1", b"2"]
-        (store,) = (store for store in router.registry.open_stores() if store.name == "m")
+        (store,) = (store for store in router._registry.open_stores() if store.name == "m")
         assert store.committed() == []
         assert store.retire()
 
@@ -270,7 +270,7 @@ def test_the_durable_store_is_closed_for_being_idle_before_they_are_committed(
         if beside:
             tx.send("other.q", b"2")
         router.queue("other.q").send(b"3")
-        assert "all" not in {store.name for store in router.registry.open_stores()}
+        assert "all" not in {store.name for store in router._registry.open_stores()}
         tx.commit()
         assert tx.state == "committed"
         assert [(m.body, m.persistent) for m in router.queue("q").browse()] == [(b"0", True), (b"1", False)]

@@ -216,7 +216,7 @@ def test_a_disk_that_fails_stops_the_log_and_nothing_else(
             log_of(router).flush()
             queue.send(b"333")
         queue.receive().ack()
-        assert all(store.usage is None for store in router.registry.open_stores())
+        assert all(store.usage is None for store in router._registry.open_stores())
         stats = router.usage_stats()
         assert stats is not None
         assert (stats.recorded, stats.lost) == (1, 1)

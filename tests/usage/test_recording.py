@@ -199,7 +199,7 @@ def test_it_is_switched_while_the_router_runs(tmp_path: Path) -> None:
         queue.send(b"55555")
         router.stop_usage_log()
         router.stop_usage_log()
-        assert all(store.usage is None for store in router.registry.open_stores())
+        assert all(store.usage is None for store in router._registry.open_stores())
     found = [(event.op, event.destination[8:], event.body_size) for event in usage_trace([tmp_path])]
     assert found == [("send", "j.a", 2), ("send", "s.a", 2), ("ack", "j.a", None), ("send", "s.a", 4)]
     assert [event.body_size for event in usage_trace([tmp_path / "elsewhere"])] == [5]

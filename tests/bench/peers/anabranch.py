@@ -141,7 +141,7 @@ class Routes:
     def __init__(self, directory: Path) -> None:
         stores = {f"store-{number}": [f"queue://area-{number}.>"] for number in range(STORES)}
         self._router = opened(directory, stores, durable=False)
-        self.find = self._router.registry.route
+        self.find = self._router._registry.route
         self.destinations = [Destination.parse(f"queue://area-{number}.line.press") for number in range(STORES)]
         self.close = self._router.close
 

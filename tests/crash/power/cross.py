@@ -44,7 +44,7 @@ def opened(setup: anabranch.Config) -> anabranch.Router:
     vars(decision_log)["SEGMENT_BYTES"] = 64 * 1024
     router = Router(setup)
     vars(decision_log)["SEGMENT_BYTES"] = DECISIONS_BYTES  # less than options may say
-    the_log = router.coordinator.log
+    the_log = router._coordinator.log
     the_log._options = dataclasses.replace(the_log._options, segment_bytes=DECISIONS_BYTES)
     return router.open()
 
@@ -115,7 +115,7 @@ def forgetting(directory: Path, workload: Workload) -> None:
 
 def forgotten(router: anabranch.Router) -> None:
     """Wait until no decision is in force any more, and make that durable (rule T5)."""
-    the_log = router.coordinator.log
+    the_log = router._coordinator.log
     eventually(lambda: not the_log.decisions, lambda: the_log.decisions)
     assert the_log._log is not None
     the_log._log.sync()

@@ -262,7 +262,7 @@ def states_of(router: anabranch.Router) -> dict[tuple[str, str], State]:
 
 def until_of(router: anabranch.Router, message: anabranch.Message) -> int:
     """Until when it waits (ms); 0: it is free."""
-    engine = router.registry.store_for(message.destination)._engine
+    engine = router._registry.store_for(message.destination)._engine
     state, key = engine.catalog.destinations[message.destination], message.subscription
     subscriber = state.subscriptions[key] if key is not None else None
     return engine.asked(lambda: engine.rows.until(state, subscriber, message.seq))

@@ -100,7 +100,7 @@ def write_transactions(router: anabranch.Router) -> None:
             router.queue("audit.log").purge()
             router.queue("orders.done").purge()
     begin(1002).commit()
-    audit = router.registry.store_for(anabranch.Destination.parse("audit.log"))
+    audit = router._registry.store_for(anabranch.Destination.parse("audit.log"))
 
     def full(_: bytes) -> None:
         raise StoreFullError("there is no room for an outcome")
@@ -111,7 +111,7 @@ def write_transactions(router: anabranch.Router) -> None:
     def killed(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    router.coordinator.log.decide = killed  # type: ignore[method-assign,assignment]
+    router._coordinator.log.decide = killed  # type: ignore[method-assign,assignment]
     begin(1004).commit()
 
 

@@ -1,0 +1,148 @@
+"""The names that users can rely on: one that comes, goes or changes is seen here, and told in CHANGELOG.md."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import anabranch
+
+BASES = (BaseModel, BaseException, dict, tuple, enum.Enum, object)
+"""What names of theirs say nothing of ours."""
+
+NAMES = {
+    "Codec": "content_type decode encode",
+    "Config": "bindings directory_of routes",
+    "Connection": (
+        "Error OperationalError ProgrammingError ack close commit put remove rollback send tpc_begin "
+        "tpc_commit tpc_prepare tpc_recover tpc_rollback xid"
+    ),
+    "Counts": "delayed expired leased ready",
+    "DeadLetter": "deliveries message message_id reason requeued source subscription",
+    "Destination": "kind map name parse parse_composite queue restored topic",
+    "Event": "at_ms store",
+    "EventListener": "close dropped",
+    "Heuristic": "outcome transaction xid",
+    "InDoubt": "acks outcome reason sends stores transaction xid",
+    "Kind": "MAP QUEUE TOPIC",
+    "KindOptions": "journal kind memory options sql",
+    "LargeBody": "open size",
+    "Listener": "add_credit close",
+    "Map": "compare_and_set count delete destination get increment items pop put put_if_absent wait",
+    "Match": "pattern reason target",
+    "Message": (
+        "ack ack_nowait body content deliveries destination expires_at_ms extend headers is_large leased "
+        "message_id open persistent priority raw_body read redelivered reject reject_nowait release "
+        "release_nowait seq size subscription timestamp_ms token"
+    ),
+    "MessageDeadLettered": "at_ms dead_letter_queue deliveries destination message_id reason seq store",
+    "MessageDropped": "at_ms deliveries destination message_id reason seq store",
+    "MessageEvent": "at_ms destination message_id seq store",
+    "MessageExpired": "at_ms destination message_id seq store",
+    "MissingExtraError": "msg name path",
+    "Move": "bytes destination messages source subscriptions target",
+    "OnCorruption": "REFUSE SALVAGE",
+    "Outgoing": "body deliver_at_ms expires_at_ms headers message_id persistent priority requeued",
+    "Pattern": "exact kinds matches parse text",
+    "Problem": "line message",
+    "Queue": (
+        "browse consume counts dead_letters delete depth destination find listen purge receive receive_many "
+        "send send_many send_nowait"
+    ),
+    "Readable": "read",
+    "Receipt": "destination dropped duplicate seq",
+    "Redelivery": "seconds",
+    "Repartitioned": "moves removed",
+    "RouteTable": "matches nearest route",
+    "Router": (
+        "ack ack_nowait close commit compact connection consume delete destinations exists forget heuristics "
+        "in_doubt join map on_event open queue receive reclaim recover reject release release_nowait reopen "
+        "reopen_decisions repartition requeue resolve rollback send settle settle_nowait start_usage_log "
+        "stats stop_usage_log subscriptions sweep topic transaction usage_stats"
+    ),
+    "RouterStats": "dead_lettered decision_syncs dropped stores unresponsive",
+    "Savepoint": "rollback",
+    "SendOptions": "deliver_at deliver_in expires_in persistent priority size",
+    "Settlement": "ACK REJECT RELEASE",
+    "StoreFailed": "at_ms reason store",
+    "StoreOpened": "after_failure at_ms store",
+    "StoreStats": (
+        "acks batches capacity_bytes compactions delayed destinations dropped failed journal_bytes kind "
+        "large_bytes large_messages leased live_percent memory_bytes messages name pool_bytes segments sends "
+        "subscriptions swap_bytes syncs waiting"
+    ),
+    "Subscriber": (
+        "browse consume counts dead_letters depth destination listen purge receive receive_many subscription "
+        "unsubscribe"
+    ),
+    "Subscription": "client_id key name no_local selector topic",
+    "Sync": "ALWAYS NEVER PERIODIC",
+    "Topic": "browse dead_letters delete depth destination send send_many send_nowait subscribe subscriptions",
+    "Transaction": (
+        "ack commit commit_nowait is_empty prepare put release remove rollback savepoint send state subscribe "
+        "unsubscribe vote"
+    ),
+    "UsageStats": "failed lost recorded",
+    "WhenFull": "BLOCK DROP_NEW DROP_OLD FAIL",
+    "Xid": "branch format_id global_id",
+}
+"""Of each class, beside its special methods; of a model, beside its fields."""
+BARE = {
+    "AnabranchError", "ClockError", "ClosedError", "ConfigError", "CorruptionError", "DeadLetterError", "DecodeError",
+    "DestinationError", "JournalOptions", "LargeMessageError", "LimitOptions", "MemoryOptions", "MessageTooLargeError",
+    "NoRouteError", "OutOfDescriptorsError", "OutcomeUnknownError", "PlacementError", "ProgrammingError", "SparkError",
+    "SqlOptions", "StoreConfig", "StoreFailedError", "StoreFullError", "StoreLockedError", "SubscriptionError",
+    "TraceError", "TransactionError", "TransactionInDoubt", "TransactionOptions", "UnknownMessageError",
+    "UnknownSubscriptionError", "UsageOptions",
+}  # fmt: skip
+"""Classes without any."""
+
+ATTRIBUTES = {"Router": "config", "Transaction": "receipts xid", "Queue": "destination", "Topic": "destination",
+              "Map": "destination", "Subscriber": "destination subscription"}  # fmt: skip
+"""What an object of some has, beside the names of its class."""
+
+
+def public(cls: type) -> list[str]:
+    """What a class of ours has beside what Python or pydantic gives it, without the fields of models, which
+    docs/configuration.md lists."""
+    theirs: set[str] = set().union(*(dir(base) for base in BASES if issubclass(cls, base)))
+    own: Iterable[str] = {*dir(cls), *getattr(cls, "__annotations__", ())}
+    fields = set(cls.model_fields) if issubclass(cls, BaseModel) else set()
+    return sorted(name for name in {*own} - theirs - fields if not name.startswith("_"))
+
+
+def test_the_classes_have_the_names_that_are_listed_here() -> None:
+    found = {name: cls for name in anabranch.__all__ if isinstance(cls := getattr(anabranch, name), type)}
+    assert {name: " ".join(public(cls)) for name, cls in found.items()} == {**dict.fromkeys(BARE, ""), **NAMES}
+
+
+def test_so_have_their_objects(tmp_path: Path) -> None:
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"])])
+    with anabranch.open(config) as router, router.transaction() as tx:
+        queue, topic = router.queue("q"), router.topic("t")
+        queue.send(b"1")
+        message = queue.receive()
+        assert message is not None
+        given = [router, tx, queue, topic, router.map("m"), topic.subscribe("s"), tx.savepoint(), message,
+                 router.connection(), router.on_event(print)]  # fmt: skip
+        for one in given:
+            name = "Message" if isinstance(one, anabranch.Message) else type(one).__name__
+            names = {name for name in dir(one) if not name.startswith("_")}
+            assert names == {*NAMES[name].split(), *ATTRIBUTES.get(name, "").split()}, name
+
+
+def test_the_package_shows_what_is_public_alone(tmp_path: Path) -> None:
+    assert {name for name in dir(anabranch) if not name.startswith("__")} == {*anabranch.__all__, "open"}
+    assert not {*anabranch.__all__} & {*dir(builtins)}
+    program = "before = open\nfrom anabranch import *\nassert open is before\nopen('here', 'w').write(Queue.__name__)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+    assert (tmp_path / "here").read_text() == "Queue"
+    with pytest.raises(AttributeError):
+        anabranch.CodedQueue  # type: ignore[attr-defined]  # noqa: B018
