@@ -48,7 +48,7 @@ def main(directory: Path) -> None:
     store = StoreConfig("shop", ["queue://shop.>"], sql=SqlOptions(url=SecretStr(url), schema_prefix="mq_"))
     with anabranch.open(Config(directory / "data", [store])) as router:
         queue = router.queue("shop.orders")
-        queue.send_many([])  # the store's tables are made, from which SQLite keeps it in a transaction of ours
+        queue.declare()  # the store's tables are made, from which SQLite keeps it in a transaction of ours
         for toy in ("a train", "", "a doll"):
             take_order(engine, queue, toy)
         pack(engine, queue)

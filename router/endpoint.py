@@ -148,7 +148,7 @@ class Endpoint(Generic[T]):
             if registry.store_of(destination) is None:
                 error.add_note(
                     f"The store of {destination} is to be made now, with its tables, from which SQLite keeps it while "
-                    "your transaction has written: call send_many([]) without a connection once, before you begin one."
+                    "your transaction has written: call declare() once, before you begin one."
                 )
             raise
 
@@ -157,7 +157,7 @@ class Endpoint(Generic[T]):
     ) -> list[Receipt]:
         """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
         a prefix; a transaction keeps all or none. With a `connection`, as `send`. If one cannot be encoded none is
-        sent."""
+        sent. Of none nothing comes: `declare` makes an empty destination."""
         if isinstance(messages, bytes | bytearray | memoryview | str | Outgoing) or not isinstance(messages, Iterable):
             raise TypeError(
                 f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
@@ -166,6 +166,9 @@ class Endpoint(Generic[T]):
         coder: Any = self._coder
         given = messages if coder is None else map(coder.encode_one, messages)
         outgoing = cast("tuple[Outgoing | bytes, ...]", tuple(given))
+        if not outgoing:
+            self._registry.require_open()
+            return []
         if connection is not None:
             return self._send_within(connection, outgoing)
         if plain_bodies(outgoing, 0, maxsize, maxsize)[0] < len(outgoing):
@@ -237,6 +240,11 @@ class Endpoint(Generic[T]):
             content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
         )
         return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
+
+    def declare(self) -> None:
+        """Have it there, empty, over restarts (of a memory store: while it lives), until it is deleted. On return that
+        survives a power failure, whatever its store's policy. Changes nothing where it is there already."""
+        self._registry.for_store(self.destination, lambda store: store.declare(self.destination))
 
     def delete(self) -> int:
         """Remove it with all its messages, leased ones too, and its durable subscriptions; returns how many messages

@@ -176,6 +176,10 @@ class Map(Generic[V]):
         expires_at_ms = _expiry(ttl)
         return self._changed(lambda store: store.maps.increment(self.destination, key, by, expires_at_ms))
 
+    def declare(self) -> None:
+        """Have it there, empty, until it is deleted; as Queue.declare."""
+        self._changed(lambda store: store.declare(self.destination))
+
     def delete(self) -> int:
         """Remove the map with all its values; returns how many there were. Nothing of it is left behind; a store that
         was its own goes with it, if nobody waits there."""

@@ -82,7 +82,7 @@ class Reconciler:
         found = []
         for known in list(self._table.destinations.values()):
             row, match = self._table.stores[known.store_id], self._routes.route(known.destination)
-            if match is None or not self._lies_at(row, match, known.destination):
+            if match is None or not self.lies_at(row, match, known.destination):
                 found.append((row, known.destination, match))
         return sorted(found, key=lambda one: (one[0].path, one[1].kind.value, one[1].name))
 
@@ -165,14 +165,14 @@ class Reconciler:
         return strays
 
     def _record_if_all_belong(self, row: StoreRow) -> list[Misplaced]:
-        """Record a store and what it holds, or return what does not belong there. An empty one is left as it is: a
-        crash came after it was made, and the first send records it.
+        """Record a store and the destinations in it, or return those with messages that do not belong there. One
+        without any is left as it is: a crash came after it was made, and the first send records it.
 
         Whoever made it may have been killed before its name was on disk, so that is done first (rule D2)."""
         sync_directory(self._directories.path(row).parent)
         store = self._stores.load(row)
         try:
-            held = {d: count for d in store.destinations() if (count := store.depth(d))}
+            held = {destination: store.depth(destination) for destination in store.destinations()}
             prepared = store.recover_prepared()
         finally:
             self._stores.unload(row.path)
@@ -181,8 +181,8 @@ class Reconciler:
             match = self._routes.route(destination)
             known = self._table.destinations.get(destination)
             other = self._table.stores[known.store_id] if known is not None else None
-            if match is None or not self._lies_at(row, match, destination) or other is not None:
-                strays.append(Misplaced(destination, count, row, match, other))
+            if match is None or not self.lies_at(row, match, destination) or other is not None:
+                strays += [Misplaced(destination, count, row, match, other)] if count else []
                 continue
             name = self._directories.name(match.target, destination)
             rows.append(DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text))
@@ -231,11 +231,16 @@ class Reconciler:
                 misplaced.append(Misplaced(destination, count, row, match, None, prepared, subscribed))
             else:
                 empty.append(destination)
-        for destination in empty if not misplaced else ():  # a refusal changes nothing
-            self._table.forget_destination(destination)
+        if empty and not misplaced:  # a refusal changes nothing
+            names, rest = ", ".join(map(str, empty[:SHOWN_MAX])), " and others" if len(empty) > SHOWN_MAX else ""
+            what = count_of(len(empty), "destination")
+            log.info("%s without messages, routed to other stores now, not known any more: %s%s", what, names, rest)
+            for destination in empty:
+                self._table.forget_destination(destination)
         return misplaced
 
-    def _lies_at(self, row: StoreRow, match: Match[StoreConfig], destination: Destination) -> bool:
+    def lies_at(self, row: StoreRow, match: Match[StoreConfig], destination: Destination) -> bool:
+        """Whether a destination that is routed so belongs into this store."""
         return self._directories.expected(match.target, destination) == self._directories.path(row)
 
 

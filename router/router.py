@@ -249,7 +249,7 @@ class Router:
         self, name: Address, *, codec: str | Codec[Any] | None = None, expires_when_idle: float | None = None
     ) -> Queue[Any]:
         """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
-        send.
+        send, or before `declare`.
 
         With a `codec` (`json`, `msgpack`, `pickle`, or an object; codecs.py) bodies are values: what is sent is encoded
         and labelled with the header `content_type`, and `message.body` is decoded. Without one they are bytes.
@@ -651,16 +651,17 @@ class Router:
         return self._tokens.settle_nowait(_tokens(tokens, how), _way(how, reason, delivered, delay))
 
     def destinations(self, prefix: str = "") -> list[Destination]:
-        """All that have been sent to or subscribed to and not deleted, in order of their text; with a prefix those
-        whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had just
-        been deleted, until its store is opened."""
+        """All that have been declared, sent to or subscribed to and not deleted, in order of their text; with a prefix
+        those whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had
+        just been deleted, until its store is opened."""
         self._registry.require_open()
         if not isinstance(prefix, str):
             raise TypeError(f"a prefix of destinations is a str, not {type(prefix).__name__}: {prefix!r}")
         return sorted((d for d in list(self._registry.table.destinations) if str(d).startswith(prefix)), key=str)
 
     def exists(self, destination: Address) -> bool:
-        """Whether it has been sent to or subscribed to and not deleted. No store is asked, as by `destinations`."""
+        """Whether it has been declared, sent to or subscribed to and not deleted. No store is asked, as by
+        `destinations`."""
         self._registry.require_open()
         return resolve(destination) in self._registry.table.destinations
 

@@ -127,7 +127,8 @@ class StoreRegistry:
         lost = [
             name
             for name in known.difference(self.table.destinations)
-            if (name in subscribed or store.depth(name)) and self._routes.route(name) is not None
+            if (match := self._routes.route(name)) is not None
+            and (self._reconciler.lies_at(row, match, name) or name in subscribed or store.depth(name))
         ]
         if lost:
             what = count_of(len(lost), "destination")

@@ -362,9 +362,10 @@ class Bringing:
                 self._write(some)
 
     def end(self) -> None:
-        """There is no more: subscriptions that nothing waits for begin, and all of it is durable on return."""
+        """There is no more: subscriptions that nothing waits for begin, the destination is there though it is empty,
+        and all of it is durable on return."""
         self._subscribe(list(self._to_come))
-        self._store.sync()
+        self._store.declare(self._destination, moves=True)
 
     def _require_small(self, items: Sequence[Item]) -> None:
         limit = self._settings.message_bytes_max

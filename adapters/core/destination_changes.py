@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
 
 class Declare(Change):
-    """A destination gets its number. Made by the plan."""
+    """A destination gets its number, unless it has one. Made by the plan, too."""
 
     __slots__ = ("size", "state")
+
+    brings = True
 
     def __init__(self, state: DestinationState) -> None:
         self.state = state
         self.size = SMALL_BYTES + declaration_bytes(state)
 
     def plan(self, plan: Plan) -> None:
+        self.state = plan.current(self.state)
         plan.declare(self.state)
 
     def apply(self, table: Table) -> None:

@@ -64,6 +64,7 @@ from ..store_types import (
 from .abandoned import Abandoned
 from .backend import Backend, Found
 from .damaged import readable
+from .destination_changes import Declare
 from .engine import Engine
 from .forwarding import after_move, follow, is_moving
 from .gates import Gate, LeaseMovedError
@@ -417,6 +418,13 @@ class Store:
         is `requeued` is no duplicate, here as in `commit` and in a branch. `done` is returned, with the receipts added
         to it: where it raises, they say which are stored, the first ones, and the others can be sent elsewhere."""
         return self._sending.send_many(destination, messages, sync, done)
+
+    def declare(self, destination: Destination, moves: bool = False) -> None:
+        """The destination is there from now on, if it is empty, too. On return that survives a power failure, whatever
+        the policy. Idempotent. `moves`: no gate keeps it out. Raises as `send`."""
+        # Also where it is there: what brings it may be on its way to the disk still, and this comes behind it.
+        self._sending.write([Declare(self._sending.state(destination))], moves=moves)
+        self.sync()
 
     def send_within(
         self, connection: Any, destination: Destination, messages: Iterable[Outgoing | bytes]

@@ -10,17 +10,20 @@ import pytest
 from anabranch.adapters.core import Store
 from anabranch.adapters.messages import Message, Outgoing
 from anabranch.adapters.store_types import Subscription
+from anabranch.policies.destination import Destination
 from anabranch.policies.errors import AnabranchError, ClosedError, StoreLockedError
 
 from .children import reaped
 from .disk import PATIENCE, A, B, C, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
 
 DESK = Subscription(T, "desk", "c1")
+M = Destination.map("m")
 
 
 def every_call(store: Store, message: Message, claimed: Message) -> dict[str, Callable[[], object]]:
     """One call of each method that a closed store refuses."""
     return {
+        "declare": lambda: store.declare(C),
         "send": lambda: store.send(A, b"x"),
         "send to a new one": lambda: store.send(C, b"x"),
         "send_nowait": lambda: store.send_nowait(A, b"x"),
@@ -275,6 +278,25 @@ class LifecycleContract:
         drain(store)
         assert set(store.destinations()) == {A, C}
         assert set(disk.later(store, "closed").destinations()) == {A, C}
+
+    def test_what_is_declared_is_there(self, disk: Disk, store: Store, place: str) -> None:
+        """Empty, and durable whatever the policy; said again it changes nothing, and `delete` undoes it."""
+        declared = {A, T, M}
+        for _ in range(2):
+            for destination in declared:
+                store.declare(destination)
+        store.send(B, b"x")
+        store.declare(B)
+        store = disk.later(store, place)
+        assert set(store.destinations()) == {*declared, B}
+        assert (store.depth(A), store.depth(B), store.stats().messages) == (0, 1, 1)
+        store.send(A, b"1")
+        store.declare(A)
+        assert (drain(store), store.delete(A), store.delete(M), store.delete(T)) == ([b"1"], 0, 0, 0)
+        store.declare(C)
+        store = disk.later(store, place)
+        assert set(store.destinations()) == {B, C}
+        assert_whole(store)
 
     def test_asking_creates_nothing(self, store: Store) -> None:
         store.receive(A)

@@ -491,6 +491,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.purge(topic, key) == self.model.purge(topic, number)
 
     @rule(destination=destinations)
+    def declare(self, destination: Destination) -> None:
+        self.store.declare(destination)
+        self.model.declare(destination)
+
+    @rule(destination=destinations)
     def delete(self, destination: Destination) -> None:
         if self.claimed(destination):
             with pytest.raises(TransactionError):

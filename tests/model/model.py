@@ -172,6 +172,10 @@ class Model:
                 self.remove(destination, expected.seq, n)
         return count
 
+    def declare(self, destination: Destination) -> None:
+        self.queues.setdefault(destination, [])
+        self.kept.add(destination)
+
     def delete(self, destination: Destination) -> int:
         self.window = {key: seq for key, seq in self.window.items() if key[0] != destination}
         self.passing = {key: seq for key, seq in self.passing.items() if key[0] != destination}

@@ -35,7 +35,7 @@ NAMES = {
     "KindOptions": "journal kind memory options sql",
     "LargeBody": "open size",
     "Listener": "add_credit close",
-    "Map": "compare_and_set count delete destination get increment items pop put put_if_absent wait",
+    "Map": "compare_and_set count declare delete destination get increment items pop put put_if_absent wait",
     "Match": "pattern reason target",
     "Message": (
         "ack ack_nowait body content deliveries destination expires_at_ms extend headers is_large leased "
@@ -53,7 +53,7 @@ NAMES = {
     "Pattern": "exact kinds matches parse text",
     "Problem": "line message",
     "Queue": (
-        "browse consume counts dead_letters delete depth destination find listen purge receive receive_many "
+        "browse consume counts dead_letters declare delete depth destination find listen purge receive receive_many "
         "send send_many send_nowait"
     ),
     "Readable": "read",
@@ -84,7 +84,9 @@ NAMES = {
     ),
     "Subscription": "client_id key name no_local selector topic",
     "Sync": "ALWAYS NEVER PERIODIC",
-    "Topic": "browse dead_letters delete depth destination send send_many send_nowait subscribe subscriptions",
+    "Topic": (
+        "browse dead_letters declare delete depth destination send send_many send_nowait subscribe subscriptions"
+    ),
     "Transaction": (
         "ack commit commit_nowait is_empty prepare put release remove rollback savepoint send state subscribe "
         "unsubscribe vote"

@@ -464,8 +464,8 @@ def test_a_store_that_is_not_made_yet(tmp_path: Path) -> None:
 
         with pytest.raises(StoreFailedError) as caught:
             sell("hat")
-        assert any("call send_many([]) without a connection once" in note for note in caught.value.__notes__)
-        queue.send_many([])
+        assert any("call declare() once" in note for note in caught.value.__notes__)
+        queue.declare()
         sell("coat")
         assert [message.body for message in queue.browse()] == [b"coat"]
     engine.dispose()

@@ -23,6 +23,7 @@ from anabranch.adapters.core import purging
 from anabranch.adapters.journal import index
 
 from ..ledger import Marks
+from . import declared
 from .cross import CROSS, killed_across, opened
 from .kinds import KINDS, killed_at_work
 from .kinds import config as kinds_config
@@ -467,6 +468,8 @@ WORKLOADS = {
     "topics": Workload(topics, {"checkpoint_operations": 25, "pool_files": 1}),
     "priorities": Workload(priorities, {"checkpoint_operations": 11, "priorities": True}),
     "stores": Workload(stores, {}),
+    "declared": Workload(declared.run, {"sync": "never", "checkpoint_operations": 9}, check=declared.check),
+    "declared-sqlite": Workload(declared.run, {"sqlite": True, "sync": "never"}, check=declared.check),
     "kills": Workload(kills, {"checkpoint_operations": 20}),
     "kills-before-sync": Workload(kills, {"checkpoint_operations": 9}),
     "kills-lazily": Workload(kills, {"sync": "never", "checkpoint_operations": 16}, prefix=True),
