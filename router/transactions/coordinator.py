@@ -422,7 +422,13 @@ def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, stor
 
 def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
     """Rule T6: who takes a shared store over could not ask this process's decision log."""
-    others = ", ".join(repr(name) for name in transaction.stores if name != store.name) or "a later decision"
+    others = ", ".join(repr(name) for name in transaction.stores if name != store.name)
+    if not others:
+        return TransactionError(
+            f"store {store.name!r} is shared with other processes by a lease, so nothing can be prepared in it: whoever "
+            "takes it over could not ask this process for the outcome; commit in one step, without prepare() or vote(), "
+            "or give the store no lease"
+        )
     return TransactionError(
         f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and {others} cannot "
         "be made atomic; keep these destinations in one store, or give it no lease"

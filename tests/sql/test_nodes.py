@@ -213,8 +213,16 @@ def test_a_transaction_over_a_shared_store_and_another_is_refused(nodes: Nodes, 
     with anabranch.open(config) as router:
         with router.transaction() as tx:
             tx.send("queue://s.a", b"alone")
-        with pytest.raises(anabranch.TransactionError), router.transaction() as tx:
+        refused = r"'shared' is shared .* a transaction over it and 'own' cannot be made atomic"
+        with pytest.raises(anabranch.TransactionError, match=refused), router.transaction() as tx:
             tx.send("queue://s.a", b"x")
             tx.send("queue://a", b"x")
+        refused = r"'shared' is shared .* nothing can be prepared in it: .* without prepare\(\) or vote\(\)"
+        for number, first_phase in enumerate((anabranch.Transaction.prepare, anabranch.Transaction.vote)):
+            alone = router.transaction(anabranch.Xid(1, str(number)))
+            alone.send("queue://s.a", b"x")
+            with pytest.raises(anabranch.TransactionError, match=refused):
+                first_phase(alone)
+            assert (alone.state, router.recover()) == ("rolled back", [])
         assert [message.body for message in router.queue("s.a").browse()] == [b"alone"]
         assert router.queue("a").depth() == 0
