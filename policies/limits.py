@@ -12,7 +12,7 @@ from .config_options import Duration, Options, Positive, Size
 from .config_problems import Located
 from .config_yaml import Path as Place
 from .errors import DestinationError
-from .wildcard import Pattern, Segment
+from .wildcard import Pattern, may_overlap
 
 if TYPE_CHECKING:
     from .option_values import LimitValues
@@ -147,24 +147,3 @@ def _parsed(text: object) -> Pattern | None:
         return Pattern.parse(text) if isinstance(text, str) else None
     except DestinationError:
         return None
-
-
-def may_overlap(one: Pattern, other: Pattern) -> bool:
-    """False only if no destination can match both. Of two globs it is not looked into whether one can."""
-    return bool(one.kinds & other.kinds) and _overlap(one._segments, other._segments)
-
-
-def _overlap(one: Sequence[Segment], other: Sequence[Segment]) -> bool:
-    if (one and one[0].is_rest) or (other and other[0].is_rest):
-        return True  # what comes before has matched, and the rest may be anything: `>` also matches nothing
-    if not one or not other:
-        return not one and not other
-    first, second = one[0], other[0]
-    if first.is_literal and second.is_literal:
-        same = first.lead == second.lead
-    elif first.is_literal or second.is_literal:
-        literal, glob = (first, second) if first.is_literal else (second, first)
-        same = glob.matches(literal.lead)
-    else:
-        same = True
-    return same and _overlap(one[1:], other[1:])

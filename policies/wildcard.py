@@ -196,7 +196,7 @@ class RouteTable(Generic[T]):
             seen.setdefault(pattern, pattern.text)
         if problems:
             raise ConfigError(problems)
-        self._texts = [pattern.text for pattern, _ in parsed]
+        self._patterns = [pattern for pattern, _ in parsed]
         self._trie: PatternTrie[T] = PatternTrie()
         for pattern, target in parsed:
             self._trie.add(pattern, target)
@@ -210,14 +210,20 @@ class RouteTable(Generic[T]):
         """Every pattern that matches, the winner first, each with a sentence on why it stands where it stands."""
         return _explained(list(self._trie.matching(destination)))
 
-    def nearest(self, destination: Destination, n: int = 3) -> list[str]:
-        """The texts of the n patterns most like the destination, for the error that says that none matches."""
+    def may_take(self, pattern: Pattern, kind: Kind) -> bool:
+        """Whether some destination of this kind may match one of these patterns and that one, too."""
+        return any(kind in one.kinds and may_overlap(one, pattern) for one in self._patterns)
+
+    def nearest(self, wanted: Destination | Pattern, n: int = 3) -> list[str]:
+        """The texts of the n patterns most like a destination, or a pattern, for the error that says that none
+        matches."""
+        scheme, separator, name = str(wanted).rpartition("://")
 
         def likeness(text: str) -> float:
-            name = str(destination) if "://" in text else destination.name
-            return difflib.SequenceMatcher(None, text, name, autojunk=False).ratio()
+            like = f"{scheme}{separator}{name}" if "://" in text else name
+            return difflib.SequenceMatcher(None, text, like, autojunk=False).ratio()
 
-        ranked = sorted((-likeness(text), text) for text in self._texts)
+        ranked = sorted((-likeness(one.text), one.text) for one in self._patterns)
         return [text for _, text in ranked[:n]]
 
     def _find(self, destination: Destination) -> Match[T] | None:
@@ -239,6 +245,27 @@ def _explained(found: Sequence[tuple[Pattern, T]]) -> list[Match[T]]:
             reason = "the only pattern that matches"
         result.append(Match(pattern, target, reason))
     return result
+
+
+def may_overlap(one: Pattern, other: Pattern) -> bool:
+    """False only if no destination can match both. Of two globs it is not looked into whether one can."""
+    return bool(one.kinds & other.kinds) and _overlap(one._segments, other._segments)
+
+
+def _overlap(one: Sequence[Segment], other: Sequence[Segment]) -> bool:
+    if (one and one[0].is_rest) or (other and other[0].is_rest):
+        return True  # what comes before has matched, and the rest may be anything: `>` also matches nothing
+    if not one or not other:
+        return not one and not other
+    first, second = one[0], other[0]
+    if first.is_literal and second.is_literal:
+        same = first.lead == second.lead
+    elif first.is_literal or second.is_literal:
+        literal, glob = (first, second) if first.is_literal else (second, first)
+        same = glob.matches(literal.lead)
+    else:
+        same = True
+    return same and _overlap(one[1:], other[1:])
 
 
 def escape(name: str) -> str:

@@ -141,6 +141,8 @@ class Consumer(Backlog[T]):
     def _receive_in(self, timeout: float | None, lease: float | None) -> Message | None:
         """`receive` with a time to wait."""
         require_timeout(timeout)
+        if timeout is None:
+            self._registry.hint_at_slip(self.destination)
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def receive(store: Store) -> Message | None:  # called again if the store was closed for being idle
@@ -168,6 +170,8 @@ class Consumer(Backlog[T]):
                 self.destination, lambda store: store.receive_many(self.destination, n, 0, self._key, lease), []
             )
         require_timeout(timeout)
+        if timeout is None:
+            self._registry.hint_at_slip(self.destination)
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def receive(store: Store) -> list[Message]:  # likewise
@@ -208,6 +212,7 @@ class Consumer(Backlog[T]):
         require_callbacks(on_message, on_end)
         coder, call = self._coder, on_message
         heard: Callable[[Any], object] = call if coder is None else lambda message: call(coder.wrap(message))
+        self._registry.hint_at_slip(self.destination)
         return self._registry.for_store(
             self.destination, lambda store: store.listen(self.destination, heard, credit, self._key, on_end, lease)
         )

@@ -36,6 +36,7 @@ from ..policies.wildcard import Pattern
 from .addresses import Address, queue_of
 from .codecs import Codec, Coder, codec_of
 from .consumer import require_timeout
+from .near_names import near_pattern
 from .queue import Queue
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class PatternConsumer:
         """A heap of what is looked at again at a time (monotonic)."""
         self._numbers = itertools.count()
         self._lost = True
+        self._told = False
+        """Somebody has heard that it matches nothing, or it has matched something."""
         self.users = 0
         """How many receive now; after Ctrl-C perhaps more."""
 
@@ -131,6 +134,8 @@ class PatternConsumer:
                 self._registry.require_open()
                 if self._lost:
                     self._put_all()
+                if not self._told:
+                    self._tell(timeout)
                 place = self._next(deadline)
                 if place is None:
                     return None
@@ -145,6 +150,16 @@ class PatternConsumer:
         finally:
             with self._lock:
                 self.users -= 1
+
+    def _tell(self, timeout: float | None) -> None:
+        """Once, who waits for ever where nothing matches yet, since it may be a slip."""
+        if self._places:
+            self._told = True
+        elif timeout is None:
+            self._told = True
+            near = near_pattern(self.pattern, list(self._registry.table.destinations))
+            hint = f"; did you mean {near}?" if near is not None else ""
+            log.warning("no queue matches %s yet, of which somebody waits for messages%s", self.pattern, hint)
 
     def _put_all(self) -> None:
         """Each queue into the ring once; those whose stores are open come first."""
@@ -291,6 +306,7 @@ class PatternConsumers:
         with self._lock:
             consumer = self._consumers.get(pattern)
             if consumer is None:
+                self._registry.require_queues(pattern)
                 while len(self._consumers) >= PATTERNS_MAX and self._drop_one():
                     pass
                 consumer = self._consumers[pattern] = PatternConsumer(self._registry, pattern)

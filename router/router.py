@@ -376,7 +376,9 @@ class Router:
         is, for as long, a queue that moves. A pattern may match dead letters: `>` does. A name without wildcards is
         that queue.
 
-        Raises DestinationError for what is no pattern of queues, and as Queue.receive.
+        Raises DestinationError for what is no pattern of queues, NoRouteError for one that no queue can match since no
+        store takes any, and as Queue.receive. Where none matches yet, and the timeout is None, a warning in the log
+        says so once, with a pattern that may have been meant.
         """
         return self._patterns.receiver(pattern, timeout, lease, codec)()
 

@@ -20,7 +20,7 @@ from ..adapters.files import disk_errors, remove_directory, sweep_unfinished
 from ..adapters.messages import Message, Receipt
 from ..adapters.store_types import Progress, StoreStats, Subscription
 from ..policies.config import Config, StoreConfig
-from ..policies.destination import Destination
+from ..policies.destination import Destination, Kind
 from ..policies.errors import (
     AnabranchError,
     ClosedError,
@@ -31,10 +31,11 @@ from ..policies.errors import (
     UnknownMessageError,
 )
 from ..policies.text import count_of
-from ..policies.wildcard import Match
+from ..policies.wildcard import Match, Pattern
 from .deferred_sends import DeferredSends, once_more
 from .destinations_table import RECORD, DestinationRow, DestinationsTable, StoreRow
 from .import_marker import require_no_import
+from .near_names import LOOKED_AT, near_name
 from .open_stores import OpenStores
 from .reconcile import Reconciler
 from .repartition_progress import require_none
@@ -318,6 +319,32 @@ class StoreRegistry:
                 f'no pattern matches {destination}; the closest are {near}. Add one, or a store that matches ">"'
             )
         return match
+
+    def require_queues(self, pattern: Pattern) -> None:
+        """Raise NoRouteError for a pattern that no queue can match: none is known, and none could be sent to."""
+        if not self._routes.may_take(pattern, Kind.QUEUE) and not self.has_queues(pattern):
+            near = ", ".join(self._routes.nearest(pattern))
+            raise NoRouteError(
+                f"no queue can match {pattern}: no store takes any of that name; the closest patterns of stores are "
+                f"{near}"
+            )
+
+    def has_queues(self, pattern: Pattern) -> bool:
+        """Whether a queue is known that matches."""
+        known = list(self.table.destinations)
+        return any(destination.kind is Kind.QUEUE and pattern.matches(destination) for destination in known)
+
+    def hint_at_slip(self, destination: Destination) -> None:
+        """Somebody is about to wait for ever for messages of this: say so if nobody has sent there, and there is a
+        queue whose name is the same but for a slip."""
+        known = self.table.destinations
+        if destination in known or destination.kind is not Kind.QUEUE or len(known) > LOOKED_AT:
+            return
+        near = near_name(destination, list(known))
+        if near is not None:
+            log.warning(
+                "somebody waits for messages of %s, to which nothing was ever sent; did you mean %s?", destination, near
+            )
 
     def store_of(self, destination: Destination) -> Store | None:
         """The open store that holds a destination; None if it has none yet."""

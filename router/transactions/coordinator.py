@@ -425,9 +425,9 @@ def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
     others = ", ".join(repr(name) for name in transaction.stores if name != store.name)
     if not others:
         return TransactionError(
-            f"store {store.name!r} is shared with other processes by a lease, so nothing can be prepared in it: whoever "
-            "takes it over could not ask this process for the outcome; commit in one step, without prepare() or vote(), "
-            "or give the store no lease"
+            f"store {store.name!r} is shared with other processes by a lease, so nothing can be prepared in it: "
+            "whoever takes it over could not ask this process for the outcome; commit in one step, without prepare() "
+            "or vote(), or give the store no lease"
         )
     return TransactionError(
         f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and {others} cannot "

@@ -8,8 +8,8 @@ import pytest
 
 from anabranch.policies.config import Config, JournalOptions, MemoryOptions, StoreConfig, dump_yaml, loads
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.limits import LimitOptions, WhenFull, may_overlap
-from anabranch.policies.wildcard import Pattern
+from anabranch.policies.limits import LimitOptions, WhenFull
+from anabranch.policies.wildcard import Pattern, may_overlap
 
 BASE = Path("/srv/app")
 
