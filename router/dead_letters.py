@@ -97,6 +97,7 @@ class DeadLetterSweeper:
         kept = self._dead_letter(
             store, self._registry.dead_letter_of(store), [Undelivered(message, reason)], rejected=True
         )
+        message._store.note_rejected(message)  # it may have moved meanwhile
         with self._lock:
             self.dead_lettered += kept
             self.dropped += 1 - kept

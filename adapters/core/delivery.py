@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ...policies.errors import StoreFullError, UnknownMessageError
 from ..messages import EXPIRED, Message, require_leased
 from .gates import LeaseMovedError
-from .leases import CLAIMED, LEASED, LEAVING, MOVING, Feed, Lease, LeaseTime, Taker
+from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Feed, Lease, Taker
 from .place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .priorities import Lanes
 from .sweep import Sweep, wall_ms
@@ -317,7 +317,7 @@ class Delivery:
                 if type(lease) is Lease and lease.hold >= MOVING:
                     raise LeaseMovedError(lease.gate)
                 raise UnknownMessageError(
-                    f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: {_why(lease)}"
+                    f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: {_why(message)}"
                 )
         return taken
 
@@ -363,6 +363,7 @@ class Delivery:
 
     def unlease(self, lease: Lease, rows: Rows, delivered: bool = False) -> None:
         """The message is free, at its old place. Idempotent."""
+        lease.end = RELEASED if lease.hold == LEAVING else ROLLED_BACK
         order, seq, expires, deliveries, _ = lease.place
         if delivered and not lease.whole:
             deliveries += 1
@@ -438,23 +439,18 @@ class Delivery:
             feed.lanes.set_back(order, seq)
 
 
+def _why(message: Message) -> str:
+    lease = message._note
+    if type(lease) is not Lease:
+        return "it was not received here"
+    if lease.hold == LEAVING and type(message) is message._plain and not hasattr(lease, "end"):
+        return ACKED  # which may not be applied yet
+    return lease.how_it_ended
+
+
 def _require_in_time(messages: Iterable[Message]) -> None:
     now = monotonic()
     for message in messages:
         lease = message._note
         if type(lease) is Lease and lease.is_late(now):
-            raise UnknownMessageError(f"{message!r} is not leased here any more: {_over(lease.time)}")
-
-
-def _why(lease: object) -> str:
-    """It is not held any more."""
-    if type(lease) is Lease and lease.time_limit is not None and lease.time.lapsed:
-        return _over(lease.time)
-    return "it was acked, released or claimed by a transaction"
-
-
-def _over(time: LeaseTime) -> str:
-    return (
-        f"its lease of {time.seconds:g} s ran out, and others may receive it again; give it more time (`lease=`, "
-        "`lease_timeout`), or extend() it while you work"
-    )
+            raise UnknownMessageError(f"{message!r} is not leased here any more: {lease.time.says_it_is_over}")

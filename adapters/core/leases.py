@@ -22,6 +22,11 @@ LEAVING: Final = 3
 MOVING: Final = 4
 MOVED: Final = 5
 
+ACKED: Final = "it was acked"
+RELEASED: Final = "it was released"
+REJECTED: Final = "it was rejected"
+ROLLED_BACK: Final = "a transaction that had it was rolled back, or has released it"
+
 
 class Feed:
     """What one who receives draws from: a queue, or one subscription of a topic. All fields belong to the store's lock
@@ -131,11 +136,18 @@ class LeaseTime:
         self.lapsed = False
         """It is over, and the message was given back."""
 
+    @property
+    def says_it_is_over(self) -> str:
+        return (
+            f"its lease of {self.seconds:g} s ran out, and others may receive it again; give it more time (`lease=`, "
+            "`lease_timeout`), or extend() it while you work"
+        )
+
 
 class Lease:
     """That somebody holds a message."""
 
-    __slots__ = ("counted", "feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
+    __slots__ = ("counted", "end", "feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
 
     gate: Gate
     """Set before its hold is MOVING."""
@@ -147,6 +159,8 @@ class Lease:
     """Set where somebody has its token: see `is_kept`."""
     counted: bool
     """Set where this delivery was written when it began: see `is_counted`."""
+    end: str
+    """Set once it is over, but by an ack: see `how_it_ended`."""
 
     def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
         self.number = next(_numbers)
@@ -179,6 +193,21 @@ class Lease:
     def is_counted(self) -> bool:
         """Whether the backend has this delivery counted already; `place` says it without."""
         return getattr(self, "counted", False)
+
+    @property
+    def how_it_ended(self) -> str:
+        """Of one that is not held as its holder thinks, in words."""
+        limit = self.time_limit
+        if limit is not None and limit.lapsed:
+            return limit.says_it_is_over
+        end: str | None = getattr(self, "end", None)
+        if end is not None:
+            return end
+        if self.hold == CLAIMED:
+            return "a transaction has claimed it, or acked it"
+        if self.hold == LEAVING:
+            return "it is just being acked or released" if self.is_held else ACKED
+        return "its queue or subscription was removed, or its store was closed since, which frees what is leased there"
 
     @property
     def time_limit(self) -> LeaseTime | None:

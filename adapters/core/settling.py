@@ -26,7 +26,7 @@ from ..store_types import Settlement
 from .changes import Ack, Change, acks_of, returned_of, uncounted_of
 from .engine import APPLY_AT, Engine
 from .gates import LeaseMovedError
-from .leases import CLAIMED, LEASED, LEAVING, MOVING, Lease
+from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Lease
 from .limits import Grant
 from .nonpersistent import give_back_room
 from .tickets import Ticket
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _TOKEN: Final = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})")
 
+ENDS_KEPT: Final = 10_000
+"""Of so many tokens it is remembered how they were settled."""
 COUNTED_AT_ONCE: Final = 1000
 """Messages given back whose deliveries are written together."""
 
@@ -52,6 +54,8 @@ class Settling:
     ) -> None:
         """`write` waits until changes are written."""
         self._store, self._engine, self._writer, self._write = store, engine, writer, write
+        self._ends: dict[int, str] = {}
+        """How leases ended that were known by a token, by their number; the latest."""
 
     # Acks
 
@@ -160,6 +164,9 @@ class Settling:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             self._give_back(leases, delivered, delay_ms)
             note_settled(messages)
+            if hold == CLAIMED:
+                for lease in leases:
+                    lease.end = ROLLED_BACK
         except (UnknownMessageError, LeaseMovedError):  # another thread may be settling them
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):
@@ -196,6 +203,7 @@ class Settling:
     def give_back_delivered(self, leases: Sequence[Lease]) -> None:
         """Of what is LEAVING without its holder's doing; it counts as a delivery."""
         self._give_back(leases, delivered=True)
+        self.note_ends([lease for lease in leases if lease.is_kept])
 
     def give_back_taken(self, leases: Sequence[Lease]) -> None:
         """What is LEAVING, since who had claimed it did not ack it after all, is free again, delivered once more."""
@@ -264,6 +272,15 @@ class Settling:
 
     # By token
 
+    def note_ends(self, leases: Iterable[Lease], end: str | None = None) -> None:
+        """Who comes with the token of one of these hears how it ended."""
+        for lease in leases:
+            if end is not None:
+                lease.end = end
+            self._ends[lease.number] = lease.how_it_ended
+        while len(self._ends) > ENDS_KEPT:
+            self._ends.pop(next(iter(self._ends), 0), None)
+
     def token(self, lease: Lease) -> str:
         """What a lease is known by to who keeps no message."""
         feed = lease.feeds[0]
@@ -274,15 +291,14 @@ class Settling:
         store_id, destination, subscription, seq, number = _parsed(token)
         if store_id != self._store.store_id.hex():
             raise UnknownMessageError(f"the message of token {token} is in another store than {self._store.name!r}")
-        state = self._engine.catalog.by_number.get(destination)
+        ended = self._ends.get(number)  # first: an ack may not be applied yet
+        state = self._engine.catalog.by_number.get(destination) if ended is None else None
         for feed in state.feeds(subscription) if state is not None else ():
             lease = feed.held.get(seq)
             if lease is not None and lease.number == number:
                 return lease
-        raise UnknownMessageError(
-            f"the message of token {token} is not leased here any more: it was acked or released, its lease ran out, "
-            "or its queue is gone"
-        )
+        why = ended or "it was acked or released, its lease ran out, or its queue is gone"
+        raise UnknownMessageError(f"the message of token {token} is not leased here any more: {why}")
 
     def settle(
         self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
@@ -299,6 +315,7 @@ class Settling:
                 self._engine.acks += len(leases)
             elif leases:
                 self._give_back(leases, delivered, delay_ms)
+            self.note_ends(leases, ACKED if how is Settlement.ACK else RELEASED)
         except BaseException as error:
             if not isinstance(error, OutcomeUnknownError):
                 self._engine.delivery.put_back(taken.values(), LEASED)
@@ -324,6 +341,8 @@ class Settling:
                 return
             for at in taken:
                 results[at] = error
+            if error is None:
+                self.note_ends(taken.values(), ACKED if how is Settlement.ACK else RELEASED)
             future.set_result(results)
 
         try:

@@ -73,7 +73,7 @@ from .headers import pack_id
 from .large import StoredBody
 from .large_bodies import LargeBodies
 from .lease_times import LeaseTimes
-from .leases import CLAIMED, LEASED, Lease
+from .leases import CLAIMED, LEASED, REJECTED, Lease
 from .limits import Grant
 from .maps import Maps
 from .nonpersistent import sweep
@@ -283,6 +283,7 @@ class Store:
             self._opened = False
             return
         self._look_after_owner()
+        self._abandoned.close()
         self.bodies.close()
         try:
             if engine.outbox is not None:
@@ -684,6 +685,12 @@ class Store:
         if message is None:
             raise UnknownMessageError(f"the message of token {token} is not there any more")
         return message
+
+    def note_rejected(self, message: Message[Any]) -> None:
+        """It was acked since it was rejected: who comes with it once more hears that."""
+        lease = message._note
+        lease.end = REJECTED
+        self._settling.note_ends([lease] if lease.is_kept else ())
 
     def settle(
         self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.adapters.core import Store
+from anabranch.adapters.core import Store, abandoned
 from anabranch.adapters.core.gates import Gate
 from anabranch.adapters.messages import (
     DecodedMessage,
@@ -20,9 +20,10 @@ from anabranch.adapters.messages import (
     ReceivedMessage,
     decoded,
 )
+from anabranch.policies.destination import Destination
 from anabranch.policies.errors import LargeMessageError, StoreFailedError
 
-from ..contract.disk import A, B, eventually, take
+from ..contract.disk import A, B, C, eventually, take
 from ..crash.test_interrupts import everywhere
 from . import test_interrupts
 from .made import memory, onefile
@@ -196,3 +197,57 @@ def test_ctrl_c_where_they_are_given_back(a_store: Store) -> None:
         assert emptied(a_store, where) == [b"1", b"2"], where
 
     assert everywhere(prepare, check) > 30
+
+
+def test_the_log_tells_of_a_queue_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """How many it were; of the first at once, and what is not told by then when the store closes."""
+    now = 1000.0
+    monkeypatch.setattr(abandoned, "monotonic", lambda: now)
+    with memory() as disk:
+        store = disk.create()
+
+        def let_go(*queues: Destination) -> list[str]:
+            caplog.clear()
+            for queue in queues:
+                store.send(queue, b"1")
+                assert store.receive(queue) is not None
+            store.take_undelivered()
+            return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+        def of(count: str, queue: Destination) -> str:
+            return (
+                f"store {store.name}: {count} of {queue}, received and let go of without ack, release or reject: free "
+                "again, delivered once more"
+            )
+
+        assert let_go(A, A) == [of("2 messages", A)]
+        assert let_go(A, B) == [of("1 message", B)]
+        now += abandoned.TELL_SECONDS - 1
+        assert let_go(A) == []
+        now += 2
+        assert let_go() == [of("2 messages", A)]
+        assert let_go() == []
+        now += 2 * abandoned.TELL_SECONDS
+        assert let_go() == []
+        assert sorted(let_go(B, A)) == [of("1 message", A), of("1 message", B)]
+        assert let_go(A, A, A) == []
+        caplog.clear()
+        store.close()
+        assert [record.getMessage() for record in caplog.records] == [of("3 messages", A)]
+
+
+def test_of_very_many_queues_the_log_tells_more_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(abandoned, "TOLD_MAX", 2)
+    with memory() as disk:
+        store = disk.create()
+        for _ in range(2):
+            for queue in (A, B, C):
+                store.send(queue, b"1")
+                assert store.receive(queue) is not None
+            store.take_undelivered()
+            assert len(store._abandoned._told) <= 2
+        assert len(caplog.records) == 6
