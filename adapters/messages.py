@@ -265,12 +265,20 @@ REJECTED: Final = "rejected"
 """Its receiver has rejected it, and said no reason of its own."""
 
 
+Reason = str | BaseException
+"""Why a message is given back, or rejected."""
+
+
 @runtime_checkable
 class Rejecting(Protocol):
     """A store's owner, which knows where its dead letters go."""
 
-    def reject(self, message: Message[Any], reason: str) -> None:
+    def reject(self, message: Message[Any], reason: Reason) -> None:
         """As Message.reject."""
+
+    def _spent(self, store: Store) -> None:
+        """Messages of a store have just been given back for the last time, with a reason that the store knows as long
+        as it is open: they become dead letters soon."""
 
 
 class Message(Generic[T_co]):
@@ -403,26 +411,29 @@ class Message(Generic[T_co]):
         returned, on a thread of ours."""
         return self._store.ack_nowait([self])
 
-    def release(self, delivered: bool = True, delay: float | None = None) -> None:
+    def release(self, delivered: bool = True, delay: float | None = None, reason: Reason | None = None) -> None:
         """Give it back: the next receive finds it at its old place in the order, delivered once more; not so unless
         `delivered`. With a `delay`, in seconds, only once that is over, be it after a restart, while others pass it;
-        None: as the store's option `redelivery` says. Raises UnknownMessageError, and TypeError and ValueError for what
-        is no time to wait."""
-        self._store.release([self], delivered, delay)
+        None: as the store's option `redelivery` says. The last `reason`, an exception or text, is told by the dead
+        letter that it may become. Raises UnknownMessageError, and TypeError and ValueError for what is no time to wait,
+        or no reason."""
+        self._store.release([self], delivered, delay, reason)
 
-    def release_nowait(self, delivered: bool = True, delay: float | None = None) -> Future[None]:
+    def release_nowait(
+        self, delivered: bool = True, delay: float | None = None, reason: Reason | None = None
+    ) -> Future[None]:
         """`release` without waiting, as `ack_nowait`."""
-        return self._store.release_nowait([self], delivered, delay)
+        return self._store.release_nowait([self], delivered, delay, reason)
 
     def extend(self, seconds: float | None = None) -> None:
         """Its lease ends so many seconds from now; with None as many as it was leased for, and one that has no end has
         none then either. Raises UnknownMessageError if it is not leased, or its time is over."""
         self._store.extend(self, seconds)
 
-    def reject(self, reason: str = REJECTED) -> None:
-        """Put it into its store's dead-letter queue, with the `reason`, in one step: after any crash it is in one of
-        the two. Dropped, and counted, if its store has none. Raises UnknownMessageError, and what a transaction's
-        commit raises; the message is then free again, as after a release."""
+    def reject(self, reason: Reason = REJECTED) -> None:
+        """Put it into its store's dead-letter queue, with the `reason`, text or an exception, in one step: after any
+        crash it is in one of the two. Dropped, and counted, if its store has none. Raises UnknownMessageError, and what
+        a transaction's commit raises; the message is then free again, as after a release."""
         owner = self._store.owner
         if not isinstance(owner, Rejecting):
             raise DeadLetterError(
@@ -431,15 +442,16 @@ class Message(Generic[T_co]):
             )
         owner.reject(self, reason)
 
-    def reject_nowait(self, reason: str = REJECTED) -> Future[None]:
+    def reject_nowait(self, reason: Reason = REJECTED) -> Future[None]:
         """`reject` without waiting: on a thread of ours, where the future resolves; what is not leased is refused at
         once."""
         require_leased(self)
         return shared().call(lambda: self.reject(reason))
 
     def __enter__(self) -> Self:
-        """`with message:` acks it at the end, and releases it, delivered once more, if an error is raised; neither if
-        it was settled inside, or a transaction has it. Raises UnknownMessageError for one that was browsed."""
+        """`with message:` acks it at the end, and releases it, delivered once more and with the error as the reason, if
+        one is raised; neither if it was settled inside, or a transaction has it. Raises UnknownMessageError for one
+        that was browsed."""
         require_leased(self)
         return self
 
@@ -454,7 +466,7 @@ class Message(Generic[T_co]):
             self.ack()
             return
         with suppress(AnabranchError):  # in a store that has stopped nobody holds anything
-            self.release()
+            self.release(reason=error)
 
     @property
     def token(self) -> str:

@@ -210,7 +210,7 @@ class RouteTable(Generic[T]):
         """Every pattern that matches, the winner first, each with a sentence on why it stands where it stands."""
         return _explained(list(self._trie.matching(destination)))
 
-    def may_take(self, pattern: Pattern, kind: Kind) -> bool:
+    def _may_take(self, pattern: Pattern, kind: Kind) -> bool:
         """Whether some destination of this kind may match one of these patterns and that one, too."""
         return any(kind in one.kinds and may_overlap(one, pattern) for one in self._patterns)
 

@@ -12,13 +12,16 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from ..adapters.background import shared
 from ..adapters.core import Store
+from ..adapters.core.failures import Failure, failure_of
 from ..adapters.core.forwarding import follow
+from ..adapters.core.headers import pack_headers
 from ..adapters.core.limits import no_waiting
-from ..adapters.messages import EXPIRED, Message, Undelivered, require_leased
+from ..adapters.messages import EXPIRED, REJECTED, Message, Reason, Undelivered, require_leased
 from ..policies.destination import Destination
 from ..policies.errors import (
     AnabranchError,
@@ -59,6 +62,8 @@ class DeadLetterSweeper:
         """Of each store, held while its messages are dead-lettered; twice by who looks first whether it is free."""
         self._under_way: set[bytes] = set()
         """The stores of which messages are being dead-lettered; after Ctrl-C perhaps more."""
+        self._spent: dict[bytes, Store] = {}
+        """Stores, by their ids, in which messages wait to be dead-lettered whose last failures only memory knows."""
         self.closed = True
         self._turn = 0
         """Counts the times it was opened: what is scheduled for an earlier one is skipped."""
@@ -85,18 +90,32 @@ class DeadLetterSweeper:
 
         shared().schedule(SWEEP_SECONDS, look)
 
-    def reject(self, message: Message[Any], reason: str) -> None:
+    def spent(self, store: Store) -> None:
+        """Messages of a store were given back for the last time, with a reason: put them aside soon, in the background,
+        since nobody who releases a message waits for the store of its dead letters."""
+        if not self.closed:
+            self._spent[store.store_id] = store  # first: closing looks after it, if the background does not come to it
+            shared().lead(partial(self._put_spent_aside, store))
+
+    def _put_spent_aside(self, store: Store) -> None:
+        if store.store_id in self._spent:
+            try:
+                self._sweep_unless_busy(store)
+            except AnabranchError as error:
+                log.debug("store %s: nothing is dead-lettered: %s", store.name, error)
+
+    def reject(self, message: Message[Any], reason: Reason) -> None:
         """Put a leased message aside now. Raises what a transaction raises: the message is then free."""
         if not isinstance(message, Message):
             raise TypeError(f"a message that was received can be rejected, not {type(message).__name__}: {message!r}")
-        if not isinstance(reason, str):
-            raise TypeError(f"a reason is a str, not {type(reason).__name__}: {reason!r}")
+        given = failure_of(reason)
         require_leased(message)
         follow(message)
         store = message._store
-        kept = self._dead_letter(
-            store, self._registry.dead_letter_of(store), [Undelivered(message, reason)], rejected=True
-        )
+        # Words are its reason, beside which the failure before counts.
+        said, failure = (given.text, None) if given.type is None else (REJECTED, given)
+        pattern = self._registry.dead_letter_of(store)
+        kept = self._dead_letter(store, pattern, [Undelivered(message, said)], True, failure)
         message._store.note_rejected(message)  # it may have moved meanwhile
         with self._lock:
             self.dead_lettered += kept
@@ -104,7 +123,9 @@ class DeadLetterSweeper:
 
     def close(self) -> None:
         """No more is begun, and what is under way ends, but for a store that takes longer than FINISH_SECONDS: that one
-        `finish` waits for. Idempotent."""
+        `finish` waits for. What was spent just before is put aside first: its store forgets why. Idempotent."""
+        if self._spent and not self.closed:
+            shared().for_each(list(self._spent.values()), self._put_spent_aside, FINISH_SECONDS)
         self.closed = True
         if self._under_way:
             shared().for_each(list(self._under_way), self.finish, FINISH_SECONDS)
@@ -165,6 +186,7 @@ class DeadLetterSweeper:
             with lock:
                 if self.closed:
                     return count
+                self._spent.pop(store.store_id, None)
                 waiting: list[Undelivered] = []
                 try:
                     self._under_way.add(store.store_id)
@@ -233,10 +255,12 @@ class DeadLetterSweeper:
         return refused
 
     def _dead_letter(
-        self, store: Store, pattern: str | None, found: Sequence[Undelivered], rejected: bool = False
-    ) -> int:
+        self, store: Store, pattern: str | None, found: Sequence[Undelivered], rejected: bool = False,
+        failure: Failure | None = None,
+    ) -> int:  # fmt: skip
         """In one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then nothing was
-        done. `rejected`: by who was handed them, which counts as a delivery."""
+        done. `rejected`: by who was handed them, which counts as a delivery. `failure`: why, if not as the store knows
+        it."""
         kept = 0
         events: list[Event] = []
         transaction = self._begin()
@@ -253,8 +277,9 @@ class DeadLetterSweeper:
                     continue
                 known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
                 transaction.send(
-                    target, message.content, labelled(message, reason, known, rejected), priority=message.priority,
-                    persistent=message.persistent and not store.volatile,
+                    target, message.content,
+                    self._labelled(message, reason, known, rejected, target, failure or store.failure_of(message)),
+                    priority=message.priority, persistent=message.persistent and not store.volatile,
                 )  # fmt: skip
                 kept += 1
             for message, _ in found:  # last: what is given back by a transaction counts as delivered
@@ -270,6 +295,17 @@ class DeadLetterSweeper:
         for event in events:
             self._events.tell(event)
         return kept
+
+    def _labelled(
+        self, message: Message, reason: str, known: bool, rejected: bool, target: Destination, failure: Failure | None
+    ) -> dict[str, Any]:
+        """Its headers; without the failure where its store would find it too large with that."""
+        labels = labelled(message, reason, known, rejected, failure)
+        if failure is not None:
+            most = self._registry.option_for(target, "message_bytes_max")
+            if most is not None and len(message.content) + len(pack_headers(labels)) > most:
+                return labelled(message, reason, known, rejected)
+        return labels
 
     def _origin(self, message: Message) -> Destination | None:
         """Where a message that is in the dead-letter queue of its source comes from; None for any other. It has failed

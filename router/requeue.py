@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
 
+from ..adapters.core.failures import Failure
 from ..adapters.core.headers import pack_headers
 from ..adapters.messages import Message, T, require_leased
 from ..adapters.store_types import SubscriptionKey
@@ -39,12 +40,16 @@ DELIVERIES: Final = "dead_letter_deliveries"
 MESSAGE_ID: Final = "dead_letter_message_id"
 CLIENT: Final = "dead_letter_client"
 SUBSCRIPTION: Final = "dead_letter_subscription"
-_OPTIONAL: Final = frozenset((MESSAGE_ID, CLIENT, SUBSCRIPTION))
+ERROR_TYPE: Final = "dead_letter_error_type"
+ERROR_TEXT: Final = "dead_letter_error_text"
+_OPTIONAL: Final = frozenset((MESSAGE_ID, CLIENT, SUBSCRIPTION, ERROR_TYPE, ERROR_TEXT))
 """One that is there without being true, of a dead letter that somebody has sent on, would say where it goes back."""
 
 REQUEUED_REASON: Final = "requeued_reason"
 REQUEUED_COUNT: Final = "requeued_count"
 REQUEUED_DELIVERIES: Final = "requeued_deliveries"
+REQUEUED_ERROR_TYPE: Final = "requeued_error_type"
+REQUEUED_ERROR_TEXT: Final = "requeued_error_text"
 """What a message that was put back says of the dead letter that it was."""
 
 
@@ -66,6 +71,11 @@ class DeadLetter(Generic[T]):
     """Which has given it up, if it was one."""
     requeued: int
     """How often it had been put back before."""
+    error_type: str | None = None
+    """The type of the exception for which it was given back, or rejected, last, with its module; None: there is none,
+    or a reason in words."""
+    error_text: str | None = None
+    """The text of that exception, or that reason; None: neither is known."""
 
 
 def dead_letter_of(message: Message[T]) -> DeadLetter[T] | None:
@@ -86,6 +96,7 @@ def dead_letter_of(message: Message[T]) -> DeadLetter[T] | None:
         message_id if isinstance(message_id, str) else None,
         _subscription_of(message),
         _number(headers, REQUEUED_COUNT),
+        *(value if isinstance(value := headers.get(name), str) else None for name in (ERROR_TYPE, ERROR_TEXT)),
     )
 
 
@@ -108,13 +119,21 @@ def delivered(message: Message, rejected: bool) -> int:
     return message.deliveries if rejected else message.deliveries - 1
 
 
-def labelled(message: Message, reason: str, known: bool, rejected: bool = False) -> dict[str, Any]:
+def labelled(
+    message: Message, reason: str, known: bool, rejected: bool = False, failure: Failure | None = None
+) -> dict[str, Any]:
     """The headers of the dead letter that a message becomes: its own, and where it comes from. Its message id is among
     them, not used again: the copies of several subscriptions are not duplicates of each other. `known`: it is a dead
-    letter already, and says where it came from first."""
+    letter already, and says where it came from first. `failure`: its last."""
     deliveries = delivered(message, rejected)
+    errors: dict[str, Any] = {}
+    if failure is not None:
+        errors = {ERROR_TEXT: failure.text} | ({ERROR_TYPE: failure.type} if failure.type is not None else {})
     if known:
-        return {**message.headers, REASON: reason, DELIVERIES: deliveries}
+        before = message.headers
+        if errors:
+            before = {name: value for name, value in before.items() if name not in (ERROR_TYPE, ERROR_TEXT)}
+        return {**before, REASON: reason, DELIVERIES: deliveries, **errors}
     own = {name: value for name, value in message.headers.items() if name not in _OPTIONAL}
     labels: dict[str, Any] = {
         REASON: reason,
@@ -125,7 +144,7 @@ def labelled(message: Message, reason: str, known: bool, rejected: bool = False)
         labels[CLIENT], labels[SUBSCRIPTION] = message.subscription
     if message.message_id is not None:
         labels[MESSAGE_ID] = message.message_id
-    return {**own, **labels}
+    return {**own, **labels, **errors}
 
 
 def mark_requeued(participants: Collection[Participant]) -> None:
@@ -187,7 +206,10 @@ class _Checker:
         message_id = message.headers.get(MESSAGE_ID)
         if not isinstance(message_id, str | None):
             raise DeadLetterError(f"{message!r} is no dead letter: its header {MESSAGE_ID} is {message_id!r}")
-        headers = {name: value for name, value in message.headers.items() if not name.startswith(_PREFIX)}
+        gone = (REQUEUED_ERROR_TYPE, REQUEUED_ERROR_TEXT)  # of the time before
+        headers = {
+            name: value for name, value in message.headers.items() if not name.startswith(_PREFIX) and name not in gone
+        }
         requeued = self._requeued(message, source, headers, message_id)
         return _Letter(message, source, message_id, headers, requeued, message.persistent, subscriptions)
 
@@ -201,6 +223,8 @@ class _Checker:
             REQUEUED_COUNT: _number(headers, REQUEUED_COUNT) + 1,
             REQUEUED_DELIVERIES: _number(headers, REQUEUED_DELIVERIES) + _number(message.headers, DELIVERIES),
         }
+        errors = ((REQUEUED_ERROR_TYPE, ERROR_TYPE), (REQUEUED_ERROR_TEXT, ERROR_TEXT))
+        requeued |= {name: value for name, of in errors if isinstance(value := message.headers.get(of), str)}
         most = self._registry.option_for(source, "message_bytes_max")
         size = len(message.content) + len(pack_headers({**headers, **requeued})) + len((message_id or "").encode())
         return requeued if most is None or size <= most else {}

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ..adapters.background import shared
 from ..adapters.core import Store
+from ..adapters.core.failures import failure_of
 from ..adapters.core.waiting import delay_ms
 from ..adapters.files import FULL, disk_errors, make_directory, refused
 from ..adapters.locking import DirectoryLock
-from ..adapters.messages import REJECTED, Headers, LargeBody, Message, Readable, Receipt, T
+from ..adapters.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
 from ..adapters.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
 from ..policies.config import Config, UsageOptions, load
 from ..policies.destination import Destination
@@ -574,22 +575,34 @@ class Router:
         return settle_nowait(messages, lambda store, of_store: store.ack_nowait(of_store))
 
     def release(
-        self, messages: Message[Any] | Iterable[Message[Any]], delivered: bool = True, delay: float | None = None
+        self,
+        messages: Message[Any] | Iterable[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
     ) -> None:
         """Give leased messages back, as Message.release; else as `ack`."""
         for store, of_store in by_store(messages):
-            store.release(of_store, delivered, delay)
+            store.release(of_store, delivered, delay, reason)
 
     def release_nowait(
-        self, messages: Message[Any] | Iterable[Message[Any]], delivered: bool = True, delay: float | None = None
+        self,
+        messages: Message[Any] | Iterable[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
     ) -> Future[None]:
         """`release` without waiting, as `ack_nowait`."""
-        return settle_nowait(messages, lambda store, of_store: store.release_nowait(of_store, delivered, delay))
+        return settle_nowait(messages, lambda store, of_store: store.release_nowait(of_store, delivered, delay, reason))
 
-    def reject(self, message: Message[Any], reason: str = REJECTED) -> None:
+    def reject(self, message: Message[Any], reason: Reason = REJECTED) -> None:
         """Put a leased message into its store's dead-letter queue, as Message.reject."""
         self._registry.require_open()
         self._sweeper.reject(message, reason)
+
+    def _spent(self, store: Store) -> None:
+        """As Rejecting._spent. For stores."""
+        self._sweeper.spent(store)
 
     def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
         """Whether a destination is recorded in another store than that. For stores."""
@@ -598,7 +611,13 @@ class Router:
 
     @overload
     def settle(  # type: ignore[overload-overlap]
-        self, tokens: str, how: Settlement, reason: str = ..., *, delivered: bool = ..., delay: float | None = ...
+        self,
+        tokens: str,
+        how: Settlement,
+        reason: Reason | None = ...,
+        *,
+        delivered: bool = ...,
+        delay: float | None = ...,
     ) -> None: ...
 
     @overload
@@ -606,7 +625,7 @@ class Router:
         self,
         tokens: Iterable[str],
         how: Settlement,
-        reason: str = ...,
+        reason: Reason | None = ...,
         *,
         delivered: bool = ...,
         delay: float | None = ...,
@@ -616,13 +635,13 @@ class Router:
         self,
         tokens: str | Iterable[str],
         how: Settlement,
-        reason: str = REJECTED,
+        reason: Reason | None = None,
         *,
         delivered: bool = True,
         delay: float | None = None,
     ) -> list[AnabranchError | None] | None:
-        """Ack, release or reject leased messages by their tokens (Message.token), from any thread. `reason` is said of
-        what is rejected; `delivered` and `delay` are those of Message.release.
+        """Ack, release or reject leased messages by their tokens (Message.token), from any thread. The `reason` is that
+        of Message.reject and Message.release; `delivered` and `delay` are those of Message.release.
 
         Of many tokens it returns what was wrong with each, None where nothing was, and settles the others: those of one
         store together, with one wait for the disk, but each rejected one on its own. Of one token it raises that.
@@ -643,7 +662,7 @@ class Router:
         self,
         tokens: str | Iterable[str],
         how: Settlement,
-        reason: str = REJECTED,
+        reason: Reason | None = None,
         *,
         delivered: bool = True,
         delay: float | None = None,
@@ -864,10 +883,12 @@ def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:
     return [tokens] if isinstance(tokens, str) else list(tokens)
 
 
-def _way(how: Settlement, reason: str, delivered: bool, delay: float | None) -> Way:
+def _way(how: Settlement, reason: Reason | None, delivered: bool, delay: float | None) -> Way:
     """Raises TypeError and ValueError."""
     if delay is not None:
         delay_ms(delay)
+    if reason is not None:
+        failure_of(reason)
     if how is not Settlement.RELEASE and not (delivered and delay is None):
         raise ValueError(f"delay and delivered are for what is released, not for {how}")
     return Way(how, reason, delivered, delay)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ..adapters.background import shared
 from ..adapters.core import Store
 from ..adapters.core.gates import LeaseMovedError
-from ..adapters.messages import Message
+from ..adapters.messages import REJECTED, Message, Reason
 from ..adapters.store_types import Settlement
 from ..policies.errors import AnabranchError, ClosedError, UnknownMessageError
 
@@ -35,12 +35,17 @@ class Way(NamedTuple):
     """How messages are settled."""
 
     how: Settlement
-    reason: str
-    """Of what is rejected."""
+    reason: Reason | None
+    """Of what is rejected, or released; None: none is said."""
     delivered: bool
     """Of what is released: whether it counts as a delivery."""
     delay: float | None
     """Likewise: for how many seconds it waits; None: as its store's `redelivery` says."""
+
+    @property
+    def is_each_on_its_own(self) -> bool:
+        """Whether what is asked for needs the message."""
+        return self.how is Settlement.REJECT or (self.how is Settlement.RELEASE and self.reason is not None)
 
 
 def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Store, list[Message]]]:
@@ -77,7 +82,7 @@ def settle_nowait(
 class TokenSettler:
     """Of one router. Threads: all."""
 
-    def __init__(self, registry: StoreRegistry, reject: Callable[[Message, str], None]) -> None:
+    def __init__(self, registry: StoreRegistry, reject: Callable[[Message, Reason], None]) -> None:
         self._registry, self._reject = registry, reject
 
     def settle(self, tokens: Sequence[str], way: Way) -> Results:
@@ -114,9 +119,9 @@ class TokenSettler:
     def _settle(self, tokens: Sequence[str], way: Way) -> Results:
         results: Results = [None] * len(tokens)
         for store, places in self._by_store(tokens, results):
-            if way.how is Settlement.REJECT:
+            if way.is_each_on_its_own:
                 for place in places:
-                    results[place] = self._rejected(store, tokens[place], way.reason)
+                    results[place] = self._settled(store, tokens[place], way)
                 continue
             try:
                 outcomes = store.settle([tokens[place] for place in places], way.how, way.delivered, way.delay)
@@ -127,8 +132,8 @@ class TokenSettler:
         return results
 
     def settle_nowait(self, tokens: Sequence[str], way: Way) -> Future[Results]:
-        """The same without waiting. What is rejected is so on a thread of ours."""
-        if way.how is Settlement.REJECT:
+        """The same without waiting. What is rejected, or released with a reason, is so on a thread of ours."""
+        if way.is_each_on_its_own:
             return shared().call(lambda: self.settle(tokens, way))
         future = self._settle_nowait(tokens, way)
         if not self._registry.moves:
@@ -191,9 +196,13 @@ class TokenSettler:
             )
         return store
 
-    def _rejected(self, store: Store, token: str, reason: str) -> AnabranchError | None:
+    def _settled(self, store: Store, token: str, way: Way) -> AnabranchError | None:
         try:
-            self._reject(store.leased(token), reason)
+            message = store.leased(token)
+            if way.how is Settlement.REJECT:
+                self._reject(message, REJECTED if way.reason is None else way.reason)
+            else:
+                store.release([message], way.delivered, way.delay, way.reason)
         except AnabranchError as error:
             return error
         return None

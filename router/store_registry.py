@@ -322,7 +322,7 @@ class StoreRegistry:
 
     def require_queues(self, pattern: Pattern) -> None:
         """Raise NoRouteError for a pattern that no queue can match: none is known, and none could be sent to."""
-        if not self._routes.may_take(pattern, Kind.QUEUE) and not self.has_queues(pattern):
+        if not self._routes._may_take(pattern, Kind.QUEUE) and not self.has_queues(pattern):
             near = ", ".join(self._routes.nearest(pattern))
             raise NoRouteError(
                 f"no queue can match {pattern}: no store takes any of that name; the closest patterns of stores are "

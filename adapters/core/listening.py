@@ -217,9 +217,9 @@ class Listener(Taker):
             self.lease = None
         try:
             self._on_message(message)
-        except BaseException:  # a SystemExit too ends neither the listener nor what it has yet to look for
+        except BaseException as error:  # a SystemExit too ends neither the listener nor what it has yet to look for
             log.exception("who listens to %s raised an error; its message is free again", self._feed.state.destination)
-            self._receiving.release(message)
+            self._receiving.release(message, error)
         finally:
             self._calling = False
 

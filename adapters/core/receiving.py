@@ -384,10 +384,10 @@ class Receiving:
                 raise
             listener.close()  # its queue was dropped, and is there anew
 
-    def release(self, message: Message) -> None:
+    def release(self, message: Message, reason: BaseException) -> None:
         """For who was handed it and raised: unless it is settled already, or the store has stopped."""
         with suppress(AnabranchError):
-            self._store.release([message])
+            self._store.release([message], reason=reason)
 
     def give_back(self, lease: Lease) -> None:
         """It is free again, at its old place; in a store that has stopped nobody holds anything."""

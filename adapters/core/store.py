@@ -45,7 +45,9 @@ from ..messages import (
     Message,
     Outgoing,
     Readable,
+    Reason,
     Receipt,
+    Rejecting,
     Undelivered,
     require_leased,
 )
@@ -66,6 +68,7 @@ from .backend import Backend, Found
 from .damaged import readable
 from .destination_changes import Declare
 from .engine import Engine
+from .failures import Failure, Failures, failure_of
 from .forwarding import after_move, follow, is_moving
 from .gates import Gate, LeaseMovedError
 from .handing_out import HandingOut
@@ -149,6 +152,7 @@ class Store:
             engine, self._writer, self.directory, getattr(self.options, "file_mode", None), self._index_directory
         )
         self._settling = Settling(self, engine, self._writer, self._sending.write)
+        self._failures = Failures()
         self._lease_times = LeaseTimes(engine, self._settling.give_back_delivered)
         self._abandoned = Abandoned(engine, self._settling.give_back_delivered)
         self._receiving = Receiving(
@@ -596,7 +600,13 @@ class Store:
         except ClosedError as error:
             return self._after_move(error, messages, lambda store, some: store.ack(some))
 
-    def release(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
+    def release(
+        self,
+        messages: Sequence[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> None:
         """Give leased messages back, each to its old place. Leases end with the process.
 
         For `delay` seconds they wait first, over a restart too, while others pass them; 0: not at all; None: as the
@@ -605,12 +615,34 @@ class Store:
 
         `delivered`: it counts as a delivery. The count is written, but not waited for: a power failure may forget the
         last ones, a kill does not. If it cannot be written the messages are free all the same.
+
+        The `reason` is known until the store is closed (`failure_of`), as the last of the message. Raises TypeError for
+        what is no reason.
         """
         try:
             self._engine.ensure_usable()
+            if reason is not None:
+                self.note_failure(messages, reason)
             self._settling.give_back(messages, LEASED, delivered, self.delay_ms(delay))
         except ClosedError as error:
-            after_move(error, messages, lambda store, some: store.release(some, delivered, delay))
+            after_move(error, messages, lambda store, some: store.release(some, delivered, delay, reason))
+            return
+        if reason is not None and delivered:
+            self.tell_spent(messages)
+
+    def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
+        """The reason why these are about to be given back, which are held. Raises TypeError."""
+        self._failures.note(messages, failure_of(reason))
+
+    def failure_of(self, message: Message[Any]) -> Failure | None:
+        """The last reason why a message that is leased was given back, as far as it is known."""
+        return self._failures.of(message)
+
+    def tell_spent(self, messages: Sequence[Message[Any]]) -> None:
+        """These were given back, their failures noted before: the owner hears of it if one was for the last time."""
+        most, owner = self.backend.settings.max_deliveries, self._engine.owner
+        if most is not None and isinstance(owner, Rejecting) and any(one.deliveries >= most for one in messages):
+            owner._spent(self)
 
     def delay_ms(self, delay: float | None) -> int | None:
         """The delay of a release in milliseconds. Raises as `release`."""
@@ -620,14 +652,24 @@ class Store:
         return delay_ms(delay)
 
     def release_nowait(
-        self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None
+        self,
+        messages: Sequence[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
     ) -> Future[None]:
         """`release`, likewise."""
         try:
             self._engine.ensure_usable()
-            return self._settling.give_back_nowait(messages, LEASED, delivered, self.delay_ms(delay))
+            if reason is not None:
+                self.note_failure(messages, reason)
+            future = self._settling.give_back_nowait(messages, LEASED, delivered, self.delay_ms(delay))
         except ClosedError as error:
-            return self._after_move(error, messages, lambda store, some: store.release(some, delivered, delay))
+            return self._after_move(error, messages, lambda store, some: store.release(some, delivered, delay, reason))
+        if reason is not None and delivered:
+            given_back = list(messages)
+            future.add_done_callback(lambda done: self.tell_spent(given_back))
+        return future
 
     def extend(self, message: Message[Any], seconds: float | None = None) -> None:
         """The lease of a message ends so many seconds from now, be that earlier or later than before; with None as

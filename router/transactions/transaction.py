@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast, overload
 
 from ...adapters.background import shared
 from ...adapters.core import Store
+from ...adapters.core.failures import failure_of
 from ...adapters.core.forwarding import follow
 from ...adapters.core.maps import put_of, removal_of
 from ...adapters.core.subscriptions import require_same
@@ -36,6 +37,7 @@ from ...adapters.messages import (
     Message,
     Outgoing,
     Readable,
+    Reason,
     Receipt,
     T,
     checked,
@@ -80,10 +82,16 @@ class Released(NamedTuple):
     message: Message[Any]
     delivered: bool
     delay: float | None
+    reason: Reason | None
 
     def free(self) -> None:
         """May be done again."""
-        unclaim(self.message._store, [self.message], self.delivered, self.delay)
+        message, store = self.message, self.message._store
+        if self.reason is not None:
+            store.note_failure([message], self.reason)
+        unclaim(store, [message], self.delivered, self.delay)
+        if self.reason is not None and self.delivered:
+            message._store.tell_spent([message])
 
 
 class Transaction:
@@ -148,11 +156,20 @@ class Transaction:
                 self.commit()  # which says so if its time was over
             elif kind is not None and self.state in ("open", "voted"):
                 with suppress(TransactionError):  # its time was over just now: the block's own error says more
-                    self.rollback()
+                    self._fail(error)
         except KeyboardInterrupt:
             if self.state in ("open", "voted"):  # it had not come so far as to end it
                 self._interrupted(_UNKNOWN)
             raise
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Roll back: for that error its messages are given back."""
+        acked = [message for participant in self._participants.values() for message in participant.acks]
+        for message in acked if error is not None else ():
+            message._store.note_failure([message], cast("BaseException", error))
+        self.rollback()
+        for message in acked:
+            message._store.tell_spent([message])
 
     @property
     def state(self) -> TransactionState:
@@ -288,11 +305,13 @@ class Transaction:
                 self._take_back(message, before)
                 raise
 
-    def release(self, message: Message[Any], delivered: bool = True, delay: float | None = None) -> None:
+    def release(
+        self, message: Message[Any], delivered: bool = True, delay: float | None = None, reason: Reason | None = None
+    ) -> None:
         """Give a leased message back when the transaction ends, however it ends (with `prepare`: once that is done):
         it is free then, as after Message.release, whose `delay` begins then. Until then nobody else has it.
 
-        Raises as `ack`, and TypeError and ValueError for what is no time to wait.
+        Raises as `ack`, and TypeError and ValueError for what is no time to wait, or no reason.
         """
         if not isinstance(message, Message):
             raise TypeError(f"a message that was received can be released, not {type(message).__name__}: {message!r}")
@@ -301,10 +320,12 @@ class Transaction:
             self._require_room(1, 0)
             self._registry.require_own(message)
             message._store.delay_ms(delay)  # what is wrong with it is said now
+            if reason is not None:
+                failure_of(reason)
             before = len(self._order)
             try:
                 message._store.claim(message)
-                self._released.append(Released(message, delivered, delay))
+                self._released.append(Released(message, delivered, delay, reason))
                 self._order.append((_NOBODY, RELEASE))
             except KeyboardInterrupt:
                 self._take_back(message, before)

@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .adapters.acceleration import accelerated
-from .adapters.messages import Headers, HeaderValue, LargeBody, Message, Outgoing, Readable, Receipt
+from .adapters.messages import Headers, HeaderValue, LargeBody, Message, Outgoing, Readable, Reason, Receipt
 from .adapters.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
 from .policies.config import (
     Config,
@@ -147,6 +147,7 @@ __all__ = [
     "Progress",
     "Queue",
     "Readable",
+    "Reason",
     "Receipt",
     "Redelivery",
     "Repartitioned",

@@ -25,7 +25,7 @@ NAMES = {
         "tpc_commit tpc_prepare tpc_recover tpc_rollback xid"
     ),
     "Counts": "delayed expired leased ready",
-    "DeadLetter": "deliveries message message_id reason requeued source subscription",
+    "DeadLetter": "deliveries error_text error_type message message_id reason requeued source subscription",
     "Destination": "kind map name parse parse_composite queue restored topic",
     "Event": "at_ms store",
     "EventListener": "close dropped",
