@@ -123,20 +123,19 @@ class Consumer(Backlog[T]):
         if lease is not None:
             require_seconds(lease, "lease")
         message: Any
-        if timeout == 0:
-            registry, destination = self._registry, self.destination
-            while True:  # as for_held, whose call and function would take a receive half a microsecond more
-                store = registry.by_destination.get(destination) or registry.store_of(destination)
-                if store is None:
-                    return None
-                try:
-                    message = store.receive(destination, 0, self._key, lease)
-                    break
-                except ClosedError as error:
-                    registry.forget_closed(destination, store, error)
-        else:
+        if timeout != 0:
             message = self._receive_in(timeout, lease)
-        return message if self._coder is None or message is None else self._coder.wrap(message)
+            return message if self._coder is None or message is None else self._coder.wrap(message)
+        registry, destination = self._registry, self.destination
+        while True:  # as for_held, whose call and function would take a receive half a microsecond more
+            store = registry.by_destination.get(destination) or registry.store_of(destination)
+            if store is None:
+                return None
+            try:
+                message = store.receive(destination, 0, self._key, lease)
+                return message if self._coder is None or message is None else self._coder.wrap(message)
+            except ClosedError as error:
+                registry.forget_closed(destination, store, error)
 
     def _receive_in(self, timeout: float | None, lease: float | None) -> Message | None:
         """`receive` with a time to wait."""
