@@ -666,9 +666,9 @@ class Store:
             future = self._settling.give_back_nowait(messages, LEASED, delivered, self.delay_ms(delay))
         except ClosedError as error:
             return self._after_move(error, messages, lambda store, some: store.release(some, delivered, delay, reason))
-        if reason is not None and delivered:
-            given_back = list(messages)
-            future.add_done_callback(lambda done: self.tell_spent(given_back))
+        if reason is not None and delivered and messages:
+            one = [max(messages, key=lambda message: message.deliveries)]  # for the future may be kept for long
+            future.add_done_callback(lambda done: self.tell_spent(one))
         return future
 
     def extend(self, message: Message[Any], seconds: float | None = None) -> None:
