@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from anabranch.router.repartition import repartition
 from anabranch.router.salvage import salvage
 
 from ..contract.disk import PATIENCE
+from ..crash.test_interrupts import everywhere
 from ..thirdparty import disk as thirdparty  # installs its kind of store
 
 NAMES = ["map://m", "queue://each.q", "queue://q", "topic://t"]
@@ -181,3 +182,22 @@ def test_an_idle_one_goes_all_the_same(declared: anabranch.Router, monkeypatch: 
     declared.queue("replies", expires_when_idle=0.02).declare()
     eventually(lambda: not declared.exists("replies"))
     assert known(declared) == NAMES
+
+
+@pytest.mark.parametrize("kind", ["journal", "sql"])
+def test_ctrl_c_anywhere_in_it(tmp_path: Path, kind: str) -> None:
+    """Said again it is done, and nothing is stuck."""
+    with anabranch.open(config(tmp_path / "data", kind)) as router:
+
+        def prepare(at: int) -> Callable[[], object]:
+            return router.queue(f"each.{at}" if at % 2 else f"q.{at}").declare
+
+        def check(at: int, where: str) -> None:
+            queue = router.queue(f"each.{at}" if at % 2 else f"q.{at}")
+            queue.declare()
+            assert router.exists(queue.destination), where
+            queue.send(b"1")
+            assert queue.delete() == 1, where
+
+        assert everywhere(prepare, check) > 30
+        assert known(router) == []

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from anabranch import DeadLetter, Settlement
 from anabranch.router.repartition import repartition
 
 from ..contract.disk import PATIENCE, eventually
+from ..crash.test_interrupts import everywhere
 from ..thirdparty import disk as thirdparty  # installs its kind of store
 from .disk import take
 
@@ -266,3 +268,27 @@ def test_what_is_no_reason(one: anabranch.Router, reason: Any) -> None:
         with pytest.raises(TypeError, match="a reason is a str or an exception, not "):
             call()
     message.ack()
+
+
+def test_ctrl_c_anywhere_where_it_is_given_back(one: anabranch.Router) -> None:
+    """It is free, held still, or a dead letter, once; what is held can be given back again."""
+
+    held: list[anabranch.Message] = []
+
+    def prepare(at: int) -> Callable[[], object]:
+        one.queue("q").send(b"%d" % at)
+        take(one, "q").release()
+        held[:] = [take(one, "q")]
+        return lambda: held[0].release(reason=ValueError(str(at)))
+
+    def check(at: int, where: str) -> None:
+        with suppress(anabranch.UnknownMessageError):  # it was given back
+            held[0].release(reason=ValueError(str(at)))
+        eventually(lambda: one.sweep() or one.queue("q").depth() == 0)
+        eventually(lambda: one.queue("dlq").depth() == 1)
+        (letter,) = one.queue("dlq").receive_many(5)
+        assert letter.body == b"%d" % at, where
+        assert letter.headers["dead_letter_error_text"] == str(at), where
+        letter.ack()
+
+    assert everywhere(prepare, check) > 30
