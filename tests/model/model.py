@@ -190,7 +190,7 @@ class Model:
     def give_back(self, held: Held, delivered: bool = True, due: int = 0) -> None:
         for part in self.parts(held):
             part.state = READY
-            part.count += delivered
+            part.count += delivered and held.number is not None  # what is leased for all was delivered to nobody
             part.due = due if held.number is not None and not self.is_spent(part) else part.due
 
     def bring(self) -> None:
