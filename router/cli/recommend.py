@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -135,7 +136,7 @@ def command(
         raise ConfigError(
             [f"--mkahadb-xml {mkahadb_xml} is for ActiveMQ, and the model is {model}'s; add --model kahadb"]
         )
-    from ...policies.partitioning import CurrentConfig, RecommendOptions, check_place, recommend_best
+    from ...policies.partitioning import CurrentConfig, RecommendOptions, check_place, choose_engine, recommend_best
     from ...policies.partitioning.pattern_options import parse_durability, parse_pins
 
     current = None if current_path is None else CurrentConfig.load(current_path)
@@ -175,6 +176,10 @@ def command(
         if isinstance(trace_path, Path) and not trace_path.exists():
             raise TraceError(f"{trace_path}: no such trace")
         trace = trace_path
+    choice = choose_engine(trace, options.engine, master)
+    if engine == "auto":
+        click.echo(f"Engine: {choice.name}, since {choice.why}.", err=True)
+    options = replace(options, engine=choice.name)
     with warnings_shown(), working("Recommending") as progress:
         answer = recommend_best(trace, options, segment_sizes, progress.stage)
     paths = answer.write(out, overwrite=force, master=master)

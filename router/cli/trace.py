@@ -137,7 +137,7 @@ def _write_workload(path: Path, out: Path | str, force: bool, master: str | None
     from ...policies.partitioning import Workload, choose_engine
 
     workload = Workload.load(path)
-    if choose_engine(workload, engine, master) == "local":  # type: ignore[arg-type]
+    if choose_engine(workload, engine, master).name == "local":  # type: ignore[arg-type]
         _check_out(out, force)
         return _write(_generated(workload, path), out, force)
     from ...policies.partitioning.workload_files import write_workload
@@ -153,7 +153,7 @@ def workload_trace(path: Path, engine: str, master: str | None) -> pa.Table | Wo
     from ...policies.partitioning import Workload, choose_engine
 
     workload = Workload.load(path)
-    if choose_engine(workload, engine, master) == "spark":  # type: ignore[arg-type]
+    if choose_engine(workload, engine, master).name == "spark":  # type: ignore[arg-type]
         return workload
     return _generated(workload, path)
 
