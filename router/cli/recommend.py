@@ -29,7 +29,8 @@ from .trace import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...policies.partitioning import Workload
+    from ...policies.partitioning import CurrentConfig, Workload
+    from ..usage import UsageTrace
 
 
 class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
@@ -59,7 +60,8 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
               help="Also write it as an <mKahaDB> for ActiveMQ, as anabranch mkahadb --from-config does; with "
                    "--model kahadb.")  # fmt: skip
 @click.option("--current", "current_path", type=LocalPath(), metavar="FILE",
-              help="The stores.yaml in force, to compare with; what is written is that file, revised.")  # fmt: skip
+              help="The stores.yaml in force, to compare with; what is written is that file, revised. Default: that "
+                   "under which the log of --usage was recorded.")  # fmt: skip
 @click.option("--durability", multiple=True, metavar="PATTERN=POLICY",
               help="How what the pattern matches syncs: always, periodic or never. Different ones share no store. "
                    "Default: as --current says, else always.")  # fmt: skip
@@ -140,8 +142,8 @@ def command(
     from ...policies.partitioning.pattern_options import parse_durability, parse_pins
 
     current = None if current_path is None else CurrentConfig.load(current_path)
-    if not segment_sizes:
-        segment_sizes = (current.segment_bytes if current else JournalOptions().segment_size,)
+    given_sizes = segment_sizes
+    segment_sizes = given_sizes or (current.segment_bytes if current else JournalOptions().segment_size,)
     options = RecommendOptions(
         model=model,  # type: ignore[arg-type]
         segment_bytes=segment_sizes[0],
@@ -168,7 +170,11 @@ def command(
     if kahadb_directory is not None:
         trace, warnings = _kahadb_trace(kahadb_directory)
     elif usage_directories:
-        trace, warnings = usage_table(usage_directories)
+        trace, usage = usage_table(usage_directories)
+        warnings = usage.warnings
+        if current is None and (current := _remembered(usage)) is not None:
+            segment_sizes = given_sizes or (current.segment_bytes,)
+            options = replace(options, current=current, segment_bytes=segment_sizes[0])
     elif workload_path is not None:
         trace = workload_trace(workload_path, options.engine, master)
     else:
@@ -203,6 +209,19 @@ def command(
         click.echo(f"The report, for a browser: {paths[-1]}")
     if not answer.cap_kept:
         ctx.exit(1)
+
+
+def _remembered(usage: UsageTrace) -> CurrentConfig | None:
+    """The configuration that a usage log was recorded under. It is told what is taken for the one in force, and why."""
+    from ...policies.partitioning import CurrentConfig
+
+    for note in usage.notes:
+        click.echo(f"Note: {note}.", err=True)
+    if usage.remembered is None:
+        return None
+    path = usage.remembered.path
+    click.echo(f"In force: {path}, under which this was recorded; --current FILE says otherwise.", err=True)
+    return CurrentConfig(usage.remembered.config, name=str(path))
 
 
 def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
