@@ -102,6 +102,8 @@ class Recommendation:
     """What the report alone shows: pictures over time, who keeps whose files, what else could be."""
     revised: str | None = None
     """The configuration in force with the recommended stores in it, where there is one."""
+    directory: str | None = None
+    """Its data directory."""
 
     @property
     def cap_kept(self) -> bool:
@@ -165,9 +167,13 @@ class Recommendation:
         from .render import render_text
         from .report import render_html
 
+        where = str(out)
         texts = (
-            json.dumps(self.to_json(), indent=2) + "\n", self.stores_yaml(), render_text(self), render_html(self),
-        )  # fmt: skip
+            json.dumps(self.to_json(), indent=2) + "\n",
+            self.stores_yaml(),
+            render_text(self, out=where),
+            render_html(self, out=where),
+        )
         named = dict(zip(FILES, texts, strict=True))
         if is_elsewhere(out):
             from .hadoop import file_system

@@ -203,7 +203,7 @@ def command(
     else:
         from ...policies.partitioning import render_text
 
-        click.echo(render_text(answer, get_terminal_size((100, 24)).columns), nl=False)
+        click.echo(render_text(answer, get_terminal_size((80, 24)).columns, str(out)), nl=False)
         written = [*paths, *([mkahadb_xml] if mkahadb_xml is not None else [])]
         click.echo(f"\nWritten: {', '.join(str(path) for path in written)}")
         click.echo(f"The report, for a browser: {paths[-1]}")
