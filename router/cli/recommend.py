@@ -204,8 +204,9 @@ def command(
         from ...policies.partitioning import render_text
 
         click.echo(render_text(answer, get_terminal_size((80, 24)).columns, str(out)), nl=False)
-        written = [*paths, *([mkahadb_xml] if mkahadb_xml is not None else [])]
-        click.echo(f"\nWritten: {', '.join(str(path) for path in written)}")
+        click.echo(f"\nWritten to {out}: {', '.join(str(path).rpartition('/')[2] for path in paths)}")
+        if mkahadb_xml is not None:
+            click.echo(f"For ActiveMQ: {mkahadb_xml}")
         click.echo(f"The report, for a browser: {paths[-1]}")
     if not answer.cap_kept:
         ctx.exit(1)
