@@ -5,7 +5,7 @@ One sign is one thing on the whole page: a destination has a colour, a store a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import Any
@@ -63,8 +63,8 @@ def _names(picture: Picture) -> Sequence[str]:
     return picture.stores if len(picture.stores) > 1 else [ONE_STORE]
 
 
-def pictures_of(figures: Figures, signs: Signs, scale: Scale, peaks: Mapping[str, int], chosen: int) -> dict[str, Any]:
-    """All of them, by the template's names. `peaks`: of each candidate, as counted elsewhere on the page."""
+def pictures_of(figures: Figures, signs: Signs, scale: Scale, chosen: int) -> dict[str, Any]:
+    """All of them, by the template's names. `chosen`: the number of stores recommended."""
     marks = scale.marks(figures.finish - figures.begin)
     top = max(int(picture.history.total.max()) for picture in figures.pictures)
     # Both on one scale, so that their heights can be compared.
@@ -73,7 +73,7 @@ def pictures_of(figures: Figures, signs: Signs, scale: Scale, peaks: Mapping[str
         "axis": scale.axis,
         "marks": marks,
         "kinds": [picture.candidate for picture in figures.pictures],
-        "histories": [_history(picture, levels, figures, signs, scale, peaks) for picture in figures.pictures],
+        "histories": [_history(picture, levels, figures, signs, scale) for picture in figures.pictures],
         "lives": [_lives(figures, picture, picture.bars, signs) for picture in figures.pictures if picture.bars],
         "curve": _curve(figures, scale, chosen),
     }
@@ -85,7 +85,6 @@ def _history(
     figures: Figures,
     signs: Signs,
     scale: Scale,
-    peaks: Mapping[str, int],
 ) -> dict[str, Any]:
     held, stores = picture.history.held, _names(picture)
     order = sorted(range(len(held)), key=lambda b: (-int(held[b].sum()), b))
@@ -97,8 +96,6 @@ def _history(
     total = picture.history.total
     peak = int(np.argmax(total))
     edges = picture.history.edges
-    counted = peaks.get(picture.candidate, 0)
-    lasting = f" The peak above, {human_bytes(counted)}, counts only what lasts." if counted < total[peak] else ""
     columns = np.unique(np.linspace(0, len(total) - 1, 13).round().astype(int))
     return {
         "name": picture.candidate,
@@ -107,7 +104,7 @@ def _history(
         "grid": svg.grid([level / levels[-1] for level in levels[1:-1]]),
         "text": f"At most {human_bytes(int(total[peak]))} on disk at one moment, about "
         f"{scale.time(float(edges[peak]) - figures.begin)} after the trace began; {human_bytes(int(total[-1]))} "
-        f"towards its end; {count_of(len(held), 'store')}.{lasting}",
+        f"towards its end; {count_of(len(held), 'store')}.",
         "rows": [
             (
                 scale.time(float(edges[c]) - figures.begin),

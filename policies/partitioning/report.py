@@ -213,9 +213,8 @@ def _date(seconds: float) -> str:
 
 
 def _figures(figures: Figures, signs: Signs, scale: Scale, recommendation: Recommendation) -> dict[str, Any]:
-    peaks = {candidate.name: candidate.peak_bytes for candidate in recommendation.candidates}
     return {
-        **pictures_of(figures, signs, scale, peaks, len(recommendation.recommended.stores)),
+        **pictures_of(figures, signs, scale, len(recommendation.recommended.stores)),
         "keeper_sentence": _keeper_sentence(figures),
         "told": [_destination(one, scale) for one in figures.told],
         "told_left": len(figures.destinations) - len(figures.told),

@@ -97,7 +97,6 @@ def test_it_says_what_the_summary_says(toymaker: pa.Table, tmp_path: Path) -> No
         "61 sends whose last ack is not in the trace",
         "ActiveMQ's KahaDB, with its ack rule",
         "At most 3.7 MB on disk at one moment",
-        "The peak above, 3.1 MB, counts only what lasts.",
         "All 51 journal files are drawn.",
         "queue://orders.custom",
         "queue://telemetry.press",
