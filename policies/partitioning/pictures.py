@@ -60,7 +60,7 @@ def signs_of(figures: Figures) -> Signs:
 
 
 def _names(picture: Picture) -> Sequence[str]:
-    return picture.stores if len(picture.stores) > 1 else [ONE_STORE]
+    return [ONE_STORE] if picture.candidate == "all-together" else picture.stores
 
 
 def pictures_of(figures: Figures, signs: Signs, scale: Scale, chosen: int) -> dict[str, Any]:

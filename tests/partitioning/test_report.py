@@ -138,6 +138,7 @@ def test_what_changes_stands_under_the_first_sentence() -> None:
         assert f"{move.store}{', '.join(move.destinations)}" in text.replace(" queue", "queue").replace(
             ",queue", ", queue"
         )
+    assert "all in one store" not in text, "it has a name, and one sign"
     stay = [s for s in answer.recommended.stores if s.name == "all"]
     assert {d for m in moved for d in m.destinations} == {one.name for one in answer.destinations} - set(
         stay[0].destinations
