@@ -10,7 +10,7 @@ def byte_hours(gib_hours: float) -> str:
     count = gib_hours * GIB
     for unit in ("byte-hours", "KiB-hours", "MiB-hours", "GiB-hours"):
         if abs(count) < KIB:
-            return f"{count:.3g} {unit}"
+            return f"{count:.3g} {unit}" if abs(count) < 999.5 else f"{count:,.0f} {unit}"
         count /= KIB
     return f"{count:,.4g} TiB-hours"
 

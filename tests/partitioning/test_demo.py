@@ -1,8 +1,10 @@
-"""What the demo leaves alone. The whole of it runs by `make demo`."""
+"""The demo: what it prints, and what it leaves alone."""
 
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -21,6 +23,18 @@ def archive(path: Path, *names: str) -> Path:
         for name in names:
             tar.addfile(tarfile.TarInfo(name), io.BytesIO())
     return path
+
+
+@pytest.mark.campaign  # the whole of it, with Spark
+def test_it_prints_a_screen_and_a_half(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.demo", "--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines[:-3])) <= 80, "all but paths"
+    assert "every figure is equal." in " ".join(done.stdout.split())
+    assert [line.split()[1] for line in lines[-2:]] == ["explain", "recommend"]
 
 
 @pytest.mark.parametrize("kept", ["broker", "replayed"])
