@@ -183,7 +183,7 @@ def command(
             raise TraceError(f"{trace_path}: no such trace")
         trace = trace_path
     choice = choose_engine(trace, options.engine, master)
-    if engine == "auto":
+    if engine == "auto" and master is None:
         click.echo(f"Engine: {choice.name}, since {choice.why}.", err=True)
     options = replace(options, engine=choice.name)
     with warnings_shown(), working("Recommending") as progress:
