@@ -16,7 +16,7 @@ COMPILED = adapters/compiled_loops.pyx adapters/crc32c.h
 .PHONY: demo test test-pure campaigns test-all lint format bench clean
 
 demo: $(VENV)/.installed-all
-	@$(BIN)/anabranch demo $(ARGS)
+	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
@@ -59,11 +59,11 @@ $(VENV)/.made:
 
 # A stamp for each set of extras; older than pyproject.toml or what is compiled, it is installed again.
 $(VENV)/.installed-all: $(VENV)/.made pyproject.toml $(COMPILED)
-	@echo "Installing Anabranch and what the advisor needs into $(VENV): 1.3 GB and some minutes the first time."
+	@echo "Installing Anabranch and its advisor into $(VENV): 1.3 GB, some minutes."
 	@$(PIP) --editable ".[all]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml $(COMPILED)
-	@echo "Installing Anabranch and what its tests need into $(VENV): 1.3 GB and some minutes the first time."
+	@echo "Installing Anabranch and its tests into $(VENV): 1.3 GB, some minutes."
 	@$(PIP) --editable ".[dev]"
 	@touch $@ $(VENV)/.installed-all

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -230,6 +231,11 @@ def _untested(scheme: str, allowed: bool) -> str:
     )
 
 
+_PLAIN_QUERY: Final = frozenset(
+    ("application_name", "connect_timeout", "dbname", "host", "hostaddr", "options", "port", "service", "sslmode",
+     "user")
+)  # fmt: skip
+"""Parameters of a URL, of libpq's, that hold no secret."""
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*")
 
 
@@ -323,6 +329,13 @@ class SqlOptions(StoreOptions):
     if TYPE_CHECKING:
 
         def __init__(self, **values: Unpack[SqlValues]) -> None: ...
+
+    def may_be_shown(self, option: str) -> bool:
+        """A URL without a password, and with nothing behind its `?` that may be one."""
+        if option != "url" or self.url is None:
+            return False
+        url = urlsplit(self.url.get_secret_value())
+        return url.password is None and _PLAIN_QUERY.issuperset(dict(parse_qsl(url.query, keep_blank_values=True)))
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,7 @@ ones; `destinations_table` is the durable record of which store holds which dest
 `reconcile` compares it with configuration and disk, so that nothing is lost sight of (invariant 6); `store_directories`
 says where directories lie; `near_names` is for who waits where nothing comes. `repartition` moves destinations to other
 stores, `repartition_plan` says which, `repartition_progress` is how far it has come. `addresses` reads what users call
-a destination. `replay` does a usage trace again, `cli` is the command line.
+a destination. `cli` is the command line.
 
 `transactions` makes what goes into several stores one: its `__init__` is the guide. What is decided lies in
 `decision_log`; `xid` names those that a transaction manager decides. `data_manager` is for managers of the

@@ -793,7 +793,8 @@ class Router:
 
     def _start_usage_log(self, options: UsageOptions) -> None:
         path = options.directory or self.config.directory / "usage"
-        self._usage = UsageLog(path, options, self._registry.open_stores, self.config.file_mode)
+        registry = self._registry
+        self._usage = UsageLog(path, options, registry.open_stores, lambda: registry.config, self.config.file_mode)
         self._usage.open()
 
     def _start_configured_usage_log(self) -> None:

@@ -211,6 +211,11 @@ class StoreRegistry:
             return None
         return moved[0].token_of(moved[1]) if moved is not None else None
 
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._config
+
     def reroute(self, config: Config) -> None:
         """From now on what has no row goes where this configuration routes it. What stores are opened with follows it
         too. Those that are open keep what they have, but for one that was not configured until now: it is opened anew,

@@ -24,9 +24,9 @@ configuration in force, `revision` what changes in it;
 `ranges` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started, `executors` what becomes of
 its workers; `hadoop` and `workload_files` write to URLs.
 
-It needs `pip install 'anabranch[recommend]'`; importing this package does not. Apart from what writes by its name,
-nothing here touches a disk but Spark's scratch space, and a copy of the trace for Spark in the directory for temporary
-files.
+It needs `pip install 'anabranch[recommend]'`, or without Spark `'anabranch[recommend-local]'`; importing this package
+does not. Apart from what writes by its name, nothing here touches a disk but Spark's scratch space, and a copy of the
+trace for Spark in the directory for temporary files.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").partition(".")[0] == __name__.partition(".")[0]:
             raise
         raise MissingExtraError(
-            f"the advisor needs {error.name}, which is not installed; run: pip install 'anabranch[recommend]'"
+            f"the advisor needs {error.name}, which is not installed; run: pip install 'anabranch[recommend]', or "
+            "'anabranch[recommend-local]' without Spark"
         ) from error
     return getattr(module, name)

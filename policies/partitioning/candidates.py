@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..destination import Destination
 from ..durability import Sync
 from ..options import JournalOptions
 from ..wildcard import RouteTable
-from .broker import BrokerPeak, broker_peak
+from .broker import LOOK_SEGMENTS, BrokerPeak, broker_peak, expected_files
 from .catch_all import catch_all_store
 from .compacted import compacted
 from .engine import Engine
-from .model import Partition, Retention, canonical
+from .model import Partition, Retention, canonical, lasting_peak
 from .patterns import filters
 from .recommendation import Candidate, StorePlan, store_names
 from .revision import names_beside
@@ -33,10 +33,10 @@ def candidates_of(
     engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
 ) -> list[Candidate]:
     """The candidates, in the order given, which begins with `recommended`; `partitions` is by name."""
-    compacted = _compacted_peaks(engine, partitions, options)
+    peaks = _broker_peaks(engine, partitions, options)
     policies = policies_of(engine, options)
     candidates = [
-        _candidate(engine, name, partition, figures, policies, compacted.get(name), options)
+        _candidate(engine, name, partition, figures, policies, peaks.get(name), options)
         for name, (partition, figures) in partitions.items()
     ]
     if options.model == "anabranch" and engine.has_operations and engine.count <= COMPACTED_OPERATIONS_MAX:
@@ -64,7 +64,7 @@ def _candidate(
     partition: Partition,
     figures: Retention,
     policies: Sequence[Sync],
-    files_compacted: int | None,
+    files: _BrokerFiles | None,
     options: RecommendOptions,
 ) -> Candidate:
     weights = {total.name: total.bytes for total in engine.totals}
@@ -93,10 +93,9 @@ def _candidate(
         for i, found in enumerate(filters(destinations, catch_all))
     )
     broker: BrokerPeak | None = None
-    if files_compacted is not None:
+    if files is not None:
         broker = broker_peak(
-            figures.peak_files,
-            files_compacted,
+            *files,
             len(partition),
             options.segment_bytes,
             catch_all_beside=catch_all is None and len(partition) > 1,
@@ -129,14 +128,30 @@ def _store_names(
     return names
 
 
-def _compacted_peaks(
+class _BrokerFiles(NamedTuple):
+    """Files at the peak: what is expected to be seen of them, the most at any moment, and without the ack rule."""
+
+    expected: float
+    most: int
+    compacted: int
+
+
+def _broker_peaks(
     engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
-) -> dict[str, int]:
-    """`Engine.compacted_peaks` by name, where it is asked for: under ActiveMQ's model."""
+) -> dict[str, _BrokerFiles]:
+    """What `broker_peak` goes by, by name, where it is asked for: under ActiveMQ's model."""
     if options.model != "kahadb":
         return {}
-    found = engine.compacted_peaks([partition for partition, _ in partitions.values()], options.segment_bytes)
-    return dict(zip(partitions, found, strict=True))
+    asked = [partition for partition, _ in partitions.values()]
+    total = sum(entry.bytes for entry in engine.totals)
+    # By the trace's clock, at its mean pace; a trace that writes less is looked at all the same.
+    interval = (engine.finish - engine.begin) * min(LOOK_SEGMENTS * options.segment_bytes / max(total, 1), 0.5)
+    compacted = engine.compacted_peaks(asked, options.segment_bytes)
+    found = {}
+    for name, segments, files in zip(partitions, engine.simulate(asked, options.segment_bytes), compacted, strict=True):
+        most = lasting_peak(segments.start, segments.end, 0.0)
+        found[name] = _BrokerFiles(expected_files(segments.start, segments.end, interval), most, files)
+    return found
 
 
 def _with_compaction(

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ..config import Config, as_plain_data, dump_yaml, load
+from ..config import Config, as_plain_data, load
 from ..config_models import StoreConfig
+from ..config_writing import plain_data
 from ..destination import Destination
 from ..durability import Sync
 from ..errors import ConfigError
@@ -30,9 +29,11 @@ _TUNING = frozenset(
 class CurrentConfig:
     """A configuration as models, and as the plain data of its file."""
 
-    def __init__(self, config: Config, data: Mapping[str, Any] | None = None) -> None:
-        self.config = config
-        self.data = yaml.safe_load(dump_yaml(config)) if data is None else data
+    def __init__(
+        self, config: Config, data: Mapping[str, Any] | None = None, name: str = "the current configuration"
+    ) -> None:
+        self.config, self.name = config, name
+        self.data = plain_data(config) if data is None else data
         """As `as_plain_data` gives it."""
         self._routes = config.routes()
 
@@ -62,7 +63,9 @@ class CurrentConfig:
         """Raises ConfigError that lists all that is routed nowhere."""
         nowhere = [name for name in names if self._routes.route(Destination.parse(name)) is None]
         if nowhere:
-            raise ConfigError([f"the current configuration routes {n} nowhere; add a pattern for it" for n in nowhere])
+            raise ConfigError(
+                [f"{self.name} routes {n} nowhere; add a pattern for it, in a --current" for n in nowhere]
+            )
 
     def sync_of(self, name: str) -> Sync | None:
         """How its journal syncs; None where it is no journal."""

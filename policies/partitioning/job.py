@@ -224,6 +224,7 @@ def _answer(
         destinations=destination_usage(choice.set_costs.summary),
         figures=_figures(choice.set_costs, engine, constraints, partitions, candidates, options, report),
         revised=_revised(candidates[0], engine, options),
+        directory=None if options.current is None else str(options.current.config.directory),
     )
 
 

@@ -48,8 +48,11 @@ def gateway(configuration: Mapping[str, object]) -> Iterator[None]:
     """
     global _started
     _started = True
-    said = tempfile.TemporaryFile()  # noqa: SIM115  the JVM writes to it as long as it lives
-    with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as directory:
+    # The JVM writes to the file as long as it lives; here it is only read until that is ready.
+    with (
+        tempfile.TemporaryFile() as said,
+        scratch_directory(Path(tempfile.gettempdir()), "anabranch") as directory,
+    ):
         process = _start(configuration, directory / "gateway", said)
         try:
             port, secret = _connection(process, directory / "gateway", said)
@@ -134,6 +137,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -18,7 +19,7 @@ from .executors import watched_executors
 from .generator import generate, generate_with_spark
 from .jvm import quiet_py4j
 from .operations import Clock, build
-from .session import kinds_of_spark_errors, reason_of, spark_errors, spark_session
+from .session import kinds_of_spark_errors, reason_of, require_spark, spark_errors, spark_session
 from .sizes import JournalSizes, Model
 from .spark_engine import SparkEngine
 from .spark_trace import prepare
@@ -35,19 +36,43 @@ ENGINES: tuple[EngineName, ...] = ("auto", "spark", "local")
 
 LOCAL_OPERATIONS_MAX = 10_000_000
 """What `auto` does in this process: some 4 GB of memory and half a minute, a fifth of what it takes Spark."""
+LOCAL_OPERATION_BYTES = 400
+"""Of memory in this process, at most."""
 _PARQUET = (".parquet", ".pq")
 
 
-def choose_engine(source: Source, engine: EngineName, master: str | None) -> Literal["spark", "local"]:
-    """Who does the work. `auto`: Spark where a master is named, for other file systems, and for a large trace.
+class EngineChoice(NamedTuple):
+    """Who does the work, and why: what stands behind `since`."""
+
+    name: Literal["spark", "local"]
+    why: str
+
+
+def choose_engine(source: Source, engine: EngineName, master: str | None) -> EngineChoice:
+    """Say who does the work. `auto`: Spark where a master is named, for other file systems, and for a large trace.
 
     How large a trace is can be told of Parquet, tables and descriptions beforehand; other files are read here anyway.
+    Raises MissingExtraError where that comes to Spark, which is not installed.
     """
     if engine != "auto":
-        return engine
-    if master is not None or is_elsewhere(source):
-        return "spark"
-    return "spark" if _operations(source) > LOCAL_OPERATIONS_MAX else "local"
+        return EngineChoice(engine, f"--engine {engine} asks for it")
+    if master is not None:
+        require_spark(f"--master {master}")
+        return EngineChoice("spark", f"--master {master} asks for it")
+    if is_elsewhere(source):
+        require_spark(str(source))
+        return EngineChoice("spark", f"{source} is on another file system")
+    count, limit = _operations(source), f"{LOCAL_OPERATIONS_MAX:,} that this process takes by itself"
+    if not count:
+        return EngineChoice("local", "a file that is not Parquet is read by this process anyway")
+    if count <= LOCAL_OPERATIONS_MAX:
+        return EngineChoice("local", f"{count:,.0f} operations are within the {limit}")
+    name = str(source) if isinstance(source, (str, Path)) else "the trace"
+    require_spark(
+        f"{name}, with {count:,.0f} operations more than the {limit},",
+        f", or give --engine local and some {ceil(count * LOCAL_OPERATION_BYTES / 1e9):,} GB of memory",
+    )
+    return EngineChoice("spark", f"{count:,.0f} operations are more than the {limit}")
 
 
 def _operations(source: Source) -> float:
@@ -78,7 +103,7 @@ def open_engine(
 ) -> Iterator[Engine]:
     """The trace, checked, and kept as long as the block lasts. Raises TraceError where it cannot be used."""
     name = str(source) if isinstance(source, (str, Path)) else "the trace"
-    if choose_engine(source, engine, master) == "local":
+    if choose_engine(source, engine, master).name == "local":
         table = _table(source)
         report("read", 1.0)
         yield LocalEngine(

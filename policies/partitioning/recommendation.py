@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from ..config_writing import dump
 from ..durability import Sync
 from ..outputs import check_files, is_elsewhere, local_path, write_files
 from ..units import format_size
@@ -103,6 +102,8 @@ class Recommendation:
     """What the report alone shows: pictures over time, who keeps whose files, what else could be."""
     revised: str | None = None
     """The configuration in force with the recommended stores in it, where there is one."""
+    directory: str | None = None
+    """Its data directory."""
 
     @property
     def cap_kept(self) -> bool:
@@ -151,7 +152,7 @@ class Recommendation:
             "# Recommended by `anabranch recommend`. Destinations that the trace did not show go to the store "
             f"{rest!r}.\n"
         )
-        return header + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+        return header + dump(document)
 
     def write(self, out: str | Path, *, overwrite: bool = False, master: str | None = None) -> list[Path | str]:
         """Writes its files into a directory, which is made where it is missing; other files there stay.
@@ -166,9 +167,13 @@ class Recommendation:
         from .render import render_text
         from .report import render_html
 
+        where = str(out)
         texts = (
-            json.dumps(self.to_json(), indent=2) + "\n", self.stores_yaml(), render_text(self), render_html(self),
-        )  # fmt: skip
+            json.dumps(self.to_json(), indent=2) + "\n",
+            self.stores_yaml(),
+            render_text(self, out=where),
+            render_html(self, out=where),
+        )
         named = dict(zip(FILES, texts, strict=True))
         if is_elsewhere(out):
             from .hadoop import file_system

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -26,20 +25,25 @@ _LOCAL = "local[*]"
 _REASON_MAX = 500
 
 
+def require_spark(what: str, otherwise: str = "") -> None:
+    """Raise MissingExtraError, saying that `what` needs PySpark and what else could be done, where it is not there."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{what} needs PySpark, which is not installed; run: pip install 'anabranch[recommend]'{otherwise}"
+        ) from error
+
+
 def spark_session(master: str | None = None, *, shuffle_partitions: int | None = None) -> SparkSession:
     """The active session, or a new one on `master` (default: all cores of this machine).
 
     `shuffle_partitions` holds for a session that is made here; default: twice the cores, 200 on a cluster. Raises
     ConfigError for what is no master, SparkError where the cluster is not there.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise MissingExtraError(
-            "the advisor's Spark pass needs pyspark; run: pip install 'anabranch[recommend]'"
-        ) from error
-    # Said once a module, of parts that are not used here.
-    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+    require_spark("the advisor's Spark pass")
+    from pyspark.sql import SparkSession
+
     active = SparkSession.getActiveSession()
     if active is not None:
         return active

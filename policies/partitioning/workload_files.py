@@ -9,7 +9,7 @@ from ..outputs import is_elsewhere, local_path
 from .executors import watched_executors
 from .generator import generate_with_spark
 from .hadoop import file_system
-from .session import spark_errors, spark_session
+from .session import require_spark, spark_errors, spark_session
 from .workload import Workload
 
 
@@ -20,6 +20,7 @@ def write_workload(workload: Workload, out: str | Path, *, master: str | None = 
     one that holds Parquet alone. Raises ConfigError where it would be in the way of something, or not this user's to
     write; SparkError where Spark fails.
     """
+    require_spark("a trace that is written by Spark")
     from pyspark.errors import AnalysisException
     from pyspark.sql import Observation
     from pyspark.sql.functions import count, lit

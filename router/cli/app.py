@@ -20,7 +20,7 @@ from .signals import describe, exit_code
 
 COMMANDS = (
     "init", "check", "route", "schema", "stats", "compact", "transactions", "explain", "trace", "recommend",
-    "repartition", "salvage", "import", "mkahadb", "demo",
+    "repartition", "salvage", "import", "mkahadb",
 )  # fmt: skip
 """Each is the name of a module here (or see _MODULES) that holds a click command called `command`. The order is that of
 `--help`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ from .trace import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...policies.partitioning import Workload
+    from ...policies.partitioning import CurrentConfig, Workload
+    from ..usage import UsageTrace
 
 
 class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
@@ -58,7 +60,8 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
               help="Also write it as an <mKahaDB> for ActiveMQ, as anabranch mkahadb --from-config does; with "
                    "--model kahadb.")  # fmt: skip
 @click.option("--current", "current_path", type=LocalPath(), metavar="FILE",
-              help="The stores.yaml in force, to compare with; what is written is that file, revised.")  # fmt: skip
+              help="The stores.yaml in force, to compare with; what is written is that file, revised. Default: that "
+                   "under which the log of --usage was recorded.")  # fmt: skip
 @click.option("--durability", multiple=True, metavar="PATTERN=POLICY",
               help="How what the pattern matches syncs: always, periodic or never. Different ones share no store. "
                    "Default: as --current says, else always.")  # fmt: skip
@@ -135,12 +138,12 @@ def command(
         raise ConfigError(
             [f"--mkahadb-xml {mkahadb_xml} is for ActiveMQ, and the model is {model}'s; add --model kahadb"]
         )
-    from ...policies.partitioning import CurrentConfig, RecommendOptions, check_place, recommend_best
+    from ...policies.partitioning import CurrentConfig, RecommendOptions, check_place, choose_engine, recommend_best
     from ...policies.partitioning.pattern_options import parse_durability, parse_pins
 
     current = None if current_path is None else CurrentConfig.load(current_path)
-    if not segment_sizes:
-        segment_sizes = (current.segment_bytes if current else JournalOptions().segment_size,)
+    given_sizes = segment_sizes
+    segment_sizes = given_sizes or (current.segment_bytes if current else JournalOptions().segment_size,)
     options = RecommendOptions(
         model=model,  # type: ignore[arg-type]
         segment_bytes=segment_sizes[0],
@@ -167,7 +170,11 @@ def command(
     if kahadb_directory is not None:
         trace, warnings = _kahadb_trace(kahadb_directory)
     elif usage_directories:
-        trace, warnings = usage_table(usage_directories)
+        trace, usage = usage_table(usage_directories)
+        warnings = usage.warnings
+        if current is None and (current := _remembered(usage)) is not None:
+            segment_sizes = given_sizes or (current.segment_bytes,)
+            options = replace(options, current=current, segment_bytes=segment_sizes[0])
     elif workload_path is not None:
         trace = workload_trace(workload_path, options.engine, master)
     else:
@@ -175,6 +182,10 @@ def command(
         if isinstance(trace_path, Path) and not trace_path.exists():
             raise TraceError(f"{trace_path}: no such trace")
         trace = trace_path
+    choice = choose_engine(trace, options.engine, master)
+    if engine == "auto" and master is None:
+        click.echo(f"Engine: {choice.name}, since {choice.why}.", err=True)
+    options = replace(options, engine=choice.name)
     with warnings_shown(), working("Recommending") as progress:
         answer = recommend_best(trace, options, segment_sizes, progress.stage)
     paths = answer.write(out, overwrite=force, master=master)
@@ -192,12 +203,26 @@ def command(
     else:
         from ...policies.partitioning import render_text
 
-        click.echo(render_text(answer, get_terminal_size((100, 24)).columns), nl=False)
-        written = [*paths, *([mkahadb_xml] if mkahadb_xml is not None else [])]
-        click.echo(f"\nWritten: {', '.join(str(path) for path in written)}")
+        click.echo(render_text(answer, get_terminal_size((80, 24)).columns, str(out)), nl=False)
+        click.echo(f"\nWritten to {out}: {', '.join(str(path).rpartition('/')[2] for path in paths)}")
+        if mkahadb_xml is not None:
+            click.echo(f"For ActiveMQ: {mkahadb_xml}")
         click.echo(f"The report, for a browser: {paths[-1]}")
     if not answer.cap_kept:
         ctx.exit(1)
+
+
+def _remembered(usage: UsageTrace) -> CurrentConfig | None:
+    """The configuration that a usage log was recorded under. It is told what is taken for the one in force, and why."""
+    from ...policies.partitioning import CurrentConfig
+
+    for note in usage.notes:
+        click.echo(f"Note: {note}.", err=True)
+    if usage.remembered is None:
+        return None
+    path = usage.remembered.path
+    click.echo(f"In force: {path}, under which this was recorded; --current FILE says otherwise.", err=True)
+    return CurrentConfig(usage.remembered.config, name=str(path))
 
 
 def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:

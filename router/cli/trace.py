@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ...policies.partitioning import Workload
+    from ..usage import UsageTrace
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv")
 
@@ -88,7 +89,8 @@ def command(
     if workload_path is None:
         require_outside(out, usage_directories)
         _check_out(out, force)
-        table, warnings = usage_table(usage_directories)
+        table, usage = usage_table(usage_directories)
+        warnings = usage.warnings
         count = _write(table, out, force)
     else:
         count = _write_workload(workload_path, out, force, master, engine)
@@ -137,7 +139,7 @@ def _write_workload(path: Path, out: Path | str, force: bool, master: str | None
     from ...policies.partitioning import Workload, choose_engine
 
     workload = Workload.load(path)
-    if choose_engine(workload, engine, master) == "local":  # type: ignore[arg-type]
+    if choose_engine(workload, engine, master).name == "local":  # type: ignore[arg-type]
         _check_out(out, force)
         return _write(_generated(workload, path), out, force)
     from ...policies.partitioning.workload_files import write_workload
@@ -153,7 +155,7 @@ def workload_trace(path: Path, engine: str, master: str | None) -> pa.Table | Wo
     from ...policies.partitioning import Workload, choose_engine
 
     workload = Workload.load(path)
-    if choose_engine(workload, engine, master) == "spark":  # type: ignore[arg-type]
+    if choose_engine(workload, engine, master).name == "spark":  # type: ignore[arg-type]
         return workload
     return _generated(workload, path)
 
@@ -183,8 +185,8 @@ def require_outside(out: Path | str, usage_directories: tuple[Path, ...]) -> Non
                 raise ConfigError([f"--out {out} lies in the usage log {log}, which is only read; give another place"])
 
 
-def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, tuple[str, ...]]:
-    """The trace of usage logs, and what one should know of it. Raises TraceError, also for one that holds nothing."""
+def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, UsageTrace]:
+    """The trace of usage logs, as a table too. Raises TraceError, also for one that holds nothing."""
     from ...policies.partitioning import from_events
     from ..usage import usage_trace
 
@@ -196,4 +198,4 @@ def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, tuple[str, ...
         if usage.warnings:
             raise TraceError(f"{named}: no operation can be read there: {'; '.join(usage.warnings)}")
         raise TraceError(f"{named}: nothing is recorded there yet; let the router run for some days of ordinary use")
-    return table, usage.warnings
+    return table, usage

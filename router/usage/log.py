@@ -41,11 +41,13 @@ from ...adapters.wal import (
     survey,
 )  # fmt: skip
 from ...adapters.wal.segment import Segment
+from ...policies.config import Config
 from ...policies.durability import Sync
 from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreLockedError
 from ...policies.options import UsageOptions
 from ...policies.wildcard import Pattern
 from .blocks import BLOCK, VERSION_FILE, encode_block
+from .configuration import remember
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +101,20 @@ class UsageLog:
     """One recording, from `open` to `close`. Threads: all. A forked child may do nothing with it."""
 
     def __init__(
-        self, path: Path, options: UsageOptions, stores: Callable[[], Iterable[Store]], file_mode: int = FILE_MODE
+        self,
+        path: Path,
+        options: UsageOptions,
+        stores: Callable[[], Iterable[Store]],
+        configuration: Callable[[], Config],
+        file_mode: int = FILE_MODE,
     ) -> None:
-        """`path`: its directory. `stores`: those that are open."""
+        """`path`: its directory. `stores`: those that are open. `configuration`: the one in force."""
         self.path, self.options = path, options
-        self._stores = stores
+        self._stores, self._configuration = stores, configuration
+        self._remembered: Config | None = None
+        """What stands in its directory."""
         self._directory = _Directory("usage", path, file_mode, self._lost_directory)
         self._segment_bytes = min(options.max_bytes // SHARES, SEGMENT_BYTES_MAX)
-        self._rows_bytes_max = options.max_bytes - SPARE_SHARES * self._segment_bytes
         self._block_bytes = min(BLOCK_BYTES_MAX, self._segment_bytes // 4) // ROW.size * ROW.size
         patterns = [Pattern.parse(text) for text in options.destinations]
         threshold = max(1, round(options.sample * WHOLE))
@@ -116,7 +124,7 @@ class UsageLog:
         self._log: Log | None = None
         self._reclaimer: Reclaimer | None = None
         self._generation = locking.generation
-        self._session = self._recorded = self._unwritten = 0
+        self._session = self._recorded = self._unwritten = self._rows_bytes_max = 0
         self._incarnations = itertools.count(1)
         self.active = False
         """Stores are told to record."""
@@ -154,6 +162,7 @@ class UsageLog:
                     f"{error}. One that was closed while its disk did not answer is free once the disk does"
                 ) from None
             try:
+                self._remember()
                 self._start(log_id)
             except BaseException:
                 self._directory.unlock()
@@ -178,6 +187,14 @@ class UsageLog:
         self._log = opened
         self._reclaimer = Reclaimer(opened, self._oldest, _snapshot_record, opened.forget_segments)
 
+    def _remember(self) -> None:
+        """Write the configuration in force, where it is another than when this was called last."""
+        config = self._configuration()
+        if config is not self._remembered:
+            taken = remember(self.path, config, now_us(), self._directory.file_mode)
+            self._rows_bytes_max = self.options.max_bytes - SPARE_SHARES * self._segment_bytes - taken
+            self._remembered = config
+
     def attach(self, store: Store) -> None:
         """Let a store that is open record, if it does not yet."""
         if self.active and store.usage is None:
@@ -200,7 +217,8 @@ class UsageLog:
             self.active = False  # all of it belongs to the parent
             return
         self._detach()
-        self._stores = tuple  # who waits for a disk keeps no store alive
+        config = self._configuration()
+        self._stores, self._configuration = tuple, lambda: config  # who waits for a disk keeps no store alive
         if sys.is_finalizing():  # no other thread runs any more
             self._close()
             return
@@ -279,6 +297,8 @@ class UsageLog:
                     self.attach(store)
             rows, declared = self._buffer.empty()
             try:
+                if self.failed is None:
+                    self._remember()
                 if self.failed is not None:
                     self._unwritten += len(rows) // ROW.size
                 elif rows:

@@ -9,6 +9,7 @@ left.
   router that says it was begun earlier goes on where the one before it ended.
 - Several logs are merged by their clocks; each keeps its own order.
 - Where a part of the messages is recorded, their sizes are scaled up, so that files fill as they would.
+- `UsageTrace.remembered` is the configuration that it was recorded under.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from ...adapters.wal.format import BATCH_HEADER, BATCH_MAGIC, HEADER_BYTES, RECO
 from ...adapters.wal.reader import BatchReader, read_at, records_of
 from ...adapters.wal.segment import Segment
 from ...adapters.wal.watermark import Watermark, WatermarkFile
-from ...policies.errors import CorruptionError, TraceError
+from ...policies.errors import ConfigError, CorruptionError, TraceError
 from ...policies.partitioning.events import UsageEvent
 from .blocks import BLOCK, VERSION_FILE, Block, decode_block
+from .configuration import Remembered, remembered
 
 Progress = Callable[[int, int], None]
 
@@ -41,6 +43,7 @@ ACK_BYTES: Final = RECORD_HEADER.size + 16
 SHARED_BYTES: Final = HEAD.size + SEND_BYTES + ACK_BYTES
 """Of each message beside `body_size`."""
 SETS_KEPT: Final = 100_000
+_UNKNOWN: Final = "so nothing is taken to be in force: give that by --current"
 JUMP_US: Final = 1_000_000
 """A clock that moves more than so against the steady one was set."""
 
@@ -160,6 +163,10 @@ class UsageTrace:
         self._read = 0
         self.warnings: tuple[str, ...] = ()
         """What one should know before trusting the trace, a sentence each. Known once it was read to its end."""
+        self.remembered: Remembered | None = None
+        """The configuration in force when it was recorded last; None where it does not say, or its logs contradict each
+        other. Known once it was read to its end, as is what one should know of it, a sentence each: `notes`."""
+        self.notes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[UsageEvent]:
         self._read = 0
@@ -175,12 +182,35 @@ class UsageTrace:
         warnings = [*self._found]
         for reader in readers:
             warnings += reader.warnings()
+        self.remembered, self.notes = _remembered(readers)
         self.warnings = tuple(dict.fromkeys(warnings))
 
     def _advance(self, size: int) -> None:
         self._read += size
         if self._progress is not None:
             self._progress(self._read, self._total)
+
+
+def _remembered(readers: list[_LogReader]) -> tuple[Remembered | None, tuple[str, ...]]:
+    """The configuration that logs were recorded under, where it is one and the same, and what one should know of it."""
+    found: dict[str, Remembered] = {}
+    notes = []
+    for reader in readers:
+        try:
+            one = remembered(reader.directory)
+        except ConfigError as error:
+            return None, (f"{error}; {_UNKNOWN}",)
+        if one is None:
+            return None, (f"{reader.directory} does not say under which configuration it was recorded; {_UNKNOWN}",)
+        found[one.text] = one
+        if reader.begun_us < one.since * 1e6 - JUMP_US:
+            notes.append(
+                f"{reader.directory} was recorded under more than one configuration; the latest counts, in force since "
+                f"{one.day}"
+            )
+    if len(found) > 1:
+        return None, (f"{' and '.join(str(one.path) for one in found.values())} differ; {_UNKNOWN}",)
+    return next(iter(found.values())), tuple(notes)
 
 
 @dataclass(slots=True)
@@ -209,10 +239,17 @@ class _LogReader:
         """The numbers before: a thread may have been about to use one when they were declared anew."""
         self._session = self._wall_us = self._shift_us = self._now_us = 0
         self._latest_wall_us = 0
+        self.begun_us = 0
+        """When its first operation was."""
         self._lost_before = self._lost = self._unknown = self._jumps = self._backwards = 0
         self._jump_us = 0
         self._sampled = WHOLE
         self._damage: list[str] = []
+
+    @property
+    def directory(self) -> Path:
+        """Where the newest part of it lies."""
+        return directory_of(self._files[-1].path.parent)
 
     def warnings(self) -> list[str]:
         """Of what was read."""
@@ -312,6 +349,7 @@ class _LogReader:
         self._shift_us = max(0, self._now_us - first)
         if self._shift_us and self._session:
             self._backwards += 1
+        self.begun_us = self.begun_us or first
         self._session, self._wall_us, self._latest_wall_us = block.session, block.wall_us, block.wall_us
         self._lost_before, self._lost = self._lost_before + self._lost, 0
         self._numbers, self._older, self._sets = {}, {}, {}

@@ -325,7 +325,6 @@ def test_the_trace_of_the_docs() -> None:
         (("check", "https://host/stores.yaml"), "PATH https://host/stores.yaml"),
         (("stats", "-c", "s3a://bucket/stores.yaml"), "--config s3a://bucket/stores.yaml"),
         (("explain", "hdfs://nn/kahadb"), "DIRECTORY hdfs://nn/kahadb"),
-        (("demo", "--out", "s3a://bucket/demo"), "--out s3a://bucket/demo"),
     ],
 )
 def test_another_file_system_is_refused_and_nothing_is_made(arguments: tuple[str, ...], what: str) -> None:

@@ -19,6 +19,9 @@ from ..crash.test_interrupts import everywhere
 from ..shares import Share
 from .disk import MemoryDisk
 
+# A file that is opened when Ctrl-C comes is let go of, which closes it.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file <_io.FileIO:ResourceWarning")
+
 DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
 
 

@@ -117,3 +117,9 @@ def test_the_core_imports_without_the_extras(module: str, tmp_path: Path) -> Non
     imported = run("-c", f"{hide}; import {module}; {show}", cwd=tmp_path)
     assert imported.returncode == 0, imported.stderr
     assert imported.stdout.strip() == "[]"
+
+
+def test_the_advisor_works_without_spark() -> None:
+    """CI does it where Spark is not installed."""
+    done = run(str(ROOT / "tests/packaging/local_only.py"), "--blocked", cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -87,7 +87,7 @@ def test_for_activemq_the_largest_store_takes_the_unseen_too(toymaker: pa.Table)
     assert converted.xml.count("<filteredKahaDB") == 2
     peak = answer.recommended.broker_peak
     assert peak is not None
-    assert peak.bytes == answer.recommended.peak_bytes + (512 << 10)
+    assert peak.bytes < answer.recommended.peak_bytes + 1.5 * (512 << 10), "no file of an adapter for all others"
 
 
 def test_where_no_more_stores_are_allowed_none_is_added() -> None:

@@ -32,7 +32,9 @@ HOSTILE = (
     "topic://{{ 7 * 7 }}.{% raw %}",
     "topic://plain",
 )
-VIEWS = {"wide": (1280, "light"), "wide-dark": (1280, "dark"), "narrow": (360, "light"), "narrow-dark": (360, "dark")}
+UNSEEN = {"\u202e": "[U+202E]", "\x07": "[U+0007]", "\t": "[U+0009]"}
+SHOWN = tuple("".join(UNSEEN.get(c, c) for c in name) for name in HOSTILE)
+VIEWS = {"wide": (1200, "light"), "wide-dark": (1200, "dark"), "narrow": (360, "light"), "narrow-dark": (360, "dark")}
 
 _CONTRAST = """() => {
   const light = c => { const [r, g, b] = c.match(/[0-9.]+/g).slice(0, 3).map(v => { v /= 255;
@@ -46,9 +48,10 @@ _CONTRAST = """() => {
     const s = getComputedStyle(e);
     if (own && !e.closest('svg') && ratio(s.color, behind(e)) < 4.5) low.push(e.outerHTML.slice(0, 80));
     const ink = s.fill === 'none' ? s.stroke : s.fill;
-    if (e.matches('svg path:not(.grid)') && ratio(ink, behind(e.closest('figure'))) < 3)
-      low.push(e.getAttribute('class'));
-    if (e.matches('.key') && ratio(s.backgroundColor, behind(e.parentElement)) < 3) low.push(e.className);
+    if (e.matches('svg path:not(.grid), .patterns .full') && !e.closest('clipPath') &&
+        ratio(ink, behind(e.parentElement)) < 3) low.push(e.getAttribute('class'));
+    if (e.matches('span.key:not(.writing)') && ratio(s.backgroundColor, behind(e.parentElement)) < 3)
+      low.push(e.className);
   }
   return low;
 }"""
@@ -98,8 +101,7 @@ def test_it_asks_for_nothing_and_complains_of_nothing(page: Page, report: Path) 
 
 def test_names_are_shown_as_they_are(page: Page) -> None:
     shown = set(page.locator("#destinations ~ .scroll tbody th bdi").all_text_contents())
-    unseen = {"\u202e": "[U+202E]", "\x07": "[U+0007]", "\t": "[U+0009]"}
-    assert shown == {"".join(unseen.get(c, c) for c in name) for name in HOSTILE}
+    assert shown == set(SHOWN)
 
 
 def test_the_page_itself_never_scrolls_sideways(page: Page) -> None:
@@ -114,6 +116,55 @@ def test_the_page_itself_never_scrolls_sideways(page: Page) -> None:
 def test_contrast_is_enough(page: Page) -> None:
     page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
     assert page.evaluate(_CONTRAST) == []
+
+
+_SIGNS = """() => {
+  const found = {}, note = (sign, thing) => (found[sign] ??= new Set()).add(thing);
+  for (const e of document.querySelectorAll('.key')) {
+    const pattern = e.querySelector('rect'), s = getComputedStyle(e);
+    note(pattern ? pattern.getAttribute('fill') : e.matches('.writing') ? 'hollow' : s.backgroundColor,
+         e.parentElement.querySelector('bdi[title]')?.title ?? e.parentElement.textContent.trim());
+  }
+  return Object.entries(found).map(([sign, things]) => [sign, [...things]]);
+}"""
+
+
+def test_one_sign_is_one_thing(page: Page) -> None:
+    """A colour is one destination and a pattern one store, wherever on the page; and neither is anything else."""
+    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    signs = dict(page.evaluate(_SIGNS))
+    assert all(len(things) == 1 for things in signs.values()), signs
+    colours = {sign for sign in signs if sign.startswith("rgb")}
+    assert len(colours) >= 2
+    assert {signs[sign][0] for sign in colours} <= {*SHOWN, "other destinations"}
+    patterns = {sign for sign in signs if sign.startswith("url")}
+    assert len(patterns) >= 2
+    assert not {signs[sign][0] for sign in patterns} & set(SHOWN)
+    used = """[...document.querySelectorAll('body *')].flatMap(e => { const s = getComputedStyle(e);
+        return [s.color, s.fill, s.stroke, s.backgroundColor, s.borderTopColor, s.outlineColor]; })"""
+    grey = {color for color in page.evaluate(used) if color.startswith("rgb(") and not is_grey(color)}
+    assert grey <= colours | {page.evaluate(_REST)}
+
+
+_REST = """(() => { const e = document.body.appendChild(document.createElement('p'));
+    e.style.color = 'var(--rest)'; const found = getComputedStyle(e).color; e.remove(); return found; })()"""
+
+
+def is_grey(color: str) -> bool:
+    """Whether it is ink, paper, or between: hardly any hue."""
+    parts = [int(part) for part in re.findall(r"\d+", color)[:3]]
+    return max(parts) - min(parts) <= 24
+
+
+def test_no_table_is_cut_without_a_hint(page: Page) -> None:
+    """On a narrow screen the rows of those that matter are stacked; what is still too wide has a shadow at its edge."""
+    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    wide = """[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"""
+    assert page.evaluate(f"{wide}.filter(e => e.querySelector('.stack')).length") == 0
+    assert page.evaluate(f"{wide}.every(e => getComputedStyle(e).backgroundImage.includes('gradient'))")
+    hidden = """[...document.querySelectorAll('.stack td')].filter(e => getComputedStyle(e).display === 'flex' &&
+        getComputedStyle(e, '::before').content === 'none').length"""
+    assert page.evaluate(hidden) == 0, "a cell without its column's name"
 
 
 def test_labels_of_an_axis_do_not_lie_on_one_another(page: Page) -> None:
@@ -159,7 +210,7 @@ def test_the_keyboard_reaches_everything(page: Page) -> None:
     assert [entry[:2] for entry in reached[:1]] == [["A", "skip"]]
     assert all(entry[2] == "solid" for entry in reached), "what has the focus is in view and shows it"
     assert sum(entry[0] == "SUMMARY" for entry in reached) == page.locator("summary").count()
-    assert sum(entry[1] == "scroll" for entry in reached) == 3
+    assert sum(entry[1] == "scroll" for entry in reached) == 4
     page.locator("summary").first.focus()
     page.keyboard.press("Enter")
     assert page.locator("details").first.get_attribute("open") is not None
@@ -183,6 +234,6 @@ def test_javascript_is_not_needed(chromium: Browser, report: Path) -> None:
     page = context.new_page()
     page.goto(report.as_uri())
     assert page.get_by_text(re.compile("^(Put|Leave) these 12 destinations")).is_visible()
-    page.locator("summary").first.click()
+    page.locator("details.data > summary").first.click()
     assert page.locator("details.data table").first.is_visible()
     context.close()

@@ -220,16 +220,16 @@ def test_who_does_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     table = generate(shape("topics", "2m"))
     write_trace(table, tmp_path / "t.parquet")
     (tmp_path / "bad.parquet").write_text("no Parquet")
-    assert choose_engine(tmp_path / "t.parquet", "auto", None) == "local"
-    assert choose_engine(tmp_path / "bad.parquet", "auto", None) == "local"
-    assert choose_engine("hdfs://namenode/usage", "auto", None) == "spark"
-    assert choose_engine(table, "auto", "spark://host:7077") == "spark"
-    assert choose_engine("hdfs://namenode/usage", "local", None) == "local"
+    assert choose_engine(tmp_path / "t.parquet", "auto", None).name == "local"
+    assert choose_engine(tmp_path / "bad.parquet", "auto", None).name == "local"
+    assert choose_engine("hdfs://namenode/usage", "auto", None).name == "spark"
+    assert choose_engine(table, "auto", "spark://host:7077").name == "spark"
+    assert choose_engine("hdfs://namenode/usage", "local", None).name == "local"
     monkeypatch.setattr(opening, "LOCAL_OPERATIONS_MAX", table.num_rows - 1)
     for source in (table, tmp_path / "t.parquet", str(tmp_path)):
-        assert choose_engine(source, "auto", None) == ("local" if source == str(tmp_path) else "spark")
+        assert choose_engine(source, "auto", None).name == ("local" if source == str(tmp_path) else "spark")
     (tmp_path / "bad.parquet").unlink()
-    assert choose_engine(str(tmp_path), "auto", None) == "spark"
-    assert choose_engine(table, "local", None) == "local"
+    assert choose_engine(str(tmp_path), "auto", None).name == "spark"
+    assert choose_engine(table, "local", None).name == "local"
     with pytest.raises(ConfigError, match="hdfs://namenode/usage is read by Spark alone"):
         recommend("hdfs://namenode/usage", RecommendOptions(engine="local"))

@@ -331,8 +331,10 @@ def test_what_was_recorded_is_recommended_from(tmp_path: Path) -> None:
     advice = tmp_path / "advice"
     result = run("recommend", "--usage", tmp_path / "data", "--engine", "local", "--segment-size", "64KiB",
                  "--disk-gib", 1, "--out", advice, "--json")  # fmt: skip
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("In force: ") and result.stderr.count("\n") == 1
     found = json.loads(result.stdout)["recommended"]["stores"]
+    assert {store["sync"] for store in found} == {"never"}
     assert sorted(store["destinations"] for store in found) == [["queue://orders"], ["queue://telemetry"]]
     shutil.move(tmp_path / "data", tmp_path / "before")
     with anabranch.open(advice / "stores.yaml") as router:

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ..adapters.messages import Message
-from ..policies.destination import Destination
-from ..policies.errors import TraceError
-from ..policies.partitioning.events import UsageEvent
-from .router import Router
+from anabranch import Message, Router
+from anabranch.policies.errors import TraceError
+from anabranch.policies.partitioning import CurrentConfig, UsageEvent
 
 LOOK_EVERY: Final = 10
 """Operations between two looks at the disk."""
@@ -67,6 +65,7 @@ class Replay:
         open_transactions: dict[str, list[UsageEvent]] = {}
         self._sent = {destination: deque(ids) for destination, ids in self._pending.items()}
         self._received.clear()
+        self._place_of = CurrentConfig(router.config).place_of
         peak_files = peak_bytes = files = size = split = 0
         for position, event in enumerate(events):
             if not event.destination.startswith("queue://"):
@@ -92,10 +91,9 @@ class Replay:
             router.queue(event.destination).send(_body(event))
             self._note(event)
             return False
-        by_store: dict[bytes, list[UsageEvent]] = {}
+        by_store: dict[tuple[str, str], list[UsageEvent]] = {}
         for event in events:
-            store = router._registry.store_for(Destination.parse(event.destination))
-            by_store.setdefault(store.store_id, []).append(event)
+            by_store.setdefault(self._place_of(event.destination), []).append(event)
         for some in by_store.values():
             with router.transaction() as tx:
                 for event in some:
