@@ -19,15 +19,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from . import config_yaml
 from .config_checks import Outline, disagreements, doubts
 from .config_models import Config, KindOptions, StoreConfig, validated_options
-from .config_options import FILE_MODE, Base, Duration, Options, Size
+from .config_options import Base, Duration, Options, Size
 from .config_problems import Located, describe_value, did_you_mean, explain
 from .config_schema import json_schema
+from .config_writing import dump_yaml
 from .config_yaml import Document
 from .errors import ConfigError, Problem
 from .kinds import DEFAULT_KIND, known_kinds
@@ -114,43 +114,6 @@ def _absolute(data: Mapping[str, Any], model: BaseModel) -> dict[str, Any]:
 def loads(text: str, base: str | Path, *, names_suffice: bool = False) -> Config:
     """The configuration in a text. Relative directories start from `base`; the rest as `load`. Raises ConfigError."""
     return _loads(text, Base(Path(base).absolute(), names_suffice), None)
-
-
-def dump_yaml(config: Config) -> str:
-    """A file that `loads` reads back as this configuration; what is as by default is left out.
-
-    Raises ConfigError for a secret, which belongs into the environment.
-    """
-    stores = []
-    for store in config.stores:
-        fields: dict[str, Any] = {"name": store.name, "match": list(store.match)}
-        if store.per_destination:
-            fields["per_destination"] = True
-        for key in ("directory", "index_directory"):
-            if getattr(store, key) is not None:
-                fields[key] = str(getattr(store, key))
-        if store.create_directory is not None:
-            fields["create_directory"] = store.create_directory
-        for key, value in store.options:
-            if isinstance(value, SecretStr):
-                raise ConfigError([f"store {store.name!r}: {key} is a secret; write {key}_env by hand instead"])
-        options = store.options.model_dump(mode="json", exclude_defaults=True)
-        if options or store.kind != DEFAULT_KIND:
-            fields[store.kind] = options
-        stores.append(fields)
-    data: dict[str, Any] = {"directory": str(config.directory), "stores": stores}
-    transactions = config.transactions.model_dump(mode="json", exclude_defaults=True)
-    if transactions:
-        data["transactions"] = transactions
-    if config.usage is not None:
-        data["usage"] = config.usage.model_dump(mode="json", exclude_defaults=True)
-    if config.bindings_directory is not None:
-        data["bindings_directory"] = str(config.bindings_directory)
-    if not config.create_directory:
-        data["create_directory"] = False
-    if config.file_mode != FILE_MODE:
-        data["file_mode"] = f"{config.file_mode:04o}"
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _loads(text: str, base: Base, name: str | None) -> Config:

@@ -32,6 +32,7 @@ from .config_options import (
     Model,
     Options,
     from_environment,
+    remember_variables,
 )
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .destination import Destination
@@ -365,7 +366,8 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
         text = f"expected a mapping of options; found {found}"
         return None, [Located((kind,), text)]
     names_suffice = isinstance(context, Base) and context.names_suffice
-    values, wrong, named = from_environment(model, value or {}, names_suffice)
+    given: Mapping[str, Any] = value or {}
+    values, wrong, named = from_environment(model, given, names_suffice)
     problems = [Located((kind, key), text) for key, text in wrong]
     try:
         options = model.model_validate(values, context=context)
@@ -377,4 +379,7 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
                 problems.append(Located((kind, f"{option}_env"), named[str(option)]))
             elif option not in told:
                 problems.append(Located((kind, *problem.path), problem.text))
-    return (None, problems) if problems else (options, [])
+    if problems:
+        return None, problems
+    remember_variables(options, {key.removesuffix("_env"): given[key] for key in given if key not in values})
+    return options, []

@@ -63,6 +63,10 @@ class Model(BaseModel):
 class Options(Model):
     """What the options of every kind of store begin from."""
 
+    def may_be_shown(self, option: str) -> bool:
+        """Whether a secret option holds nothing that has to be kept secret, so that a file may repeat it."""
+        return False
+
 
 # Types of fields -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +126,7 @@ class FileMode:
     """`Annotated[int, FileMode()]`: who may read and write files, written in octal as `0640` or `"0o640"`."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        to_text = core_schema.plain_serializer_function_ser_schema(_octal, when_used="json")
+        to_text = core_schema.plain_serializer_function_ser_schema(octal, when_used="json")
         return core_schema.no_info_plain_validator_function(self._parse, serialization=to_text)
 
     def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -144,7 +148,8 @@ class FileMode:
         return mode
 
 
-def _octal(mode: int) -> str:
+def octal(mode: int) -> str:
+    """A mode as people write it."""
     return f"{mode:04o}"
 
 
@@ -216,6 +221,22 @@ def from_environment(
             else:
                 wrong.append((key, missing))
     return result, wrong, named
+
+
+_VARIABLES: Final = "variables of the environment"
+"""Where a model keeps them: as what is cached, it is no part of what two models are compared by."""
+
+
+def remember_variables(options: BaseModel, variables: Mapping[str, str]) -> None:
+    """By option, the environment variable that its value was taken from."""
+    if variables:
+        options.__dict__[_VARIABLES] = dict(variables)
+
+
+def variables_of(options: BaseModel) -> Mapping[str, str]:
+    """What `remember_variables` was told."""
+    found: Mapping[str, str] = options.__dict__.get(_VARIABLES, {})
+    return found
 
 
 def takes_text(info: FieldInfo | None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -212,6 +213,11 @@ def _untested(scheme: str, allowed: bool) -> str:
     )
 
 
+_PLAIN_QUERY: Final = frozenset(
+    ("application_name", "connect_timeout", "dbname", "host", "hostaddr", "options", "port", "service", "sslmode",
+     "user")
+)  # fmt: skip
+"""Parameters of a URL, of libpq's, that hold no secret."""
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*")
 
 
@@ -301,6 +307,13 @@ class SqlOptions(StoreOptions):
     outcome_timeout: Annotated[float, Duration(0.0, 3600)] = 5.0
     """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails
     with OutcomeUnknownError, and the store finds out later."""
+
+    def may_be_shown(self, option: str) -> bool:
+        """A URL without a password, and with nothing behind its `?` that may be one."""
+        if option != "url" or self.url is None:
+            return False
+        url = urlsplit(self.url.get_secret_value())
+        return url.password is None and _PLAIN_QUERY.issuperset(dict(parse_qsl(url.query, keep_blank_values=True)))
 
     @model_validator(mode="before")
     @classmethod

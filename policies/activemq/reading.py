@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from ..config import loads
+from ..config_writing import dump
 from ..destination import Destination, Kind
 from ..errors import ConfigError, DestinationError, Problem
 from ..units import GIB, KIB, format_duration, format_size
@@ -82,7 +81,7 @@ class StoresFound:
             where = f"line {note.line}: " if note.line else ""
             lines.append(f"# {where}{' '.join(note.message.split())}")
         document = {"directory": directory, "stores": list(self.stores)}
-        text = "\n".join(lines) + "\n" + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+        text = "\n".join(lines) + "\n" + dump(document)
         loads(text, Path.cwd())
         return text
 

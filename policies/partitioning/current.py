@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ..config import Config, as_plain_data, dump_yaml, load
+from ..config import Config, as_plain_data, load
 from ..config_models import StoreConfig
+from ..config_writing import plain_data
 from ..destination import Destination
 from ..durability import Sync
 from ..errors import ConfigError
@@ -32,7 +31,7 @@ class CurrentConfig:
 
     def __init__(self, config: Config, data: Mapping[str, Any] | None = None) -> None:
         self.config = config
-        self.data = yaml.safe_load(dump_yaml(config)) if data is None else data
+        self.data = plain_data(config) if data is None else data
         """As `as_plain_data` gives it."""
         self._routes = config.routes()
 

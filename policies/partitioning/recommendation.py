@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from ..config_writing import dump
 from ..durability import Sync
 from ..outputs import check_files, is_elsewhere, local_path, write_files
 from ..units import format_size
@@ -151,7 +150,7 @@ class Recommendation:
             "# Recommended by `anabranch recommend`. Destinations that the trace did not show go to the store "
             f"{rest!r}.\n"
         )
-        return header + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+        return header + dump(document)
 
     def write(self, out: str | Path, *, overwrite: bool = False, master: str | None = None) -> list[Path | str]:
         """Writes its files into a directory, which is made where it is missing; other files there stay.

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from ..config import loads
+from ..config_writing import document
 from ..destination import Destination
 from ..durability import Sync
 from ..errors import ConfigError
@@ -178,30 +178,13 @@ def _set(store: _Store, option: str, value: Sync | int, text: str) -> None:
 
 def _text(current: CurrentConfig, stores: Sequence[_Store]) -> str:
     gone = [store.name for store in stores if not store.data["match"]]
-    lines = [
-        "# Recommended by `anabranch recommend`, from the configuration in force, whose options are all kept. What the",
-        "# trace did not show goes where it went, unless a new pattern takes it.",
+    head = [
+        "Recommended by `anabranch recommend`, from the configuration in force, whose options are all kept. What the",
+        "trace did not show goes where it went, unless a new pattern takes it.",
+        *(f"Store {name} is gone: what it matched is in the others now." for name in gone),
     ]
-    lines += [f"# Store {name} is gone: what it matched is in the others now." for name in gone]
-    rest = _octal({key: value for key, value in current.data.items() if key != "stores"})
-    lines += [_dump(rest).rstrip(), "stores:"]
-    for store in stores:
-        if store.name not in gone:
-            lines += [f"  # {note}" for note in store.notes]
-            lines += ["  " + line for line in _dump([_octal(store.data)]).rstrip().splitlines()]
-    return "\n".join(lines) + "\n"
-
-
-def _dump(data: object) -> str:
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _octal(data: dict[str, Any]) -> dict[str, Any]:
-    """The same, with `file_mode` as people write it."""
-    written = {key: _octal(value) if isinstance(value, dict) else value for key, value in data.items()}
-    if isinstance(mode := data.get("file_mode"), int):
-        written["file_mode"] = f"{mode:04o}"
-    return written
+    rest = {key: value for key, value in current.data.items() if key != "stores"}
+    return document(rest, [(store.data, store.notes) for store in stores if store.name not in gone], head)
 
 
 def _routes_as_planned(text: str, current: CurrentConfig, plans: Sequence[StorePlan]) -> bool:
