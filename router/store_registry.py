@@ -68,7 +68,9 @@ class StoreRegistry:
         self._stores = OpenStores(self._directories, self.table, owner, require_lock)
         self.by_destination = self._stores.by_destination
         """The stores that were found before. One may have been closed since."""
-        self._reconciler = Reconciler(self._directories, self._routes, self.table, self._stores)
+        self._reconciler = Reconciler(
+            self._directories, self._routes, self.table, self._stores, lambda store_id: self.may_remove(store_id)
+        )
         self._generation = locking.generation
         self.opened = False
         """Set by the router, once all is compared: whether users may come."""
@@ -145,6 +147,7 @@ class StoreRegistry:
             require_no_import(self._config.directory)
         self._generation = locking.generation
         self._stopped = None
+        self._directories.remember_in_force()
         self._sweep()
         self.table.open()
         self._unchecked = {store_id: [] for store_id in self.table.stores}
@@ -153,6 +156,7 @@ class StoreRegistry:
         self._stores.progress, self._stores.accepting = progress, True
         if self.moving:
             self._reconciler.find_stores()
+            self._reconciler.clear_volatile()
         else:
             self._reconciler.run()
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.option("--config", "-c", "config_path", type=LocalPath(), required=True, metavar="NEW",
               help="The configuration to move to.")  # fmt: skip
 @click.option("--old", "old_path", type=LocalPath(), metavar="FILE",
-              help="The configuration until now. Needed only for stores that NEW does not have and that do not open "
-              "with default options: a server's database, say.")  # fmt: skip
+              help="The configuration until now, where DIR does not say it: one with secrets, or of an interrupted "
+              "run. Only for stores that NEW does not have and that do not open with defaults.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would move, and change nothing.")
 @click.option("--restart", is_flag=True,
               help="Move to NEW though an interrupted run was moving to another configuration.")  # fmt: skip

@@ -171,7 +171,7 @@ def done(directory: Path, expected: Facts) -> list[str]:
             wrong.append(f"committed: found {found}, not {due}")
         wrong += violations(router)
     left = {path.name for path in directory.iterdir() if path.name != "decisions"}
-    if left != {"placement.records", "router.lock", "stores"}:
+    if left != {"in-force.yaml", "placement.records", "router.lock", "stores"}:
         wrong.append(f"{left} are in the directory")
     stores = {path.name for path in (directory / "stores").iterdir()}
     if stores != {"a", "rest", "topics"}:
