@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
+
+from pydantic import BaseModel
 
 from ..adapters.files import replace_file
 from ..policies.config import Config, JournalOptions, StoreConfig, dump_yaml, load, loads
@@ -96,10 +100,10 @@ def read_in_force(directory: Path) -> Config | None:
     return None if text is None else parsed(text, directory)
 
 
-def parsed(text: str, directory: Path) -> Config:
-    """What `text_of` a directory says. Raises ConfigError."""
+def parsed(text: str, directory: Path, *, names_suffice: bool = False) -> Config:
+    """What `text_of` a directory says. Raises ConfigError; `names_suffice` as of `load`."""
     try:
-        return loads(text, directory)
+        return loads(text, directory, names_suffice=names_suffice)
     except ConfigError as error:
         step = f"no secret is written there, and it may be damaged: give the file that {directory} is used with instead"
         raise ConfigError([*error.problems, step], str(directory / NAME)) from None
@@ -110,13 +114,54 @@ def write_in_force(config: Config) -> None:
     has to be given, and nothing else is lost."""
     path = config.directory / NAME
     try:
-        text = _HEAD + dump_yaml(config, config.directory)
-        if text_of(config.directory) != text:
+        text, before = _HEAD + dump_yaml(config, config.directory), text_of(config.directory)
+        if text != before:
             replace_file(path, text.encode(), config.file_mode)
+            if before is not None:
+                _tell(before, config)
     except OSError as error:
         with suppress(OSError):
             path.with_name(f"{NAME}.tmp").unlink(missing_ok=True)
         log.warning("the configuration in force is not written to %s: %s", path, error)
+
+
+KEPT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "file_mode": "files that are there keep theirs",
+        "segment_size": "files that are there keep theirs",
+        "index_directory": "the index is made anew; that of before may be removed",
+        "archive_directory": "what is archived stays where it is",
+        "large_message_size": "bodies that are there stay as they are",
+        "chunk_size": "bodies that are there stay as they are",
+        "usage.directory": "what was recorded stays where it is",
+    }
+)
+"""Options whose change is about what is made from then on, and what becomes of what is there."""
+
+
+def _tell(before: str, config: Config) -> None:
+    """One line of the log about changes that leave something as it was."""
+    try:
+        former = parsed(before, config.directory, names_suffice=True)
+    except ConfigError:
+        return
+    changes = list(_changes("", former, config))
+    if former.usage is not None and config.usage is not None:
+        changes += _changes("usage.", former.usage, config.usage)
+    stores = {store.name: store for store in former.stores}
+    for store in config.stores:
+        known = stores.get(store.name)
+        if known is not None and known.kind == store.kind:
+            found = [*_changes("", known, store), *_changes("", known.options, store.options)]
+            changes += [f"store {store.name!r}: {change}" for change in found]
+    if changes:
+        log.info("%s: changed since it was opened last: %s", config.directory, "; ".join(changes))
+
+
+def _changes(prefix: str, before: BaseModel, now: BaseModel) -> Iterator[str]:
+    for key in type(now).model_fields:
+        if prefix + key in KEPT and (was := getattr(before, key)) != (value := getattr(now, key)):
+            yield f"{prefix}{key} was {was}, and is {value} ({KEPT[prefix + key]})"
 
 
 def text_of(directory: Path) -> str | None:

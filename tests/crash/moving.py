@@ -25,6 +25,7 @@ from unittest import mock
 import anabranch
 from anabranch.adapters.core import copying
 from anabranch.policies.errors import AnabranchError, PlacementError
+from anabranch.router.in_force import read_in_force
 from anabranch.router.repartition import repartition
 
 from ..places import in_memory
@@ -152,6 +153,7 @@ def shown(settings: anabranch.Config, expected: Facts) -> list[str]:
 
 def gone_on_with(directory: Path, expected: Facts) -> list[str]:
     """What is wrong with what an interrupted run has left, and with what the next one makes of it."""
+    read_in_force(directory)  # whole, or not there
     wrong = shown(before(directory), expected) + shown(after(directory), expected)
     repartition(after(directory))
     return wrong + done(directory, expected)
@@ -173,6 +175,8 @@ def done(directory: Path, expected: Facts) -> list[str]:
     left = {path.name for path in directory.iterdir() if path.name != "decisions"}
     if left != {"in-force.yaml", "placement.records", "router.lock", "stores"}:
         wrong.append(f"{left} are in the directory")
+    if read_in_force(directory) != after(directory):
+        wrong.append(f"in force is {read_in_force(directory)}")
     stores = {path.name for path in (directory / "stores").iterdir()}
     if stores != {"a", "rest", "topics"}:
         wrong.append(f"there are the stores {stores}")
