@@ -67,6 +67,11 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
     return load(path) if is_file else of_directory(path)
 
 
+def file_of(path: Path) -> Path:
+    """The file that says how a directory is opened; of a file that file."""
+    return next((path / name for name in (FILE, NAME) if (path / name).is_file()), path)
+
+
 def of_directory(directory: Path) -> Config:
     """The configuration of a data directory, existing or new. Raises ConfigError."""
     directory = Path(os.path.abspath(directory))  # noqa: PTH100  `..` too
@@ -109,6 +114,15 @@ def parsed(text: str, directory: Path, *, names_suffice: bool = False) -> Config
         raise ConfigError([*error.problems, step], str(directory / NAME)) from None
 
 
+def known_configuration(directory: Path) -> Config | None:
+    """What a directory says of itself, for who opens no store: secrets need not be there. None where that is not
+    known, or does not read."""
+    with suppress(ConfigError):
+        text = text_of(directory)
+        return None if text is None else parsed(text, directory, names_suffice=True)
+    return None
+
+
 def write_in_force(config: Config) -> None:
     """Write it down, durably, where it is another than what is there. Whatever goes wrong is logged: without it a file
     has to be given, and nothing else is lost."""
@@ -143,7 +157,7 @@ def _tell(before: str, config: Config) -> None:
     """One line of the log about changes that leave something as it was."""
     try:
         former = parsed(before, config.directory, names_suffice=True)
-    except ConfigError:
+    except ConfigError:  # damaged, and told by who reads it
         return
     changes = list(_changes("", former, config))
     if former.usage is not None and config.usage is not None:

@@ -9,6 +9,7 @@ import click
 from ...policies.config import Config, StoreConfig, load, warnings
 from ...policies.errors import AnabranchError, ConfigError, Problem
 from ...policies.kinds import load_adapter
+from ..in_force import file_of
 from ..repartition_plan import changed_kinds
 from ..store_directories import missing_directories
 from .modes import too_open
@@ -23,16 +24,17 @@ from .output import LocalPath, config_option, echo_json, json_option
 def command(ctx: click.Context, path: Path | None, config_path: Path, as_json: bool) -> None:
     """Say what is wrong with a configuration file.
 
-    All of it at once, of PATH or stores.yaml; also whether it gives a store of the data directory another kind than it
-    has. Creates nothing, and changes nothing. What is right, and probably not what was meant, is a warning, and so are
-    files that more users may read than the configuration says, and directories that are missing and must not be made.
+    All of it at once, of PATH or stores.yaml, or of what a directory is opened under; also whether it gives a store of
+    the data directory another kind than it has. Creates nothing, and changes nothing. What is right, and probably not
+    what was meant, is a warning, and so are files that more users may read than the configuration says, and directories
+    that are missing and must not be made.
 
     \b
     Example:
       anabranch check stores.yaml
       anabranch check -c stores.yaml --json
     """
-    path = path or config_path
+    path = file_of(path or config_path)
     doubtful: list[Problem] = []
     try:
         config = load(path)

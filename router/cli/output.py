@@ -1,4 +1,4 @@
-"""What the commands share: options, JSON, progress on long work, and a router over stores that are there."""
+"""What the commands share: options, JSON, progress on long work."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from ...policies.outputs import is_elsewhere, local_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    from ..router import Router
 
 
 class LocalPath(click.Path):
@@ -116,18 +114,3 @@ def warnings_shown() -> Iterator[None]:
     finally:
         logger.propagate = propagated
         logger.removeHandler(handler)
-
-
-def opened(config_path: Path) -> Router:
-    """The router of a configuration whose data directory exists, opened; nothing is created. Raises PlacementError."""
-    from ...policies.config import load
-    from ...policies.errors import PlacementError
-    from ..router import Router
-
-    config = load(config_path)
-    if not config.directory.exists():
-        raise PlacementError(
-            f"{config.directory}, the data directory of {config_path}, does not exist yet; it is made at the first use"
-        )
-    with working(f"Opening {config.directory.name}") as progress:
-        return Router(config).open(lambda what, done, total: progress(done, total))

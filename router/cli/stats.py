@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 
 import click
 
+from ...policies.config import Config
 from ...policies.text import human_bytes
-from .output import config_option, echo_json, json_option, opened, warnings_shown
+from .directory import on_directory, opened
+from .output import echo_json, json_option
 
 
 @click.command()
-@config_option
+@on_directory()
 @json_option
-def command(config_path: Path, as_json: bool) -> None:
+def command(config: Config, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
     Delayed messages wait for their time. What was dropped is counted from when a store is opened: Router.stats() tells
@@ -24,10 +25,10 @@ def command(config_path: Path, as_json: bool) -> None:
 
     \b
     Example:
-      anabranch stats --config stores.yaml
-      anabranch stats --config stores.yaml --json
+      anabranch stats data
+      anabranch stats -c stores.yaml --json
     """
-    with warnings_shown(), opened(config_path) as router:
+    with opened(config) as router:
         directory, stats = router.config.directory, router.stats()
     if as_json:
         stores = {}
