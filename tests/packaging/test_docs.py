@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -165,3 +167,18 @@ def test_the_page_says_of_each_option_what_a_change_does_to_a_directory_that_exi
         if text.startswith("From then on")
     }
     assert kept == set(KEPT)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [("adapters/store_types.py", {"_Counts", "Counts", "StoreStats"}), ("router/router.py", {"RouterStats"})],
+)
+def test_each_field_that_counts_something_is_explained(module: str, names: set[str]) -> None:
+    classes = [node for node in ast.parse((ROOT / module).read_text()).body if isinstance(node, ast.ClassDef)]
+    missing = []
+    for found in (one for one in classes if one.name in names):
+        for field, following in itertools.pairwise([*found.body, ast.Pass()]):
+            explained = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and not explained:
+                missing.append(f"{found.name}.{ast.unparse(field.target)}")
+    assert not missing
