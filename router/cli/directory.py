@@ -69,15 +69,10 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
 
 
 def named(source: Path) -> Config:
-    """The configuration of a directory, or in a file. Raises ConfigError, PlacementError for a directory that is not
-    there."""
-    from ...policies.errors import PlacementError
+    """The configuration of a directory, or in a file. Raises ConfigError."""
     from ..in_force import configuration_of
 
-    config = configuration_of(source)
-    if config.file is None and not source.exists():
-        raise PlacementError(f"{source} does not exist; give the data directory, or a configuration file")
-    return config
+    return configuration_of(source)
 
 
 @contextmanager
@@ -92,7 +87,8 @@ def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iter
         if not create and not (config.bindings / RECORD).exists() and not (config.directory / RECORD).exists():
             what = "holds no data of Anabranch's" if config.directory.exists() else "does not exist"
             of = f", the data directory of {config.file}," if config.file is not None else ""
-            raise PlacementError(f"{config.directory}{of} {what} yet; it is made at the first use")
+            step = "it is made at the first use, by a program or by `anabranch send --create`"
+            raise PlacementError(f"{config.directory}{of} {what} yet; {step}")
         with working(f"Opening {config.directory.name}") as progress:
             router = Router(config).open(lambda what, done, total: progress(done, total))
         with router:

@@ -10,7 +10,7 @@ import click
 from ...policies.config import Config
 from ...policies.text import count_of, human_bytes
 from .directory import on_directory
-from .output import LocalPath, echo_json, json_option, working
+from .output import LocalPath, echo_json, echo_table, json_option, working
 
 if TYPE_CHECKING:
     from ..importing import Report
@@ -74,11 +74,6 @@ def _print(report: Report, dry_run: bool) -> None:
         for one in report.destinations
     ]
     if report.destinations:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for name, messages, size, subscriptions, store in rows:
-            click.echo(
-                f"{name:<{widths[0]}}  {messages:>{widths[1]}}  {size:>{widths[2]}}  "
-                f"{subscriptions:>{widths[3]}}  {store}"
-            )
+        echo_table(rows, left=(0, 4))
     what = f"{count_of(report.messages, 'message')} of {count_of(len(report.destinations), 'destination')}"
     click.echo(f"{what} {'would be imported' if dry_run else 'imported, and counted in their stores'}.")

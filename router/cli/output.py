@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,17 @@ config_option = click.option(
     show_default=True,
     help="The configuration file.",
 )
+
+
+def echo_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> None:
+    """Prints columns, the head of which is the first row; all but those in `left` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo("  ".join(cells).rstrip())
 
 
 def echo_json(data: Any) -> None:

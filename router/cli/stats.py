@@ -9,7 +9,7 @@ import click
 from ...policies.config import Config
 from ...policies.text import human_bytes
 from .directory import on_directory, opened
-from .output import echo_json, json_option
+from .output import echo_json, echo_table, json_option
 
 
 @click.command()
@@ -57,7 +57,4 @@ def command(config: Config, as_json: bool) -> None:
         )  # fmt: skip
     for name in stats.unresponsive:
         click.echo(f"Store {name} does not answer; what it said last is shown, if anything.", err=True)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        click.echo("  ".join(cells))
+    echo_table(rows, left=(0, 1))
