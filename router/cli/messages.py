@@ -85,15 +85,15 @@ def require_known(router: Router, destination: Destination) -> None:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask on the terminal, unless `yes`. Raises Abort for anything but y or yes, and UsageError where there is no
-    terminal to ask on."""
+    """Ask on the terminal, unless `yes`. Raises ClickException for anything but y or yes, and UsageError where there is
+    no terminal to ask on."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"there is no terminal to ask on: {question} Give --yes to do it")
     click.echo(f"{question} [y/N] ", nl=False, err=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise click.Abort
+        raise click.ClickException("nothing was changed")
 
 
 # Messages ------------------------------------------------------------------------------------------------------------
