@@ -196,7 +196,8 @@ class Reconciler:
             if found is None or found[1] in self._table.stores:
                 continue
             name = place.config.name if place.config is not None else place.path.name
-            row = StoreRow(found[1], self._directories.recorded(place.path), found[0], name)
+            kind = self._directories.kind_at(place.path, found[0])
+            row = StoreRow(found[1], self._directories.recorded(place.path), kind, name)
             try:
                 strays += self._record_if_all_belong(row)
             except StoreLockedError as error:
@@ -233,9 +234,10 @@ class Reconciler:
             )  # fmt: skip
         return strays
 
-    def adopt(self, config: StoreConfig, name: str, path: Path) -> StoreRow:
+    def adopt(self, config: StoreConfig, name: str, path: Path) -> StoreRow | None:
         """The row of a store that lies where one is about to be made: made, but a crash came before it was recorded.
-        Raises PlacementError if it is anything else."""
+        None where there was one of another kind that keeps nothing, which is gone now. Raises PlacementError if it is
+        anything else."""
         store_id = self._stores.adapter(config.kind).identify(path)
         if store_id is None:
             raise PlacementError(
@@ -249,7 +251,13 @@ class Reconciler:
                 "Give "
                 f"store {name!r} another directory, or put the copy elsewhere"
             )
-        row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
+        kind = self._directories.kind_at(path, config.kind)
+        if kind != config.kind and getattr(self._stores.adapter(kind), "volatile", False):
+            remove_directory(path, store_id)
+            return None
+        row = StoreRow(store_id, self._directories.recorded(path), kind, name)
+        if kind != config.kind:
+            raise refusal(self._directories, [Displaced(row, config)], self._held)
         strays = self._record_if_all_belong(row)
         if strays:
             raise _refusal(_UNKNOWN, strays, self._directories)
@@ -334,7 +342,10 @@ def _lines(found: Sequence[Misplaced], directories: StoreDirectories) -> list[st
         config = directories.config_at(directories.path(item.row))
         target = _target(item, directories)
         held = in_words(item.messages, item.subscriptions, item.prepared)
-        line = f"  {item.destination}: {held} in store {item.row.name!r}, routed to {target}"
+        source = f"store {item.row.name!r}"
+        if item.match is not None and item.match.target.kind != item.row.kind:
+            source, target = f"{source} (`{item.row.kind}:`)", f"{target} (`{item.match.target.kind}:`)"
+        line = f"  {item.destination}: {held} in {source}, routed to {target}"
         if item.other is not None:
             line += f", and recorded in store {item.other.name!r}, {directories.path(item.other)}"
         elif config is not None:

@@ -201,6 +201,7 @@ class Repartitioning:
         """Remove the directories that stores of single destinations were put aside in."""
         for store in self._config.stores:
             for path in _put_aside(self._config.directory_of(store)):
+                sweep_unfinished(path)  # of which a disk's error may have left something
                 if is_empty(path):
                     path.rmdir()
 

@@ -41,6 +41,8 @@ class StoreDirectories:
         """What the stores were used with until now, where it is given: it says how to open those that the configuration
         does not have."""
         self._written: str | None = None
+        self.moving = False
+        """Stores are about to get the place of others (repartition.py)."""
 
     def remember_in_force(self) -> None:
         """What the directory was opened under last stands for `before` where that is not given. It is read now, and
@@ -105,6 +107,13 @@ class StoreDirectories:
             if config.name == name and config.kind == row.kind:
                 return config
         return None
+
+    def kind_at(self, path: Path, kind: str) -> str:
+        """Of what kind the store in a directory was when it was opened last; `kind` where that is not known, or stores
+        are moving: then new ones come to lie where others were."""
+        before = None if self.moving else self._before()
+        former = None if before is None else _config_at(before, path)
+        return kind if former is None else former.kind
 
     def options(self, store: StoreConfig) -> BaseModel:
         """A store's options, with the mode of its files where it gives none itself."""

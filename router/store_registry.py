@@ -239,7 +239,8 @@ class StoreRegistry:
 
     def move(self, before: Config | None) -> None:
         """Open the stores to be repartitioned. `before`: what they were used with until now, where that is known."""
-        self.moving, self._directories.before = True, before
+        self.moving = self._directories.moving = True
+        self._directories.before = before
 
     def routed_elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         """Destinations that are in another store than the configuration routes them to, or that it routes nowhere."""
@@ -408,7 +409,9 @@ class StoreRegistry:
     def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
         """A store that is not recorded: made, unless a crash came after that. With its `exclusive` held."""
         if path.exists() and (self._config.may_create(config) or not is_empty(path)):
-            return self._reconciler.adopt(config, name, path)
+            adopted = self._reconciler.adopt(config, name, path)
+            if adopted is not None:
+                return adopted
         require_directories(self._config, [config])
         adapter, options = self._stores.adapter(config.kind), self._directories.options(config)
         store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))

@@ -195,6 +195,27 @@ def test_what_another_router_has_open_stays(made: Callable[..., Path], tmp_path:
         assert router.queue("q").depth() == 1
 
 
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["journal", "sqlite", "memory"], 2)), ids=str)
+def test_without_its_record_a_store_is_of_the_kind_that_it_was(
+    made: Callable[..., Path], tmp_path: Path, before: str, after: str
+) -> None:
+    """placement.records was lost, and the directory says the configuration that it was opened under."""
+    with anabranch.open(made(before)) as router:
+        router.queue("q").send(b"1")
+    (tmp_path / "data" / "placement.records").unlink()
+    file = made(after)
+    if before == "memory":
+        with anabranch.open(file) as router:
+            router.queue("q").send(b"2")
+            assert {store.kind for store in router.stats().stores.values()} == {key_of(after)}
+        return
+    says = rf"1 message in store 'a' \(`{key_of(before)}:`\), routed to .* \(`{key_of(after)}:`\)"
+    with pytest.raises(PlacementError, match=says):
+        anabranch.open(file)
+    with anabranch.open(made(before)) as router:
+        assert router.queue("q").depth() == 1
+
+
 def test_an_empty_store_of_a_kind_that_keeps_things_is_refused_too(made: Callable[..., Path], tmp_path: Path) -> None:
     """It knows ids of messages; and the command moves nothing, and gives it its kind."""
     with anabranch.open(made("journal")) as router:
