@@ -27,6 +27,7 @@ from ..policies.wildcard import Match
 from . import bindings
 from .changed_kinds import command, displaced, held_by, refusal
 from .destinations_table import RECORD, DestinationsTable, StoreRow
+from .in_force import known_configuration
 from .open_stores import OpenStores
 from .reconcile import Reconciler
 from .repartition_progress import NAME, Progress, ProgressFile
@@ -66,8 +67,12 @@ def plan_of(config: Config, before: Config | None = None, restart: bool = False)
 
 def changed_kinds(config: Config) -> PlacementError | None:
     """What an open refuses since stores would change their kind; None for nothing, also of a directory that is not
-    there. Looks at copies, as `plan_of`. Raises StoreLockedError where it is in use."""
+    there. Only where the configuration in force has another kind, or says nothing, it looks at copies, as `plan_of`,
+    and raises StoreLockedError where the directory is in use."""
     if not (config.bindings / RECORD).is_file():
+        return None
+    former = known_configuration(config.directory)
+    if former is not None and _kinds_of(config).items() <= {**_kinds_of(config), **_kinds_of(former)}.items():
         return None
     with _looking_at(config) as scratch, _rows(config, None, scratch) as (directories, table, stores):
         found = [item for item in displaced(directories, table.stores.values()) if not _keeps_nothing(item.row.kind)]
@@ -244,6 +249,11 @@ def held_of(amount: Amount) -> str:
 def is_volatile(match: Match[StoreConfig]) -> bool:
     """Whether the store that it leads to keeps nothing when it is closed."""
     return _keeps_nothing(match.target.kind)
+
+
+def _kinds_of(config: Config) -> dict[Path, tuple[str, bool]]:
+    """By directory."""
+    return {config.directory_of(store): (store.kind, store.per_destination) for store in config.stores}
 
 
 def _keeps_nothing(kind: str) -> bool:

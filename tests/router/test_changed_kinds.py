@@ -229,6 +229,22 @@ def test_an_empty_store_of_a_kind_that_keeps_things_is_refused_too(made: Callabl
     assert kinds(tmp_path / "data") == set()
 
 
+def test_check_disturbs_nobody_who_has_the_directory_open(made: Callable[..., Path], tmp_path: Path) -> None:
+    """It looks into the directory only where the configuration in force has another kind, and warns where it cannot."""
+    file = made("journal")
+    with anabranch.open(file) as router:
+        router.queue("q").send(b"1")
+        before = (tmp_path / "data" / "router.lock").read_bytes()
+        assert cli("check", str(file)).stderr == ""
+        made("sqlite")
+        checked = cli("check", "-c", str(file))
+        assert (checked.exit_code, checked.stderr.count("warning")) == (0, 1)
+        assert "is not compared" in checked.stderr and "is open already" in checked.stderr
+        assert (tmp_path / "data" / "router.lock").read_bytes() == before
+    found = json.loads(cli("check", str(file), "--json").stdout)
+    assert (found["valid"], len(found["problems"])) == (False, 1)
+
+
 def test_a_store_that_cannot_be_opened_is_refused_all_the_same(made: Callable[..., Path], tmp_path: Path) -> None:
     with anabranch.open(made("sqlite")) as router:
         router.queue("q").send(b"1")
